@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from heard import Heard
 
 from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
-from fedcache.errors import CorruptionError, Exit, FedcacheError, FederatedRunError, StoreError
+from fedcache.errors import CorruptionError, Exit, FedcacheError, FederatedRunError, StoppedError, StoreError
+from fedcache.grids import train_grid
 from fedcache.grids.points import combinations, partition_of_point, point_groups, values_of_place
-from fedcache.grids.train_grid import GridRequest, GridRun, ends_one_point, request_grid
+from fedcache.grids.train_grid import GridRequest, GridRun, ends_one_point, request_grid, train_in_processes
 from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.runs.directory import DamagedRunError
@@ -156,3 +160,109 @@ def test_a_word_for_the_models_to_keep_that_is_none_is_refused_before_anything_i
         requested(["fedavg"], {"lr": ["1", "2"]}, save=SaveModels("bets"))
     assert caught.value.code is Exit.USAGE
     assert "best" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [(FederatedRunError("No client.", "More rows."), True), (StoreError("No store.", "Make one."), False)],
+)
+def test_points_that_cannot_be_prepared_end_alone_or_end_the_grid(
+    error: FedcacheError, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(_run: GridRun, _number: int) -> None:
+        raise error
+
+    monkeypatch.setattr(GridRun, "prepare", prepare)
+    run = GridRun(requested(["fedavg"], {"lr": ["1", "2", "3"]}), Silent(), Stop())
+    if ends:
+        run.prepare_first()
+        run.train([0, 2])
+        assert run.ended == {0: error, 2: error}
+        return
+    for call in (run.prepare_first, lambda: run.train([0, 2])):
+        with pytest.raises(StoreError, match="No store"):
+            call()
+    assert run.ended == {}
+
+
+class Pool:
+    """A pool of processes that trains each point when it is asked to, in this process."""
+
+    stopped: list[dict[str, bool]]
+
+    def __init__(self, jobs: int, **_: Any) -> None:
+        Pool.stopped = []
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, call: Any, *args: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(call(*args))
+        return done
+
+    def shutdown(self, **words: bool) -> None:
+        Pool.stopped.append(words)
+
+
+def test_points_of_other_processes_are_taken_over_and_a_fault_of_all_ends_the_grid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: dict[int, Any] = {}
+
+    def point(_request: GridRequest, number: int) -> Any:
+        return answers[number]
+
+    monkeypatch.setattr(train_grid, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(train_grid, "_train_point", point)
+    monkeypatch.setattr(GridRun, "train", lambda run, group: run.end_point(group[0], FederatedRunError("First.", "-")))
+    monkeypatch.setattr(train_grid, "replay_stored", lambda *_: None)
+
+    def trained(*outcomes: Any, stop: bool = False) -> GridRun:
+        answers.update(enumerate(outcomes, 1))
+        run = GridRun(requested(["fedavg"], {"lr": ["1", "2", "3"]}), Silent(), Stop())
+        run.stop.requested = stop
+        train_in_processes(run, 2)
+        return run
+
+    failed, best = FederatedRunError("The loss is not a number.", "Lower lr."), made(0.5)
+    ended = trained(failed, best).ended
+    assert (ended[1], ended[2]) == (failed, best)
+    assert Pool.stopped == []
+    with pytest.raises(StoreError, match="No store"):
+        trained(best, StoreError("No store.", "Make one."))
+    assert Pool.stopped == [{"wait": False, "cancel_futures": True}]
+    with pytest.raises(StoppedError) as caught:
+        trained(best, best, stop=True)
+    assert caught.value.message == "Stopped on request after 1 of 3 points; they are kept."
+    assert Pool.stopped == [{"wait": False, "cancel_futures": True}]
+
+
+def test_an_error_of_a_point_crosses_the_process_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = FederatedRunError("Failed.", "Lower lr.")
+
+    def fails(config: TrainConfig, home: Home, **words: Any) -> None:
+        assert (config.set["lr"], home, words["extract"]) == ("2", HOME, False)
+        raise error
+
+    monkeypatch.setattr(train_grid, "train", fails)
+    assert train_grid._train_point(requested(["fedavg"], {"lr": ["1", "2"]}), 1) is error
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.code, again.message, again.hint) == (Exit.FEDERATED, "Failed.", "Lower lr.")
+
+
+def test_an_engine_is_handed_the_points() -> None:
+    seen: list[Any] = []
+
+    def run_grid(run: GridRun, jobs: int) -> None:
+        seen.append((run.request.exact, jobs))
+        for n in range(2):
+            run.end_point(n, made(0.5 + n / 10))
+
+    engine: Any = SimpleNamespace(run_grid=run_grid)
+    found = train_grid.grid(requested(["fedavg"], {"lr": ["1", "2"]}), engine=engine, jobs=3)
+    assert seen == [(True, 3)]
+    assert [p.sweep for p in found.points] == [{"lr": "1"}, {"lr": "2"}]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_saved_model import facts_of
 
-from fedcache.errors import StoreError
+import fedcache.models.collect as collecting
+from fedcache.errors import StoreError, UsageError
+from fedcache.federate.methods import METHODS
 from fedcache.models.client_stacks import ClientStacks, ClientTensors, of_format_1
 from fedcache.models.collect import collect
 from fedcache.models.saved_model import KIND, ModelFacts, SavedModel
@@ -138,3 +142,44 @@ def test_a_file_has_as_many_tensors_for_many_clients_as_for_one(tmp_path):
     assert set(found.tensors) - set(shared) == {"clients/0/number", "clients/0/own/v/W"}
     again = SavedModel.load(path).client_stacks.tree(731, "own")["v/W"]
     assert np.array_equal(again.numpy(), np.full((2, 3), 731.0))
+
+
+def test_models_of_very_many_clients_are_saved_where_they_are_asked_for(monkeypatch):
+    data, clients = tiny()
+    out = go_tiny("fedpcl", {}, data, clients)
+    facts = facts_of(out, data)
+    whole = collect(out, facts, data, None)
+    assert (len(whole.model.clients), whole.notes) == (4, ())
+    monkeypatch.setattr(collecting, "MOST_BYTES", 0)
+    few = collect(out, facts, data, None)
+    assert few.model.clients == []
+    (said,) = few.notes
+    assert said.startswith("Models of 4 clients would take 0 MB and are not saved: --fresh --save-clients all,")
+    assert len(collect(out, facts, data, None, "all").model.clients) == 4
+    assert collect(out, facts, data, None, "client-2").model.clients == ["client-2"]
+
+
+def test_a_method_of_ones_own_scores_every_class():
+    data, clients = tiny()
+    out = go_tiny("fedncm", {}, data, clients)
+    made = out.deployed(None)
+    collecting.check_saved(made, data)
+    short = replace(made.method, predict=lambda down, own, rows, x, ctx: torch.zeros(len(x), 2))
+    with pytest.raises(UsageError) as caught:
+        collecting.check_saved(replace(made, method=short), data)
+    assert (caught.value.message, caught.value.hint) == (
+        "predict of fedncm gives 2 scores for 3 classes.",
+        "Return scores [N, C].",
+    )
+
+
+def test_a_model_is_there_and_of_its_method(tmp_path):
+    with pytest.raises(StoreError, match=r"There is no model at .*none.safetensors"):
+        SavedModel.load(tmp_path / "none.safetensors")
+    data, clients = tiny()
+    out = go_tiny("fedncm", {}, data, clients)
+    model = collect(out, facts_of(out, data), data, None).model
+    own = replace(METHODS["fedncm"])
+    assert model.find_method(own) is own
+    with pytest.raises(UsageError, match="The model is of fedncm, not of fedavg"):
+        model.find_method(METHODS["fedavg"])

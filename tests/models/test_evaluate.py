@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,10 +13,13 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from sklearn.metrics import confusion_matrix, f1_score, log_loss, precision_recall_fscore_support
 
-from fedcache.errors import StoreError
+from fedcache.errors import FedcacheError, StoreError, UsageError
+from fedcache.extract.recipe import Recipe
 from fedcache.heads.losses import MASKED
+from fedcache.models import evaluate
+from fedcache.models import predictor as predictor_module
 from fedcache.models.evaluate import LabelledRows, fit_temperature, matched, measure, measure_clients
-from fedcache.models.measures import BINS, LeftOutRows, calibration_error
+from fedcache.models.measures import BINS, LeftOutRows, RightRows, RunEvaluation, calibration_error
 from fedcache.models.predictor import Predictor
 
 
@@ -181,3 +185,68 @@ def test_clients_models_are_counted_together_and_their_accuracies_apart():
         )
     with pytest.raises(StoreError, match="saved no client"):
         measure_clients([], turns)
+
+
+def test_rows_of_a_file_are_those_of_a_split_that_it_has(monkeypatch):
+    held = SimpleNamespace(
+        features={"a": np.ones((4, 1, 2), np.float32)}, names=["r0", "r1", "r2", "r3"], splits=np.array([0, 1, 0, 0]),
+        labels=[0, 1, 1, 0], domains=[0, 0, 0, 0], classes=("x", "y"), domain_names=("d",),
+    )  # fmt: skip
+    monkeypatch.setattr(evaluate, "read_embeddings", lambda _path: held)
+    monkeypatch.setattr(evaluate, "arrays_of_file", lambda _model, columns, _path: list(columns.values()))
+    predictor, path = SimpleNamespace(members=[None], classes=("x", "y")), Path("f.npz")
+    for split, rows, name in (
+        ("train", [0, 2, 3], "split train"),
+        ("test", [1], "split test"),
+        (None, [0, 1, 2, 3], "all rows"),
+    ):
+        found = evaluate.rows_of_file(path, split, predictor)
+        assert (found.rows.tolist(), found.name) == (rows, f"f.npz, {name}")
+    with pytest.raises(FedcacheError, match=r"Unknown split 'tset'\. Did you mean 'test'"):
+        evaluate.rows_of_file(path, "tset", predictor)
+    held.splits = np.zeros(4)
+    for lost in (held.splits, None):
+        held.splits = lost
+        with pytest.raises(StoreError, match=r"^f\.npz has no rows of split test\."):
+            evaluate.rows_of_file(path, "test", predictor)
+
+
+def test_an_interval_is_of_the_rows_of_one_model():
+    assert evaluate.right_rows(np.zeros(0, bool)) == RightRows(0, 0)
+    assert evaluate.right_rows(np.array([True, False]), alone=False) == RightRows(2, 1)
+    found = evaluate.right_rows(np.array([True] * 8 + [False] * 2))
+    assert (found.rows, found.right) == (10, 8)
+    assert found.interval == pytest.approx((0.4902, 0.9433), abs=1e-4)  # Wilson 1927, by hand
+
+
+def test_what_figures_do_not_say_is_said():
+    figures = SimpleNamespace(unscored=1234, nll=float("inf"), temperature=None)
+    made = RunEvaluation("r", "d", "m", "w", "t", (), (0,), 1.0, "rows", LeftOutRows(), figures)
+    assert made.sentences()[:2] == [
+        "1,234 rows got no score and are not counted.",
+        "NLL is inf: some of these rows are of classes to which a model gives the probability 0.",
+    ]
+    figures.unscored, figures.nll = 0, 1.0
+    assert not any("no score" in s or "inf" in s for s in made.sentences())
+
+
+def test_an_ensemble_has_a_member():
+    with pytest.raises(UsageError, match="An ensemble needs a model"):
+        Predictor(())
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "message", "hint"),
+    [
+        ("mine", None, "mine as the model was trained on; it has a-0.", "Name a store that has them."),
+        ("no-such", "ab" * 20, "no-such as the model was trained on (weights abababababab); it has a-0.",
+         "fedcache backbones import FILE --as no-such"),
+        ("a", "none", "a as the model was trained on; its a has size 9 in place of 8.",
+         "fedcache backbones import FILE --as a"),
+    ],
+)  # fmt: skip
+def test_a_store_without_the_features_of_a_model_says_what_it_has(name, weights, message, hint):
+    recipe = {"backbone": name} if weights is None else Recipe(backbone=name, weights=weights, size=8).to_dict()
+    held = {"a-0": SimpleNamespace(recipe={**recipe, "backbone": "a", "size": 9})}
+    error = predictor_module._lacks(SimpleNamespace(path=Path("s.zarr"), arrays=held), "k", recipe)
+    assert (error.message, error.hint) == (f"s.zarr has no features of {message}", hint)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import CorruptionError, FedcacheError, UsageError
+from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoppedError, UsageError
 from fedcache.federate.partition.partition import Columns, InfeasibleError, make
 from fedcache.process import Stop
 from fedcache.progress import Silent
-from fedcache.reproduce import cell_kinds, prepare
+from fedcache.reproduce import cell_kinds, planning, prepare, runner
 from fedcache.reproduce.cell_kinds import MEASURES
 from fedcache.reproduce.metrics import Measurement
 from fedcache.reproduce.planning import Options, PlannedCell, Requirement, match_domains, plan, roles
@@ -416,3 +416,41 @@ def test_features_are_extracted_once_for_cells_that_read_the_same(
     for changed in ({"views": 1}, {"dataset": "y"}, {"recipe": {}}):
         bench.features(replace(cell, **changed))
     assert len(asked) == 5
+
+
+def test_a_scheme_that_is_not_there_or_takes_other_values_is_a_lack() -> None:
+    def lack(scheme: str, **args: Any) -> Requirement | None:
+        cell: Any = SimpleNamespace(scheme=scheme, args=args, domain=())
+        return planning._scheme(cell)
+
+    assert lack("dirichlet", alpha=0.1) is None
+    assert lack("nope") == Requirement(
+        "scheme", "nope", "this fedcache has no scheme nope", "fedcache partition --help"
+    )  # fmt: skip
+    found = lack("dirichlet", alhpa=0.1)
+    assert found is not None
+    assert (found.kind, found.name) == ("scheme", "dirichlet")
+    assert "alhpa" in found.why
+
+
+def test_runs_of_all_cells_are_asked_of_a_cluster_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: dict[str, Any] = {"a": (["x", "y"], []), "b": (["y", "z"], []), "c": MachineError("No weights.", "Pull.")}
+    asked: list[Any] = []
+
+    def requests_of(name: str, _bench: Any) -> Any:
+        if isinstance(requests[name], Exception):
+            raise requests[name]
+        return requests[name]
+
+    monkeypatch.setattr(runner, "_requests_of", requests_of)
+    bench: Any = SimpleNamespace(home=1, runs=2, observer=3, halt=4, made={"w"})
+    engine: Any = SimpleNamespace(run_configurations=lambda *given: asked.append(given) or {"x", "z"})
+    cells: Any = ["a", "b", "c"]
+    runner._train_on_cluster(cells, bench, engine)
+    assert asked == [(["x", "y", "z"], 1, 2, 3, 4)]
+    assert bench.made == {"w", "x", "z"}
+    runner._train_on_cluster(cells[2:], bench, engine)
+    assert len(asked) == 1, "of no cell nothing is asked"
+    requests["c"] = StoppedError("Stopped.", "Again.")
+    with pytest.raises(StoppedError):
+        runner._train_on_cluster(cells, bench, engine)

@@ -230,6 +230,9 @@ def test_later_settings_win_and_mappings_are_merged() -> None:
         ("rounds = 3", "round = 3", "round"),
         ('of = ["A"]', 'of = ["Z"]', "which no cell has"),
         ("[protocol]", "[protocol", "small.toml"),
+        ('title = "t"', 'title = "t"\ntitel = "t"', "unknown key 'titel'"),
+        ("[axes.method]", "[axes.metod]", "[axes.metod] is no label"),
+        ('at = ["B"]', 'at = ["B", "C"]', "cell ['B', 'C'] has 2 labels, expected 1"),
     ],
 )
 def test_a_wrong_registry_file_is_refused(old: str, new: str, said: str) -> None:
