@@ -273,7 +273,7 @@ class GridRun:
                 return "Clients' statistics are computed once"
         if len(configs) == 1:
             return ""
-        execution, _ = forecast_run(inputs, inputs.resolve(configs[0]), len(configs))
+        execution, _ = forecast_run(inputs, inputs.resolve(configs[0]), len(configs), place=self.request.runs)
         if not executors()[execution.name].joins_points:
             return ""
         points, clients = execution.points, execution.chunk

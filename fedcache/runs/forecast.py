@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fedcache.federate.engine.method import clients_per_round
 from fedcache.federate.engine.run import TrainingRun, plan
-from fedcache.federate.execution.memory_estimate import ExecutionPlan, Forecast, forecast, free_memory, refuse_too_much
+from fedcache.federate.execution.memory_estimate import (
+    ExecutionPlan,
+    Forecast,
+    forecast,
+    free_memory,
+    refuse_too_little_room,
+    refuse_too_much,
+)
 from fedcache.federate.partition.client_table import names_of
 from fedcache.runs.features import RunInputs
 from fedcache.runs.run_models import KeptModels
@@ -48,12 +56,13 @@ def digest_of_data(inputs: RunInputs, spec: ResolvedRun, seed: int) -> str:
 
 
 def forecast_run(
-    inputs: RunInputs, spec: ResolvedRun, points: int = 1, kept: KeptModels | None = None
+    inputs: RunInputs, spec: ResolvedRun, points: int = 1, kept: KeptModels | None = None, place: Path | None = None
 ) -> tuple[ExecutionPlan, Forecast]:
-    """How that many points would be computed, and what they would need of memory.
+    """How that many points would be computed, and what they would need of memory, and of the disk of ``place``.
 
     Raises UsageError for a forced execution that cannot serve, and for a robust rule that a round's clients cannot
-    carry; MachineError when the peak does not fit into memory, or what is ``kept`` of the models.
+    carry; MachineError when the peak does not fit into memory, or what is ``kept`` of the models, or what clients keep
+    between rounds on the disk.
     """
     spec.trust.check_round(clients_per_round(spec.participation, len(inputs.clients)))
     execution, load = plan(training_run(inputs, spec, spec.seeds[0]), inputs.settings, points=points)
@@ -68,6 +77,8 @@ def forecast_run(
         refuse_too_much(found, load, execution, free_memory(), loaded=True)
     if kept is not None and inputs.method.protocol(inputs.settings) != "global" and not spec.trust.protects:
         kept.check_room(inputs.method, load, found, names_of(inputs.clients), free_memory())
+    if place is not None:
+        refuse_too_little_room(load, execution, place)
     return execution, found
 
 

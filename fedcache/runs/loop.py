@@ -163,7 +163,8 @@ def train_run(
             observer.note(said)
         replay_stored(observer, run.stored.path, run.stored.result, position)
         return run.stored
-    forecast_run(inputs, spec, kept=run.kept)  # refuses what does not fit, before anything is written
+    # refuses what does not fit, before anything is written
+    forecast_run(inputs, spec, kept=run.kept, place=run.directory.path)
     run.begin(fresh=fresh)
     failed = train_seeds([run], None, observer, stop)
     if failed:
@@ -222,7 +223,7 @@ def train_together(
         return
     if kept is not None and kept.clients is not None:
         first = next(iter(opened.values()))
-        forecast_run(first.inputs, first.spec, len(opened), kept)
+        forecast_run(first.inputs, first.spec, len(opened), kept, runs)
     failed = train_seeds(list(opened.values()), cache, observer, stop, grid_points=len(points))
     for place, (number, run) in enumerate(opened.items()):
         on_end(number, failed[place] if place in failed else run.finish(observer))

@@ -34,7 +34,14 @@ from fedcache.federate.execution.cache import LruCache
 from fedcache.federate.execution.executor import Executor, Sequential
 from fedcache.federate.execution.gram import Gram
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache
-from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, measure_load, states_in_file
+from fedcache.federate.execution.memory_estimate import (
+    ExecutionPlan,
+    Load,
+    free_memory,
+    measure_load,
+    refuse_large_server,
+    states_in_file,
+)
 from fedcache.federate.execution.state_table import StateTable
 from fedcache.federate.execution.timed_rounds import timed_round
 from fedcache.federate.partition.client_table import ClientRows, names_of
@@ -260,6 +267,7 @@ def plan(spec: TrainingRun, hp: Mapping[str, Value], *, points: int = 1) -> tupl
     Raises FedcacheError, as ``run``.
     """
     job = _new_job(replace(spec, seed=0, trust=TrustPolicy()), hp)
+    refuse_large_server(job, free_memory())
     job.start()
     load = measure_load([job] * points, max(1, len(job.sample(spec.participation))), spec.rounds)
     return choose(spec.method, hp, load, spec.execution, spec.chunk), load

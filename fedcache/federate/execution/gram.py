@@ -165,7 +165,9 @@ class Gram(Batched):
         covered = load.worth(epochs) if load.points == 1 else int(load.dual_rows().sum())
         # What is computed once for all clients is wasted on those that never take part.
         pays = 2 * covered >= int(load.rows.sum()) > 0 and TAKE_PART * load.participants >= len(load.rows)
-        return 0.25 if pays and load.gram_bytes() <= min(GRAM_BYTES, GRAM_SHARE * free_memory()) else 4.0
+        free = free_memory()  # where coordinates do not fit, other executions keep what clients have in a file
+        fits = load.gram_bytes() <= min(GRAM_BYTES, GRAM_SHARE * free) and load.kept_bytes() <= free
+        return 0.25 if pays and fits else 4.0
 
     @classmethod
     def plan(cls, method: Method, load: Load, chunk: int | None) -> ExecutionPlan:

@@ -8,8 +8,9 @@ large as the model, which no method exceeds by more than its counts.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -41,6 +42,9 @@ STATES = 256 << 20
 SLACK = 16 << 20
 """What allocators keep besides: seen with 1,000 and 10,000 clients, whatever the method."""
 
+COPIES = 5
+"""Of what a server keeps of every client: as it was, as it is, as it is sent, and two where clients compare with it."""
+
 SCORES = 4096
 """Rows scored at once in evaluation, as in ``evaluate.BLOCK``."""
 
@@ -67,6 +71,7 @@ class Load:
     batch: int = 32  # rows of a step
     versions: int = 0  # older models of the server that clients in training began with
     mixed: bool = False  # whether clients differ in more than their rows (``client_overrides``)
+    rounds: int = 1  # in all
 
     def dual_rows(self) -> np.ndarray:
         """Rows of the clients that ``gram`` can serve for less work: no more than half the features."""
@@ -155,6 +160,7 @@ def measure_load(jobs: Sequence[RunState], clients: int, rounds: int) -> Load:
         batch=cast(int, job.hp.get("batch", 32)),
         versions=_versions(job, clients, rounds),
         mixed=bool(job.own),
+        rounds=rounds,
     )
 
 
@@ -272,6 +278,9 @@ def refuse_too_much(found: Forecast, load: Load, plan: ExecutionPlan, free: int,
     if needed <= free:
         return
     spare = free - (needed - found.working)
+    if 2 * found.states > needed and needed - found.states <= free:
+        hint = _fewer_participants(load, free - (needed - found.states), "a smaller head would fit")
+        raise MachineError(f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB are free.", hint)
     per_client = found.working / max(1, plan.chunk)
     fits = int(spare // per_client) if per_client else 0
     hint = (
@@ -280,3 +289,50 @@ def refuse_too_much(found: Forecast, load: Load, plan: ExecutionPlan, free: int,
         else "Fewer clients a round (--participation), a smaller head, or fewer points at once would fit."
     )
     raise MachineError(f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB are free.", hint)
+
+
+def refuse_large_server(job: RunState, free: int) -> None:
+    """Refuse a run whose server keeps more of all its clients than memory holds, before it makes room for it.
+
+    Raises MachineError, with the number of clients that would fit into ``free`` bytes.
+    """
+    method, ctx, clients = job.method, job.server_ctx(), job.env.clients
+    elsewhere = job.env.device.type != "cpu" or ("text" in method.reads(job.hp) and job.env.text is None)
+    if elsewhere or "stack" not in method.pool(job.hp).values():
+        return
+    one, two = (_bytes(method.init(replace(ctx, env=replace(ctx.env, clients=n)))) for n in (1, 2))
+    needed = COPIES * (two - one) * clients
+    if needed > free:
+        raise MachineError(
+            f"The server of {method.name} keeps something of every client and sends it to all: of {clients:,} that is "
+            f"{needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free.",
+            f"At most {free // (COPIES * (two - one)):,} clients fit: fedcache partition --clients N",
+        )
+
+
+def refuse_too_little_room(load: Load, plan: ExecutionPlan, place: Path) -> None:
+    """Refuse a run whose clients keep more than there is room for on the disk of ``place``, with what would fit.
+
+    What an earlier start of the run has written there counts as room. Raises MachineError.
+    """
+    if not states_in_file(load, plan):
+        return
+    there, needed = place, load.kept_bytes()
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free + sum(file.stat().st_size for file in place.rglob("states-*.table"))
+    if needed > free:
+        raise MachineError(
+            f"{load.participants:,} clients take part and keep {needed / 2**20:,.0f} MiB between rounds, and "
+            f"{free / 2**20:,.0f} MiB are free in {place}.",
+            _fewer_participants(load, free, "--runs DIR is another disk"),
+        )
+
+
+def _fewer_participants(load: Load, room: int, other: str) -> str:
+    """How many clients fit whose states may take ``room`` bytes, as options; ``other`` is said where none does."""
+    fits = room // (load.points * load.state_bytes)
+    if not fits:
+        return f"Not one client fits: {other}."
+    a_round, rounds = max(1, fits // load.rounds), min(fits, load.rounds)
+    return f"What {fits:,} clients keep fits: --participation {a_round} --rounds {rounds}"

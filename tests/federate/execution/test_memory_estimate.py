@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-import pytest
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
-from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.execution.memory_estimate import ExecutionPlan, Forecast, Load, refuse_too_much
+import numpy as np
+import pytest
+import torch
+from federation import federation
+
+from fedcache.errors import Exit, FedcacheError, MachineError
+from fedcache.federate.engine import run as engine
+from fedcache.federate.engine.run import TrainingRun, choose, plan
+from fedcache.federate.execution import gram, memory_estimate
+from fedcache.federate.execution.memory_estimate import (
+    ExecutionPlan,
+    Forecast,
+    Load,
+    refuse_too_little_room,
+    refuse_too_much,
+)
+from fedcache.federate.methods import METHODS
 
 
 def test_a_run_that_does_not_fit_says_how_many_clients_at_once_would():
@@ -28,3 +46,77 @@ def test_a_run_that_does_not_fit_says_how_many_clients_at_once_would():
     fewer = "Fewer clients a round (--participation), a smaller head, or fewer points at once would fit."
     assert hint(34, True) == hint(20, True) == fewer, "not one client fits"
     assert hint(69, True, ExecutionPlan("sequential", 1)) == fewer, "one at once is the least there is"
+
+
+def test_clients_that_keep_more_than_memory_are_told_how_many_of_them_fit():
+    # 100 rounds of 10 clients at 1 MiB for each of 2 points are 2,000 MiB; all else is 30 MiB.
+    found = Forecast(0, 0, 2000 << 20, 0, 20 << 20, 10 << 20)
+    load = Load(1, 10, participants=1000, state_bytes=1 << 20, points=2, rounds=100)
+
+    def hint(free):
+        with pytest.raises(MachineError, match=r"^The run needs 2,030 MiB") as error:
+            refuse_too_much(found, load, ExecutionPlan("gram", 4), free << 20, loaded=True)
+        return error.value.hint
+
+    assert hint(2029) == "What 999 clients keep fits: --participation 9 --rounds 100"
+    assert hint(130) == "What 50 clients keep fits: --participation 1 --rounds 50"
+    assert hint(31) == "Not one client fits: a smaller head would fit."
+    assert "keep" not in hint(29), "that alone is not what does not fit"
+
+
+def test_clients_that_keep_more_than_the_disk_has_are_refused_with_the_number_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=400 << 20))
+    place, batched = tmp_path / "runs" / "run", ExecutionPlan("batched", 4)
+    load = Load(1, 100, participants=1000, state_bytes=1 << 20, rounds=10)
+    with pytest.raises(MachineError) as error:
+        refuse_too_little_room(load, batched, place)
+    assert error.value.message == (
+        f"1,000 clients take part and keep 1,000 MiB between rounds, and 400 MiB are free in {place}."
+    )
+    assert error.value.hint == "What 400 clients keep fits: --participation 40 --rounds 10"
+    for fits in (replace(load, participants=400), replace(load, participants=256)):
+        refuse_too_little_room(fits, batched, place)
+    refuse_too_little_room(load, ExecutionPlan("gram", 4), place)  # in memory
+    place.mkdir(parents=True)
+    with (place / "states-0.table").open("wb") as file:
+        file.truncate(600 << 20)  # of an earlier start, which goes on in it
+    refuse_too_little_room(load, batched, place)
+
+
+def test_a_server_that_keeps_too_much_of_every_client_is_refused_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data, clients = federation()
+    method = METHODS["fedpcl"]
+    asked: list[int] = []
+
+    def init(ctx):
+        asked.append(ctx.env.clients)
+        return method.init(ctx)
+
+    # A prototype of 8 numbers and a count for each class, in float64, five times.
+    each = 5 * 8 * data.classes * (8 + 1)
+    monkeypatch.setattr(engine, "free_memory", lambda: 4 * each)
+    spec = TrainingRun(replace(method, init=init), data, clients, dtype=torch.float64)
+    hp = method.resolve("paper", {"dim": 8})
+    with pytest.raises(
+        MachineError, match=r"The server of fedpcl keeps something of every client .* of 9 that is"
+    ) as error:
+        plan(spec, hp)
+    assert asked == [1, 2]
+    assert error.value.hint == "At most 4 clients fit: fedcache partition --clients N"
+    monkeypatch.setattr(engine, "free_memory", lambda: 9 * each)
+    plan(spec, hp)
+    assert memory_estimate.COPIES == 5
+
+
+def test_coordinates_that_do_not_fit_into_memory_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = METHODS["ditto"]
+    hp = method.resolve("paper", {"opt": "sgd"})
+    load = Load(1 << 20, 1000, 100, np.full(1000, 4), 1000, 64, state_bytes=1 << 20)
+    monkeypatch.setattr(gram, "free_memory", lambda: 1001 << 20)
+    assert choose(method, hp, load).name == "gram"
+    monkeypatch.setattr(gram, "free_memory", lambda: 999 << 20)
+    assert choose(method, hp, load).name != "gram"
