@@ -6,13 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing import spawn
+from types import SimpleNamespace
 
 import pytest
 
+from fedcache import process
 from fedcache.errors import MachineError, StoppedError
+from fedcache.extract.workers import processes
 from fedcache.extract.workers.processes import WorkerProcesses
 from fedcache.process import INTERRUPTED, Stop
 
@@ -156,3 +160,51 @@ except KeyboardInterrupt:
 def test_a_second_signal_after_the_work_ends_the_process_without_another_word() -> None:
     run = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, timeout=20, check=False)
     assert (run.returncode, run.stderr) == (INTERRUPTED, b"")
+
+
+def test_a_worker_leaves_signals_to_its_parent_and_takes_what_it_is_sent(monkeypatch):
+    done = []
+    monkeypatch.setattr(processes.signal, "signal", lambda number, what: done.append((number, what)))
+    monkeypatch.setattr(processes.signal, "pthread_sigmask", lambda how, which: done.append((how, which)))
+    monkeypatch.setattr(processes, "die_with_parent", lambda: done.append("watched"))
+    sent = SimpleNamespace(recv=lambda: ("a", 2))
+    processes.start_worker(lambda *given: done.append(given), sent, threading.Lock())
+    s = signal
+    assert done == [(s.SIGINT, s.SIG_IGN), (s.SIG_UNBLOCK, {s.SIGINT}), (s.SIGTERM, s.SIG_DFL), "watched", ("a", 2)]
+
+
+def test_a_process_without_a_parent_watches_none(monkeypatch):
+    monkeypatch.setattr(processes, "parent_process", lambda: None)
+    monkeypatch.setattr(processes.threading, "Thread", lambda **_: pytest.fail("watches"))
+    processes.die_with_parent()
+
+
+def test_a_worker_ends_with_its_parent(monkeypatch):
+    waited, ended = [], []
+    monkeypatch.setattr(processes, "parent_process", lambda: SimpleNamespace(sentinel=7))
+    monkeypatch.setattr(processes.connection, "wait", waited.append)
+    monkeypatch.setattr(processes.os, "_exit", ended.append)
+    monkeypatch.setattr(processes.threading, "Thread", lambda target, daemon: SimpleNamespace(start=target))
+    processes.die_with_parent()
+    assert (waited, ended) == ([[7]], [1])
+
+
+def test_a_process_that_ends_at_once_ends_its_workers(monkeypatch):
+    killed, ended = [], []
+    child = SimpleNamespace(kill=lambda: killed.append(1))
+    monkeypatch.setattr("multiprocessing.active_children", lambda: [child, child])
+    monkeypatch.setattr(process.os, "_exit", ended.append)
+    process.end_at_once()
+    assert (killed, ended) == ([1, 1], [130])
+
+
+def test_memory_is_kept_only_where_the_c_library_can(monkeypatch):
+    asked = []
+    for answers, kept in (((1, 1), True), ((0, 1), False), ((1, 0), False)):
+        left = list(answers)
+        library = SimpleNamespace(mallopt=lambda *given, left=left: asked.append(given) or left.pop(0))
+        monkeypatch.setattr("ctypes.CDLL", lambda _name, library=library: library)
+        assert process.keep_freed_memory() is kept
+    assert asked[:2] == [(process.M_MMAP_THRESHOLD, process.MOST), (process.M_TRIM_THRESHOLD, process.MOST)]
+    monkeypatch.setattr("ctypes.CDLL", lambda _name: SimpleNamespace())
+    assert process.keep_freed_memory() is False

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 import fedcache as fc
-from fedcache.errors import FedcacheError
+from fedcache.errors import FedcacheError, UsageError
+from fedcache.report import compare
 from fedcache.report import comparison_output as cd_diagram
 from fedcache.report.comparison_output import latex, markdown
 from fedcache.report.find_runs import gather
@@ -576,3 +578,23 @@ def test_a_result_that_lacks_what_every_run_has_is_left_out(own_home: Path, lack
     write_result(path / "result.json", result)
     (left,) = gather([], own_home / "runs").left_out
     assert "is no result of a run" in left.why
+
+
+def blocks_of(**methods: str) -> Any:
+    """Three treatments as ``--against`` looks for them: name -> method."""
+    runs = {
+        name: [SimpleNamespace(method=method, digest=f"{name}-digest", path=Path(f"runs/{name}"))]
+        for name, method in methods.items()
+    }
+    return SimpleNamespace(names=list(runs), runs=runs)
+
+
+def test_the_reference_is_a_name_a_method_a_directory_or_first_letters() -> None:
+    blocks = blocks_of(one="fedavg", two="fedavg", three="fedrep")
+    for said, name in (("one", "one"), ("fedrep", "three"), ("two-d", "two"), ("runs/two", "two")):
+        assert compare._reference(said, blocks) == name
+    with pytest.raises(UsageError) as caught:
+        compare._reference("fedavg", blocks)
+    assert caught.value.message == "--against fedavg fits 2 runs: one, two."
+    with pytest.raises(FedcacheError, match="Unknown --against 'thrxe'"):
+        compare._reference("thrxe", blocks)

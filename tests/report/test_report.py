@@ -21,9 +21,12 @@ from command import fedcache, ok
 from pictures import folder
 
 import fedcache as fc
+from fedcache.errors import MachineError
+from fedcache.report import page, render
 from fedcache.report.drawing import draw
 from fedcache.report.figures.runs import confusion
 from fedcache.report.find_runs import StoredRun, by_setting, differing, gather, labels
+from fedcache.report.model_card import accuracy_lines
 from fedcache.report.run_origin import command_of
 from fedcache.runs.directory import read_result, write_result
 from fedcache.runs.origin import store_behind
@@ -378,3 +381,27 @@ def test_of_many_classes_the_most_frequent_mistakes_are_listed() -> None:
     assert "22 taken for 23: " not in drawn.svg, "fifteen are listed"
     table = np.diag(np.full(40, 9))
     assert confusion("c", "fedavg", StoredRun(Path("x"), {"confusion": table.tolist()}, {})) is None
+
+
+def test_the_card_gives_every_seed_its_interval_and_the_mean_of_several() -> None:
+    base = {"protocol": "global", "seeds": [0, 1, 2], "confusion": [[9, 3], [3, 15]]}
+    accuracy = {"per_seed": [0.8, None, 0.123], "mean": 0.5, "std": None}
+    assert accuracy_lines({**base, "accuracy": accuracy}) == [
+        "Seed 0: 80.00 %, one model on the global test rows (10); 95 % Wilson interval 49.02 to 94.33 %.",
+        "Seed 2: 12.30 %, one model on the global test rows.",
+        "Mean of 3 seeds: 50.00 %, standard deviation 0.00 points.",
+    ]
+    none = {"per_seed": [None], "mean": None, "std": None}
+    assert accuracy_lines({**base, "seeds": [0], "accuracy": none}) == ["No row was scored."]
+
+
+def test_versions_of_what_is_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "VERSIONS", ("numpy", "no-such-package-as-this"))
+    assert render._versions() == [("numpy", np.__version__)]
+
+
+def test_a_report_needs_a_folder_it_may_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page.os, "access", lambda *_: False)
+    with pytest.raises(MachineError) as caught:
+        page.write_report([], tmp_path / "r.html", tmp_path)
+    assert caught.value.message == f"{tmp_path} cannot be written to."
