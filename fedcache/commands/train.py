@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,9 +41,18 @@ from fedcache.runs.events import OnRound, tracking
 from fedcache.runs.remembered import Heard, Labelled, Request
 from fedcache.runs.run import Run
 
+if TYPE_CHECKING:
+    from fedcache.federate.engines.ray.engine import RayEngine
+
 
 @command("train", pick(TrainConfig), pick(PartitionConfig), pick(SchemeArguments), pick(RunOptions))
-def train(observer: TerminalObserver, given: Given, config: ConfigFile = None) -> CommandResult:
+def train(
+    observer: TerminalObserver,
+    given: Given,
+    engine: EngineName = "local",
+    ray_address: RayAddress = None,
+    config: ConfigFile = None,
+) -> CommandResult:
     """Train a federated method on cached features.
 
     What is left out takes the setting of the method's paper; each choice is printed. The same run again returns the
@@ -56,23 +66,27 @@ def train(observer: TerminalObserver, given: Given, config: ConfigFile = None) -
     if resolved.method is None:
         raise UsageError("No method was named.", f"--method {' | '.join(METHODS)}")
     check_methods([resolved.method])
-    home = Home.from_environment()
+    home, cluster = Home.from_environment(), engine_of(engine, ray_address)
     if given["dry_run"]:
         from fedcache.grids import train_grid as grids
 
         request = grids.request_grid([resolved.method], {}, resolved, home, partition=partition)
         return plan_answer(grids.grid_plan(request, observer))
+    if cluster is not None:
+        resolved = cluster.client_by_client(resolved)
     runs = Path(given["runs"]) if given["runs"] else home.runs
     asked = Request(("train", partition, asked_of_runs(given)), resolved, home, runs)
     found = None if given["fresh"] or given["track"] else asked.answer(observer)
-    done = found[0][1] if found is not None else train_asked(asked, partition, given, observer)
+    done = found[0][1] if found is not None else train_asked(asked, partition, given, observer, cluster)
     lines = result_lines(done.result, done.measured, str(done.path))
     data = {**done.to_dict(), "model_bytes": bytes_of_models(done.path)}
     # The directory stays the last line.
     return CommandResult(data, [*lines[:-1], *model_lines(done.path, done.result), lines[-1]])
 
 
-def train_asked(asked: Request, partition: PartitionConfig, given: Given, observer: TerminalObserver) -> Run:
+def train_asked(
+    asked: Request, partition: PartitionConfig, given: Given, observer: TerminalObserver, cluster: RayEngine | None
+) -> Run:
     """Train what is asked for, or find it, and note the answer. Raises as ``runs.loop.train``."""
     from fedcache.runs.loop import train as run
 
@@ -93,7 +107,11 @@ def train_asked(asked: Request, partition: PartitionConfig, given: Given, observ
 
     stop, heard = Stop(), Heard(observer)
     keep_freed_memory()
-    with stop_on_signals(stop.ask, observer.note), tracking(given["track"], asked.home, asked.runs, observer) as hooks:
+    with ExitStack() as opened:
+        if cluster is not None:
+            opened.enter_context(cluster.training(asked.config, partition, asked.home, given["repartition"], observer))
+        opened.enter_context(stop_on_signals(stop.ask, observer.note))
+        hooks = opened.enter_context(tracking(given["track"], asked.home, asked.runs, observer))
         done = call(heard, stop, hooks, fresh=given["fresh"])
         asked.note([(None, done)], heard, lambda quiet: [(None, call(quiet, stopped()))])
     return done

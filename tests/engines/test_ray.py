@@ -249,3 +249,22 @@ def test_a_reproduced_table_is_the_local_one(tmp_path, home, quiet):
     assert mine == theirs != {}
     cells = [[(c["row"], c["values"]) for c in data["cells"]] for data in (json.loads(out)["data"], local.data)]
     assert cells[0] == cells[1] != []
+
+
+@pytest.mark.parametrize(
+    "method", ["fedrep", pytest.param("fedavg", marks=pytest.mark.full), pytest.param("fed3r", marks=pytest.mark.full)]
+)
+def test_clients_that_workers_train_give_the_run_of_one_process(whole, tmp_path, home, quiet, method):
+    same = ("train", "--method", method, "--backbones", "random-projection", "--clients", 40, "--scheme", "iid",
+            "--seeds", "0-1", "--participation", 20, "--json")  # fmt: skip
+    same += () if method == "fed3r" else ("--rounds", 2)
+    quiet.end(quiet.fedcache(*same, "--execution", "sequential", "--runs", tmp_path / "here"))
+    out, err = quiet.end(quiet.fedcache(*same, "--engine", "ray", "--runs", tmp_path / "there"))
+    assert "the clients of each round" in err
+    path = Path(json.loads(out)["data"]["path"])
+    assert (path / "result.json").read_bytes() == (tmp_path / "here" / path.name / "result.json").read_bytes()
+    again, err = quiet.end(quiet.fedcache(*same, "--engine", "ray", "--runs", tmp_path / "there"))
+    assert json.loads(again)["data"]["reused"]
+    assert "Ray:" not in err  # no cluster is started for what is there
+    _, err = quiet.end(quiet.fedcache(*same, "--engine", "ray", "--execution", "gram"), code=2)
+    assert "--engine ray trains client by client" in err

@@ -210,7 +210,7 @@ def run_points(
     records: list[list[RoundRecord]] = []
     with ExitStack() as opened:
         for hp, state, table in zip(hps, snapshots, places, strict=True):
-            job = _new_job(spec, hp, callbacks, cache.memo if together else None)
+            job = new_run(spec, hp, callbacks, cache.memo if together else None)
             opened.callback(job.states.close)
             records.append(resume_job(job, state, table) if state is not None else [])
             if state is None:
@@ -248,9 +248,10 @@ def _place_states(job: RunState, load: Load, chosen: ExecutionPlan, table: Path 
         left.close()
 
 
-def _new_job(
+def new_run(
     spec: TrainingRun, hp: Mapping[str, Value], callbacks: RunCallbacks = SILENT, memo: LruCache | None = None
 ) -> RunState:
+    """The constants of a run, and its state before the first round. Raises FedcacheError, as ``run``."""
     kind = RunState if spec.timing is None else TimedRun
     job = kind(spec.method, hp, spec.data, spec.clients, spec.seed, spec.dtype, spec.overrides,
                callbacks.before_step, memo, spec.trust, spec.identity)  # fmt: skip
@@ -262,11 +263,8 @@ def _new_job(
 
 
 def plan(spec: TrainingRun, hp: Mapping[str, Value], *, points: int = 1) -> tuple[ExecutionPlan, Load]:
-    """How a run, or that many points of a grid, would be computed, and its sizes; nothing is trained.
-
-    Raises FedcacheError, as ``run``.
-    """
-    job = _new_job(replace(spec, seed=0, trust=TrustPolicy()), hp)
+    """How a run, or that many points of a grid, would be computed, and its sizes. Raises FedcacheError, as ``run``."""
+    job = new_run(replace(spec, seed=0, trust=TrustPolicy()), hp)
     refuse_large_server(job, free_memory())
     job.start()
     load = measure_load([job] * points, max(1, len(job.sample(spec.participation))), spec.rounds)

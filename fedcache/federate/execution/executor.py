@@ -156,20 +156,35 @@ class Sequential(Executor):
     def _fit(self, point: RunState, ids: Sequence[int], down: Tree) -> tuple[Tree, Sent]:
         pipeline = point.upload_pipeline(ids, down, self.batch.participation)
         sent: Sent = []
-        for group in _groups(point, ids):
-            if len(group) > 1:
-                up = _summed(point, down, group)
-                if pipeline.add_together(up, group):
-                    sent += [point.upload_size(up)] * len(group)
-                    continue
+        for group, up in self.uploads(point, down, list(groups_of(point, ids))):
+            if len(group) > 1 and pipeline.add_together(up, group):
+                sent += [point.upload_size(up)] * len(group)
+                continue
             for c in group:
-                up = point.fit_one(down, c)
-                pipeline.add(up, c)
-                sent.append(point.upload_size(up))
+                own = up if len(group) == 1 else point.fit_one(down, c)
+                pipeline.add(own, c)
+                sent.append(point.upload_size(own))
         return point.pooled(pipeline), sent
 
+    def uploads(
+        self, point: RunState, down: Tree, groups: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[Sequence[int], Tree]]:
+        """What each group of clients sends, in this order: the upload of one client, or the sum of several."""
+        for group in groups:
+            yield group, fit_group(point, down, group)
 
-def _groups(point: RunState, ids: Sequence[int]) -> Iterator[Sequence[int]]:
+
+def fit_group(point: RunState, down: Tree, group: Sequence[int]) -> Tree:
+    """The upload of one client, or what several send in sum: that of all their rows as those of one client."""
+    if len(group) == 1:
+        return point.fit_one(down, group[0])
+    point.env.watch()
+    rows = np.sort(train_rows_of(point.training_clients, group))  # in the order of the file
+    data = stack_clients(point.features(None), point.labels, [rows], 0)
+    return point.method.fit(down, {}, data, point.ctx(group[:1], 0))[1]
+
+
+def groups_of(point: RunState, ids: Sequence[int]) -> Iterator[Sequence[int]]:
     """Clients that are computed together: one each, or neighbours up to ``TOGETHER_ROWS`` where uploads add up.
 
     The sums of a million clients cost what those of their rows do, and not a matrix for each; and the rows of several
@@ -188,11 +203,3 @@ def _groups(point: RunState, ids: Sequence[int]) -> Iterator[Sequence[int]]:
         end = max(end, start + 1)
         yield ids[start:end]
         start = end
-
-
-def _summed(point: RunState, down: Tree, clients: Sequence[int]) -> Tree:
-    """What some clients send in sum: the upload of all their rows as those of one client."""
-    point.env.watch()
-    rows = np.sort(train_rows_of(point.training_clients, clients))  # in the order of the file
-    data = stack_clients(point.features(None), point.labels, [rows], 0)
-    return point.method.fit(down, {}, data, point.ctx(clients[:1], 0))[1]

@@ -98,7 +98,7 @@ def test_groups_are_all_clients_in_order_and_hold_no_more_rows_than_they_may(row
     data, clients = crowd()
     job = RunState(METHODS["fedncm"], METHODS["fedncm"].resolve(), data, clients, 0, torch.float64)
     ids = list(range(3, 1200))
-    groups = list(executor._groups(job, ids))
+    groups = list(executor.groups_of(job, ids))
     assert [c for group in groups for c in group] == ids
     sizes = [sum(len(clients[c].train) for c in group) for group in groups]
     assert all(size <= rows or len(group) == 1 for size, group in zip(sizes, groups, strict=True))
@@ -118,7 +118,7 @@ def test_uploads_that_are_more_than_a_sum_come_one_by_one(case, trust):
     data, clients = crowd()
     hp = METHODS[case[0]].resolve("paper", case[1])
     job = RunState(METHODS[case[0]], hp, data, clients, 0, torch.float64, trust=trust)
-    assert all(len(group) == 1 for group in executor._groups(job, range(1200)))
+    assert all(len(group) == 1 for group in executor.groups_of(job, range(1200)))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e200])

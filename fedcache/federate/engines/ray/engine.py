@@ -1,6 +1,7 @@
-"""The engine ``ray``: extractions and grids hand it their tasks, and it computes them on a Ray cluster.
+"""The engine ``ray``: extractions, grids and the rounds of a run hand it tasks, and it computes them on a Ray cluster.
 
-Of an extraction, workers compute chunk tasks and this process commits their chunks. A grid is cut into slices, each the
+Of an extraction, workers compute chunk tasks and this process commits their chunks. Of a run they train slices of each
+round's clients (``client_slices``). A grid is cut into slices, each the
 runs it would be on this machine: a group of points that are trained together, or one point where every point is
 computed alone; one-shot methods that share their clients' statistics are one slice each. Runs are written where they
 always are, so a slice that is computed twice goes on from what is there, and the driver reads what a worker says it has
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,13 @@ from fedcache.errors import Exit, FedcacheError, MachineError, StoppedError, Usa
 from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.device import cores
 from fedcache.extract.workers.chunk_tasks import ChunkWorker, TaskSpec, compute
+from fedcache.federate.engines.ray.client_slices import (
+    ClientsTask,
+    check_execution,
+    fit_slice,
+    over_ray,
+    set_up_clients,
+)
 from fedcache.federate.engines.ray.cluster import open_cluster
 from fedcache.federate.engines.ray.remote_calls import RayWorkerPool
 from fedcache.federate.execution.memory_estimate import shares_uploads
@@ -267,6 +275,33 @@ class RayEngine:
                         _end_point(grid, number, out)
             finally:
                 grid.observer.stop()
+
+    def client_by_client(self, config: TrainConfig) -> TrainConfig:
+        """The configuration of a run that ``training`` serves. Raises UsageError for another execution."""
+        return check_execution(config)
+
+    @contextmanager
+    def training(
+        self, config: TrainConfig, partition: PartitionConfig, home: Home, repartition: bool, observer: Observer
+    ) -> Iterator[None]:
+        """Have the clients of a sequential run trained on the cluster, which is opened when its first round begins.
+
+        Raises MachineError for the cluster, inside the block.
+        """
+        threads = torch.get_num_threads()
+        live = config.device == "cuda" or wants_encoders(find_method(str(config.method)))
+        gpus = _gpus() if live and torch.cuda.is_available() else 0
+        task = ClientsTask(config, partition, home, repartition, threads)
+        with ExitStack() as opened:
+
+            def open_workers() -> RayWorkerPool:
+                cluster = opened.enter_context(open_cluster(self.address, cpus=max(cores(), threads), gpus=gpus))
+                pool = RayWorkerPool(cluster, set_up_clients, fit_slice, task, cpus=threads, gpus=int(gpus > 0))
+                _note_place(observer, pool, "the clients of each round")
+                return pool
+
+            over_ray(opened, open_workers)
+            yield
 
     def run_configurations(
         self, todo: Sequence[LoneRun], home: Home, runs: Path, observer: Observer, stop: Stop

@@ -1,0 +1,116 @@
+"""Clients that are trained in slices by workers: the run is the sequential one, to the bit."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+import torch
+from federation import cases, fitted, ids, tiny
+
+from fedcache.config import TrainConfig
+from fedcache.errors import UsageError
+from fedcache.federate.engine.run import TrainingRun, new_run, run
+from fedcache.federate.engine.simulated_time import parse_timing
+from fedcache.federate.engines.ray import client_slices
+from fedcache.federate.execution import executor
+from fedcache.federate.methods import METHODS
+from fedcache.federate.trust.policy import TrustPolicy
+
+PLAIN = [case for case in cases() if not METHODS[case[0]].central]
+
+
+class Workers:
+    """Two workers without a cluster: what is submitted is computed when it is waited for, the last one first."""
+
+    slots = 2
+
+    def __init__(self, spec, hp):
+        self.held = SimpleNamespace(job=lambda seed: new_run(spec, hp))
+        self.cluster = SimpleNamespace(ray=SimpleNamespace(put=lambda tree: tree))
+        self.waiting, self.most = [], 0
+
+    def submit(self, tag, *args):
+        self.waiting.append((tag, args))
+        self.most = max(self.most, len(self.waiting))
+
+    def wait(self, seconds):
+        tag, args = self.waiting.pop()
+        return [(tag, client_slices.fit_slice(self.held, *args))]
+
+
+def over_workers(spec, hp):
+    """The outcome of a run on two workers, and the workers."""
+    workers = Workers(spec, hp)
+    with ExitStack() as opened:
+        client_slices.over_ray(opened, lambda: workers)
+        return run(spec, hp), workers
+
+
+def same(one, other):
+    assert one.accuracy == other.accuracy
+    assert one.traffic == other.traffic
+    for name, t in one.server.items():
+        assert torch.equal(t, other.server[name]), name
+    assert set(one.states) == set(other.states)
+    for client, state in one.states.items():
+        for name, t in state.items():
+            assert torch.equal(t, other.states[client][name]), (client, name)
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=ids)
+def test_every_method_is_the_sequential_run(case):
+    data, clients = tiny(views=4)
+    method = METHODS[case[0]]
+    hp = method.resolve("paper", case[1])
+    spec = TrainingRun(method, fitted(method, data), clients, 2, participation=2, execution="sequential")
+    made, workers = over_workers(spec, hp)
+    same(made, run(spec, hp))
+    assert workers.most
+    assert not workers.waiting
+
+
+def test_sums_of_many_clients_travel_in_place_of_their_uploads(monkeypatch):
+    monkeypatch.setattr(executor, "TOGETHER_ROWS", 100)
+    data, clients = tiny(sizes=(3,) * 120)
+    hp = METHODS["fed3r"].resolve()
+    spec = TrainingRun(METHODS["fed3r"], data, clients, execution="sequential")
+    made, workers = over_workers(spec, hp)
+    same(made, run(spec, hp))
+    assert workers.most == 4  # two for each worker, of the pieces that 120 clients of three rows make
+
+
+@pytest.mark.parametrize(
+    "trust",
+    [TrustPolicy(on_bad="reject"), TrustPolicy(max_norm=5.0, on_bad="reject"), TrustPolicy(max_share=0.3)],
+    ids=["reject", "norm", "share"],
+)
+def test_what_looks_at_uploads_looks_at_them_here(trust):
+    data, clients = tiny()
+    hp = METHODS["fedavg"].resolve("paper", {"lr": 0.1})
+    spec = TrainingRun(METHODS["fedavg"], data, clients, 2, trust=trust, execution="sequential")
+    same(over_workers(spec, hp)[0], run(spec, hp))
+
+
+def test_slices_are_all_groups_in_order_small_enough_to_wait_for():
+    groups = [[i] for i in range(1000)]
+    made = client_slices.slices(groups, 4)
+    assert [g for piece in made for g in piece] == groups
+    assert max(map(len, made)) == client_slices.SLICE_CLIENTS
+    assert [len(piece) for piece in client_slices.slices(groups[:6], 4)] == [2, 2, 2]
+    assert client_slices.slices([], 4) == []
+
+
+def test_another_execution_than_client_by_client_is_refused():
+    assert client_slices.check_execution(TrainConfig(method="fedavg")).execution == "sequential"
+    with pytest.raises(UsageError, match="--execution sequential, and not gram"):
+        client_slices.check_execution(TrainConfig(method="fedavg", execution="gram"))
+
+
+def test_an_asynchronous_server_gets_the_same_updates_from_workers():
+    data, clients = tiny()
+    hp = METHODS["fedavg"].resolve("paper", {"lr": 0.1})
+    timing = parse_timing(2, 1.0, 0.5, None)
+    spec = TrainingRun(METHODS["fedavg"], data, clients, 5, participation=3, timing=timing, execution="sequential")
+    same(over_workers(spec, hp)[0], run(spec, hp))
