@@ -6,17 +6,15 @@ a client is a few pairs of class and number, where its list may be most of the t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import overload
 
 import numpy as np
 
-from fedcache.federate.partition.row_lists import RowLists, share_of_ones
+from fedcache.federate.partition.row_lists import MadeWhenAsked, RowLists, share_of_ones
 from fedcache.federate.partition.rows import MatchedTests
 
 
-class MatchedLists(Sequence[np.ndarray]):
+class MatchedLists(MadeWhenAsked[np.ndarray]):
     """As ``RowLists`` of ascending test rows.
 
     Args:
@@ -106,20 +104,9 @@ class MatchedLists(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self.classes)
 
-    @overload
-    def __getitem__(self, i: int) -> np.ndarray: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[np.ndarray]: ...
-    def __getitem__(self, i: int | slice) -> np.ndarray | list[np.ndarray]:
-        if isinstance(i, slice):
-            return [self[k] for k in range(*i.indices(len(self)))]
-        if not -len(self) <= i < len(self):
-            raise IndexError(i)
-        i %= len(self)
+    def at(self, i: int) -> np.ndarray:
+        """Made anew every time."""
         return self.together(i, i + 1).rows
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (self[i] for i in range(len(self)))
 
 
 TestLists = RowLists | MatchedLists

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import overload
+from typing import TypeVar, overload
 
 import numpy as np
+
+T = TypeVar("T", covariant=True)
 
 LARGEST_KEY = 2**62
 """Above which client and row do not fit into one number to sort by."""
@@ -19,7 +22,26 @@ BLOCK = 1 << 16
 """Numbers that are written in decimal at once: their digits stay in the processor's cache."""
 
 
-class RowLists(Sequence[np.ndarray]):
+class MadeWhenAsked(Sequence[T]):
+    """A sequence whose items are made when they are asked for; a slice is a list of them."""
+
+    @abstractmethod
+    def at(self, i: int) -> T:
+        """Item ``i``, from 0 to the length less one."""
+
+    @overload
+    def __getitem__(self, i: int) -> T: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[T]: ...
+    def __getitem__(self, i: int | slice) -> T | list[T]:
+        if isinstance(i, slice):
+            return [self.at(k) for k in range(*i.indices(len(self)))]
+        if not -len(self) <= i < len(self):
+            raise IndexError(i)
+        return self.at(i % len(self))
+
+
+class RowLists(MadeWhenAsked[np.ndarray]):
     """Lists of rows; a list is a view of ``rows``, made when it is asked for.
 
     Args:
@@ -109,16 +131,8 @@ class RowLists(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self.ends) - 1
 
-    @overload
-    def __getitem__(self, i: int) -> np.ndarray: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[np.ndarray]: ...
-    def __getitem__(self, i: int | slice) -> np.ndarray | list[np.ndarray]:
-        if isinstance(i, slice):
-            return [self[k] for k in range(*i.indices(len(self)))]
-        if not -len(self) <= i < len(self):
-            raise IndexError(i)
-        i %= len(self)
+    def at(self, i: int) -> np.ndarray:
+        """A view."""
         return self.rows[self.ends[i] : self.ends[i + 1]]
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -181,7 +195,7 @@ def is_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
     return found
 
 
-class NumberedNames(Sequence[str]):
+class NumberedNames(MadeWhenAsked[str]):
     """``client-000`` to ``client-999``, each made when it is asked for."""
 
     def __init__(self, count: int) -> None:
@@ -190,16 +204,9 @@ class NumberedNames(Sequence[str]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, i: int) -> str: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[str]: ...
-    def __getitem__(self, i: int | slice) -> str | list[str]:
-        if isinstance(i, slice):
-            return [self[k] for k in range(*i.indices(self._count))]
-        if not -self._count <= i < self._count:
-            raise IndexError(i)
-        return f"client-{i % self._count:0{self._digits}d}"
+    def at(self, i: int) -> str:
+        """Its number has as many digits as the last one's."""
+        return f"client-{i:0{self._digits}d}"
 
     @classmethod
     def recognise(cls, names: Sequence[str]) -> Sequence[str]:
