@@ -241,9 +241,9 @@ def value_id(recipe: dict[str, Any]) -> tuple[str, int]:
 
 def _named(key: str, values: Any) -> Any:
     """Features under a name that a folder can have."""
-    if not SAFE.fullmatch(slug_of(key)):
+    if not SAFE.fullmatch(f"{slug_of(key)}-{'0' * 8}"):  # what an array is called: with its recipe's digest
         raise UsageError(
-            f"Features are named {key!r}.", "A name begins with a letter or digit and has at most 110 characters."
+            f"Features are named {key!r}.", "A name begins with a letter or digit and has at most 119 characters."
         )
     return values
 

@@ -245,3 +245,11 @@ def test_a_model_of_images_is_no_linear_head():
         arrays_of_file(model, {}, Path("x.npz"))
     module = make_program(predictor, home=None).module
     assert torch.equal(module.features(torch.from_numpy(rows).permute(0, 3, 1, 2)), data.x[:3, 0])
+
+
+@pytest.mark.parametrize("name", ["perfedavg", "ditto", "fedrep", "pfedme"])
+def test_a_clients_model_holds_nothing_of_its_optimiser(name):
+    predictor, _ = trained((name, {}))
+    own = predictor.deployed[0].personal
+    assert own
+    assert not [tensor for tensor in own if tensor.startswith("opt/")]

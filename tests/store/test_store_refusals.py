@@ -278,9 +278,9 @@ def test_a_size_that_cannot_be_found_out_is_none(place: Path, monkeypatch: pytes
     assert catalog.size_of(place) == 0
 
 
-@pytest.mark.parametrize("key", ["..", "-x", "x" * 129])
+@pytest.mark.parametrize("key", ["..", "-x", "x" * 120])
 def test_features_have_names_that_a_folder_can_have(key: str) -> None:
-    assert content._named("x" * 110, 1) == 1
+    assert content._named("x" * 119, 1) == 1
     refused(UsageError, f"Features are named {key!r}.", lambda: content._named(key, 1))
 
 

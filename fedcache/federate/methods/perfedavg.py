@@ -86,8 +86,9 @@ def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
 
 def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
-    """The adapted model; nothing where theta is deployed."""
-    return adapt(down, data, ctx) if ctx.count("adapt_steps") else {}
+    """The adapted model, without what its optimiser kept; nothing where theta is deployed."""
+    adapted = adapt(down, data, ctx) if ctx.count("adapt_steps") else {}
+    return {name: t for name, t in adapted.items() if name in down}
 
 
 def predict(down: Tree, adapted: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
