@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedcache.errors import UsageError, unknown
-from fedcache.option_info import CLIENTS, COMPUTING, DATA, FEATURES, METHOD, TRAINING, TRUST, option
+from fedcache.option_info import CLIENTS, COMPUTING, DATA, FEATURES, METHOD, PARTICIPATION, TRAINING, TRUST, option
 from fedcache.parsing import parse_toml
 
 SAMPLING, BAD_UPDATES = ("uniform", "weighted", "poisson"), ("fail", "reject")
@@ -120,22 +120,29 @@ class TrainConfig:
     )
     rounds: int | None = option(None, "Rounds of training.", TRAINING, short="-r", minimum=1, said="the paper's")
     participation: str | None = option(
-        None, "Clients a round, or at a time: a number, a share (0.1, 10%) or all.", TRAINING, said="the paper's"
+        None, "Clients a round, or at a time: a number, a share (0.1, 10%) or all.", PARTICIPATION, said="the paper's"
     )
     client_sampling: str = option(
-        "uniform", "A round's clients: so many, more likely by rows, or each by itself.", TRAINING, choices=SAMPLING
+        "uniform",
+        "A round's clients: so many, more likely by rows, or each by itself.",
+        PARTICIPATION,
+        choices=SAMPLING,
     )
     availability: str | None = option(
-        None, "When clients are there: a share (0.8), or a CSV file client,first,last.", TRAINING, said="always"
+        None, "When clients are there: a share (0.8), or a CSV file client,first,last.", PARTICIPATION, said="always"
     )
-    client_dropout: float = option(0.0, "The share of a round's clients that send nothing.", TRAINING)
+    client_dropout: float = option(0.0, "The share of a round's clients that send nothing.", PARTICIPATION)
     asynchronous: int | None = option(
-        None, "Rounds that wait for nobody: a step after so many updates (FedBuff).", TRAINING, minimum=1, said="rounds"
+        None,
+        "Rounds that wait for nobody: a step after so many updates (FedBuff).",
+        PARTICIPATION,
+        minimum=1,
+        said="rounds",
     )
-    server_step: float = option(1.0, "The server's step on the mean of these updates.", TRAINING)
-    staleness_power: float = option(0.5, "a of (1+t)^-a, the weight of an update that is t steps old.", TRAINING)
+    server_step: float = option(1.0, "The server's step on the mean of these updates.", PARTICIPATION)
+    staleness_power: float = option(0.5, "a of (1+t)^-a, the weight of an update that is t steps old.", PARTICIPATION)
     client_durations: str | None = option(
-        None, "Simulated time of clients: half-normal, equal, rows, or a CSV file client,duration.", TRAINING,
+        None, "Simulated time of clients: half-normal, equal, rows, or a CSV file client,duration.", PARTICIPATION,
         said="half-normal where rounds wait for nobody, else no time",
     )  # fmt: skip
     seeds: str = option("0", "0,1,2 or 0-4; at most 10,000, each below 10^9.", TRAINING)
@@ -146,14 +153,14 @@ class TrainConfig:
     execution: str = option(
         "auto",
         "How clients are computed: one by one, many in one batch, or in a basis of their rows.",
-        TRAINING,
+        COMPUTING,
         names=("--execution", "--lift"),
         choices=("auto", "sequential", "batched", "gram"),
     )
     device: str = option(
-        "auto", "Where training runs; cuda never falls back.", TRAINING, choices=("auto", "cpu", "cuda")
+        "auto", "Where training runs; cuda never falls back.", COMPUTING, choices=("auto", "cpu", "cuda")
     )
-    dtype: str = option("float32", "Of features and heads.", TRAINING, choices=("float32", "float64"))
+    dtype: str = option("float32", "Of features and heads.", COMPUTING, choices=("float32", "float64"))
     set: Mapping[str, Any] = option(
         {}, "key=value of the method; see `fedcache methods info`. Repeatable.", METHOD, once=True, said="the preset's"
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 DATA, CLIENTS, METHOD, TRAINING, TRUST = "Data", "Clients", "Method", "Training", "Trust"
-FEATURES, COMPUTING, RESULTS = "Features", "Computing", "Results"
+FEATURES, PARTICIPATION, COMPUTING, RESULTS = "Features", "Participation", "Computing", "Results"
 """Panels of the help."""
 
 

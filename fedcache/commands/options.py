@@ -178,17 +178,24 @@ def command(
     return decorate
 
 
+LONGEST_WORDS = 16
+"""Characters of the words that an option takes, shown in place of its type."""
+
+
 def parameter(item: Field[Any], alias: str = "") -> inspect.Parameter:
     """A field as a parameter of a command, as typer reads it; ``alias`` names the hidden one of its older names."""
     info: OptionInfo = item.metadata["option"]
     names = info.names[1:] if alias else info.names[:1] or (f"--{item.name.replace('_', '-')}",)
     shown = str(item.default) if isinstance(item.default, str | int | float) else info.default
     is_flag = item.default is False
+    # Words that do not fit the narrow column of a small terminal stand in the text, where they wrap between words.
+    words = "|".join(info.choices)
+    fits = len(words) <= LONGEST_WORDS
     made = typer.Option(
         *names,
         *([info.short] if info.short else []),
-        help=info.meaning,
-        metavar="|".join(info.choices) or None,
+        help=info.meaning if fits else f"{' | '.join(info.choices)}: {info.meaning[:1].lower()}{info.meaning[1:]}",
+        metavar=(words if fits else "<word>") or None,
         min=info.minimum,
         show_default=False if is_flag or not shown else shown,
         rich_help_panel=info.panel,

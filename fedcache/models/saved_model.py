@@ -99,8 +99,9 @@ class ModelFacts:
 
     @property
     def backbones(self) -> tuple[str, ...]:
-        """Names, in the order in which features are concatenated."""
-        return tuple(str(recipe.get("backbone", key)) for recipe, key in zip(self.recipes, self.keys, strict=True))
+        """Names, in the order in which features are concatenated; a key where nobody knows a recipe."""
+        known = self.recipes or ({},) * len(self.keys)
+        return tuple(str(recipe.get("backbone", key)) for recipe, key in zip(known, self.keys, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -308,8 +308,8 @@ def features_of(x: np.ndarray, label: list[int], parts: list[tuple[list[int], li
     store = SimpleNamespace(
         readable=lambda: np.array(more.get("ok", [1] * len(x))),
         arrays={"k": SimpleNamespace(recipe={"backbone": "near"}), "l": SimpleNamespace(recipe={})},
-        has_text=lambda name: name == "near",
-        text=lambda _: more["text"],
+        path=more.get("path"),
+        manifest=more.get("manifest"),
     )
     return SimpleNamespace(
         columns=columns, store=store, keys=["l", "k"], fused=["k", "l"],
@@ -375,12 +375,14 @@ def test_features_in_two_dimensions_are_dots_of_their_class_with_its_mean_as_a_s
     assert data.plane("p", features_of(PLANE, [0] * 10, [([0], [1, 2])]), "k", "pca") is None, "two points"
 
 
-def test_the_entropy_of_zero_shot_labels_by_hand(drawn: Drawn) -> None:
+def test_the_entropy_of_zero_shot_labels_by_hand(drawn: Drawn, monkeypatch: pytest.MonkeyPatch) -> None:
     # Along the text of ink a row has the scores 1 and 0: at scale 1 p = e / (e + 1), whose entropy is 0.840 bits; at
     # scale 100 it is 0. Between the two texts it is 1 bit of 1 at both scales.
     x = np.array([[5.0, 0], [2, 2], [0, 3], LOST])
-    place = features_of(x, [0, 0, 1, 0], [([], [0, 1, 2, 3])], text=np.array([[2.0, 0], [0, 1]]))
-    made: Any = data.label_entropy("e", place)
+    texts = {"near": np.array([[2.0, 0], [0, 1]])}
+    monkeypatch.setattr(data, "text_of_array", lambda manifest, key: "entry" if key == "k" else None)
+    monkeypatch.setattr(data, "read_text", lambda path, backbone, entry: texts[backbone])
+    made: Any = data.label_entropy("e", features_of(x, [0, 0, 1, 0], [([], [0, 1, 2, 3])]))
     p = math.e / (math.e + 1)
     own = -(p * math.log2(p) + (1 - p) * math.log2(1 - p))
     soft, sharp = "scale 1 (FST-CBDG)", "scale 100 (CLIP's own)"
@@ -393,7 +395,9 @@ def test_the_entropy_of_zero_shot_labels_by_hand(drawn: Drawn) -> None:
     assert drawn.told[20] == [f"{soft}: 2 rows from 0.83 to 0.88 bits"]
     assert drawn.told[47] == [f"{sharp}: 1 rows from 0.96 to 1.00 bits"]
     assert (drawn.axes.get_xlabel(), drawn.axes.get_ylabel()) == ("bits", "test rows")
-    assert data.label_entropy("e", features_of(x, [0] * 4, [([], [3])], text=np.eye(2))) is None
+    assert data.label_entropy("e", features_of(x, [0] * 4, [([], [3])])) is None
+    monkeypatch.setattr(data, "text_of_array", lambda manifest, key: None)
+    assert data.label_entropy("e", features_of(x, [0] * 4, [([], [0])])) is None
 
 
 def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn: Drawn) -> None:

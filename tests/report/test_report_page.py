@@ -10,6 +10,7 @@ import pytest
 from fedcache.errors import FedcacheError
 from fedcache.report.drawing import Plot, percent, plain, short, size
 from fedcache.report.find_runs import StoredRun, differing, facts, gather, label_of, labels, setting_name, setting_names
+from fedcache.report.galleries import ToShow
 from fedcache.report.page import _first_of_each, _mark_best, _section, _table
 from fedcache.report.render import HtmlCell, _code, _csv
 
@@ -71,7 +72,7 @@ def test_the_first_run_of_each_method_is_taken() -> None:
 
 def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
     entries = [run("low", 0.25), run("none", None), run("high", 0.5)]
-    section = _section(12, "digits, iid", entries, "no store is here", "none")
+    section = _section(12, "digits, iid", entries, "no store is here", "none", None, ToShow())
     assert (section.ident, section.title) == ("s12", "digits, iid")
     assert section.says == (f"Dataset {'d' * 16}, 1,797 readable images; partition {'p' * 16}, 3 clients.")
     assert section.points == [("high", 0.5), ("low", 0.25), ("none", None)]
@@ -80,7 +81,7 @@ def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
     assert section.notes == ["Figures are made for the first 12 settings; report these runs alone to see theirs."]
     assert section.commands == [(m, f"{m:0<12}", "") for m in ("high", "low", "none")]
     redrawn = dict(entries[0].result["partition"], digests=["p" * 64, "q" * 64])
-    drawn = _section(12, "t", [run("a", partition=redrawn)], "no store is here", "none")
+    drawn = _section(12, "t", [run("a", partition=redrawn)], "no store is here", "none", None, ToShow())
     assert drawn.says.endswith("3 clients; every seed has its own, the first is drawn.")
 
 
