@@ -120,7 +120,8 @@ def train(
     dataset: str | None = None, backbones: str | Sequence[str] = (), domain: str | Sequence[str] = (),
     clients_from: str | Path | None = None, rounds: int | None = None, participation: int | float | str | None = None,
     client_sampling: str | None = None, availability: float | str | Path | None = None,
-    client_dropout: float | None = None, asynchronous: int | None = None, server_step: float | None = None,
+    client_dropout: float | None = None, client_clusters: int | str | Path | None = None,
+    clusters_per_round: int | None = None, asynchronous: int | None = None, server_step: float | None = None,
     staleness_power: float | None = None, client_durations: str | Path | None = None, eval_every: int | None = None,
     eval_clients: int | float | str | None = None, execution: str | None = None, device: str | None = None,
     dtype: str | None = None, client_backbones: Sequence[str] = (), client_set: Mapping[str, str] | None = None,
@@ -145,7 +146,7 @@ def train(
         rounds: None for the paper's; ``eval_every``: also score after every k-th round.
         participation, eval_clients: a round's, and scored clients: a number, share (0.1, ``"10%"``) or ``"all"``.
         client_sampling, availability, client_dropout: ``uniform``, ``weighted``, ``poisson``; share or trace; share.
-        asynchronous, server_step, staleness_power, client_durations: as in ``fedcache train --help``.
+        client_clusters, clusters_per_round, asynchronous, server_step, staleness_power, client_durations: see --help.
         execution: ``auto``, ``sequential``, ``batched`` or ``gram``: how the clients of a round are computed.
         device: ``auto``, ``cpu`` or ``cuda``, which never falls back; ``dtype``: ``float32`` or ``float64``.
         client_backbones, client_set: backbones, and hyperparameter -> values, with which clients take turns.
@@ -178,9 +179,8 @@ def grid(
 
     Args:
         methods: one name or several; store, parts, seeds, settings, observer, on_round, track, fresh: as in ``train``.
-        options: other keywords of ``train``, the same for all points.
         sampler, exact, jobs, save_models, save_clients: as in ``fedcache grid --help``.
-        sweeps: hyperparameter, or rounds, participation, clients, alpha, ... -> values.
+        options: other keywords of ``train``, the same for all points; sweeps: hyperparameter, rounds, ... -> values.
 
     Raises once all other points are trained and kept: CorruptionError when a stored point is damaged, FederatedRunError
     when one could not be trained.

@@ -132,6 +132,11 @@ class TrainConfig:
         None, "When clients are there: a share (0.8), or a CSV file client,first,last.", PARTICIPATION, said="always"
     )
     client_dropout: float = option(0.0, "The share of a round's clients that send nothing.", PARTICIPATION)
+    client_clusters: str | None = option(
+        None, "Clusters, of which a round draws some first: how many, or a CSV file client,cluster.", PARTICIPATION,
+        said="none",
+    )  # fmt: skip
+    clusters_per_round: int = option(1, "How many clusters take part in a round.", PARTICIPATION, minimum=1)
     asynchronous: int | None = option(
         None,
         "Rounds that wait for nobody: a step after so many updates (FedBuff).",

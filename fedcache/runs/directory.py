@@ -44,7 +44,7 @@ MODELS, INDEX = "models", "models.json"
 """The folder of a run's trained models (``run_models``), and the file in it that lists them."""
 
 MINUTE = 60.0
-PLACES = ("dataset", "store", "partition", "clients_from", "availability", "client_durations")
+PLACES = ("dataset", "store", "partition", "clients_from", "availability", "client_clusters", "client_durations")
 """Words of ``config.toml`` that say where things lie. They may differ between equal results; what lies there is in the
 result by its own digest."""
 

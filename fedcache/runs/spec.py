@@ -33,6 +33,9 @@ TRUST_OPTIONS = (
 )  # fmt: skip
 """Fields of ``TrainConfig`` that say it; each can be swept."""
 
+SAMPLING_OPTIONS = ("client_sampling", "availability", "client_dropout", "client_clusters", "clusters_per_round")
+"""Fields of ``TrainConfig`` about who takes part, in the order of ``parse_sampling``."""
+
 TIMING_OPTIONS = ("asynchronous", "server_step", "staleness_power", "client_durations")
 """Fields of ``TrainConfig`` about simulated time; each can be swept."""
 
@@ -119,6 +122,7 @@ class ResolvedRun:
                 participation=self.participation_text,
                 set=self.hyperparameters,
                 availability=from_everywhere(self.requested.availability),
+                client_clusters=from_everywhere(self.requested.client_clusters),
                 client_durations=_durations_from_everywhere(self.requested.client_durations),
             )
         )
@@ -153,16 +157,12 @@ def resolve_run(
 
 
 def sampling_from_config(config: TrainConfig, method: Method | None = None) -> SamplingRule:
-    """How a round's clients are drawn; reads the file of ``--availability``.
+    """How a round's clients are drawn; reads the files of ``--availability`` and ``--client-clusters``.
 
     Raises UsageError for values that cannot be, and for a private run or a method without rounds of clients.
     """
     plain = TrainConfig()
-    asked = [
-        name
-        for name in ("client_sampling", "availability", "client_dropout")
-        if getattr(config, name) != getattr(plain, name)
-    ]
+    asked = [name for name in SAMPLING_OPTIONS if getattr(config, name) != getattr(plain, name)]
     if not asked:
         return UNIFORM
     option = f"--{asked[0].replace('_', '-')}"
@@ -171,7 +171,7 @@ def sampling_from_config(config: TrainConfig, method: Method | None = None) -> S
         raise UsageError(f"{option} {why}.", "Leave it out.")
     if method is not None and method.central:
         raise UsageError(f"{method.name} trains on one set, and has no clients for {option}.", "Leave it out.")
-    return parse_sampling(config.client_sampling, config.availability, config.client_dropout)
+    return parse_sampling(*(getattr(config, name) for name in SAMPLING_OPTIONS))
 
 
 def timing_from_config(

@@ -151,6 +151,35 @@ def test_who_takes_part_is_part_of_a_run_and_of_the_configuration_that_runs_it_a
     assert ok("train", "--method", "fedavg", *WORDS).data["path"] not in (done.data["path"], other.data["path"])
 
 
+def test_clusters_of_clients_are_part_of_a_run_and_the_same_in_a_grid(store: Path, tmp_path: Path) -> None:
+    clusters = tmp_path / "clusters.csv"
+    clusters.write_text("client,cluster\n" + "".join(f"client-{i:04d},{i % 40}\n" for i in range(M)))
+    words = ("--client-clusters", clusters, "--clusters-per-round", 2)
+    done = ok("train", "--method", "fedavg", *words, *WORDS, "--set", "lr=0.05")
+    path = Path(done.data["path"])
+    rounds = [json.loads(line)["clients"] for line in (path / "rounds.jsonl").read_text().splitlines()]
+    assert all(len(r) == 5 and len({c % 40 for c in r}) <= 2 for r in rounds)
+    said = json.loads((path / "result.json").read_text())["participants"]
+    assert (said["clusters_per_round"], said["client_clusters"][:7]) == (2, "sha256:")
+    assert ok("train", "--config", path / "config.toml").data["reused"]
+    moved = clusters.rename(tmp_path / "moved.csv")
+    again = ("train", "--method", "fedavg", *WORDS, "--set", "lr=0.05", "--client-clusters", moved)
+    assert ok(*again, "--clusters-per-round", 2).data["reused"], "the same clusters, from another place"
+    others = {ok(*again).data["path"], ok("train", "--method", "fedavg", *WORDS, "--set", "lr=0.05").data["path"]}
+    assert len(others - {done.data["path"]}) == 2
+    dealt = ("--method", "fedavg", *WORDS, "--client-clusters", 40)
+    lone = ok("train", *dealt, "--set", "lr=0.05").data
+    assert lone["path"] not in others
+    result = json.loads((Path(lone["path"]) / "result.json").read_text())
+    assert result["participants"] == {"client_clusters": 40, "clusters_per_round": 1}
+    for more in ((), ("--jobs", 2)):
+        place = tmp_path / f"grid-{len(more)}"
+        points = ok("grid", *dealt, "--exact", "--sweep", "lr=0.05,0.1", *more, "--runs", place).data["points"]
+        (same,) = (p for p in points if p["digest"] == lone["digest"])
+        for file in ("result.json", "rounds.jsonl"):
+            assert (Path(same["path"]) / file).read_bytes() == (Path(lone["path"]) / file).read_bytes()
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -161,6 +190,12 @@ def test_who_takes_part_is_part_of_a_run_and_of_the_configuration_that_runs_it_a
         ),
         (("--client-dropout", "1"), "--client-dropout 1: expected a share from 0 to below 1."),
         (("--client-sampling", "fair"), "fair"),
+        (("--client-clusters", "2.5"), "--client-clusters 2.5: expected a number from 1, or a file."),
+        (("--client-clusters", M + 1), f"--client-clusters {M + 1}, but there are {M} clients."),
+        (("--client-clusters", "nowhere.csv"), "--client-clusters nowhere.csv: it cannot be read as CSV"),
+        (("--clusters-per-round", "2"), "--clusters-per-round is of clusters of clients."),
+        (("--client-clusters", "3", "--clusters-per-round", "4"), "--clusters-per-round 4, but there are 3 clusters."),
+        (("--client-clusters", "3", "--dp-clip", "1", "--dp-noise", "1"), "--client-clusters changes who takes part"),
         (("--client-dropout", "0.1", "--dp-clip", "1", "--dp-noise", "1"), "--client-dropout changes who takes part"),
     ],
 )
@@ -168,4 +203,5 @@ def test_wrong_words_of_who_takes_part_are_answered(store: Path, words: tuple[st
     refused = fedcache("train", "--method", "fedavg", *words, *WORDS)
     assert refused.code == 2
     assert why in refused.err
-    assert fedcache("train", "--method", "central", "--client-dropout", "0.1", *WORDS).code == 2
+    for option in (("--client-dropout", "0.1"), ("--client-clusters", 3)):
+        assert fedcache("train", "--method", "central", *option, *WORDS).code == 2

@@ -63,6 +63,14 @@ def read_trace(path: Path) -> AvailabilityTrace:
     return AvailabilityTrace(tuple(line[0] for _, line in lines), bounds[:, 0], bounds[:, 1], digest)
 
 
+def number_in(text: str) -> float | None:
+    """The number that the value of an option is; None for one that is a file."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def lines_of_clients(
     path: Path, here: str, columns: Sequence[str], example: str
 ) -> tuple[list[tuple[int, list[str]]], str]:

@@ -216,7 +216,7 @@ def run_points(
             if state is None:
                 job.start()
             jobs.append(job)
-        load = measure_load(jobs, max(1, len(jobs[0].sample(spec.participation))), spec.rounds)
+        load = measure_load(jobs, jobs[0].sampler.planned(jobs[0].round, spec.participation), spec.rounds)
         load = replace(load, points=max(spec.grid_points, len(jobs)))
         chosen = choose(method, hps[0], load, spec.execution, spec.chunk)
         if not jobs[0].trust.plain:
@@ -257,6 +257,7 @@ def new_run(
                callbacks.before_step, memo, spec.trust, spec.identity)  # fmt: skip
     if spec.sampling != UNIFORM:
         job.draw_by(spec.sampling)
+        job.warnings += job.sampler.warnings(spec.participation)
     if isinstance(job, TimedRun) and spec.timing is not None:
         job.time_by(spec.timing, spec.participation)
     return job
@@ -267,7 +268,7 @@ def plan(spec: TrainingRun, hp: Mapping[str, Value], *, points: int = 1) -> tupl
     job = new_run(replace(spec, seed=0, trust=TrustPolicy()), hp)
     refuse_large_server(job, free_memory())
     job.start()
-    load = measure_load([job] * points, max(1, len(job.sample(spec.participation))), spec.rounds)
+    load = measure_load([job] * points, job.sampler.planned(0, spec.participation), spec.rounds)
     return choose(spec.method, hp, load, spec.execution, spec.chunk), load
 
 

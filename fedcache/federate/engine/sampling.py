@@ -11,10 +11,11 @@ import numpy as np
 
 from fedcache.config import SAMPLING
 from fedcache.errors import UsageError, unknown
-from fedcache.federate.engine.availability import AvailabilityTrace, read_trace
+from fedcache.federate.engine.availability import AvailabilityTrace, number_in, read_trace
+from fedcache.federate.engine.client_clusters import ClusterRule, parse_clusters
 from fedcache.federate.engine.context import generator
 from fedcache.federate.engine.method import clients_per_round
-from fedcache.federate.partition.row_lists import NumberedNames
+from fedcache.federate.partition.row_lists import NumberedNames, RowLists
 
 MANY = 1 << 16
 """Clients from which on a round's are drawn one by one."""
@@ -33,22 +34,26 @@ class SamplingRule:
     available: float = 1.0  # as likely is a client there, in every round and by itself
     trace: AvailabilityTrace | None = None  # when each client is there
     dropout: float = 0.0  # as likely does a drawn client get the broadcast and send nothing
+    clusters: ClusterRule | None = None  # of which a round draws some first, and then clients of these
 
     def words(self) -> dict[str, str | float]:
         """What of it differs from the default, as a run's identity and its result hold it."""
         there: str | float = self.available if self.trace is None else f"sha256:{self.trace.digest}"
         said = {"client_sampling": self.how, "availability": there, "client_dropout": self.dropout}
         plain = {"client_sampling": "uniform", "availability": 1.0, "client_dropout": 0.0}
-        return {name: value for name, value in said.items() if value != plain[name]}
+        clusters = {} if self.clusters is None else self.clusters.words()
+        return {name: value for name, value in said.items() if value != plain[name]} | clusters
 
 
 UNIFORM = SamplingRule()
 
 
-def parse_sampling(how: str, availability: str | None, dropout: float) -> SamplingRule:
-    """The rule of three options, of which ``availability`` is a share or the path of a trace.
+def parse_sampling(
+    how: str, availability: str | None, dropout: float, clusters: str | None = None, clusters_per_round: int = 1
+) -> SamplingRule:
+    """The rule of five options: ``availability`` is a share or the path of a trace, ``clusters`` a number or a path.
 
-    Raises UsageError for values that cannot be, and for a file that is no trace.
+    Raises UsageError for values that cannot be, and for a file that is not of its kind.
     """
     if how not in SAMPLING:
         raise unknown("--client-sampling", how, SAMPLING)
@@ -56,26 +61,17 @@ def parse_sampling(how: str, availability: str | None, dropout: float) -> Sampli
         raise UsageError(f"--client-dropout {dropout:g}: expected a share from 0 to below 1.", "For example 0.1")
     available, trace = 1.0, None
     if availability is not None:
-        share = _share(availability)
+        share = number_in(availability)
         available, trace = (1.0, read_trace(Path(availability))) if share is None else (share, None)
         if not 0.0 < available <= 1.0:
             why = f"--availability {availability}: expected a share above 0, at most 1, or a file"
             raise UsageError(f"{why}.", "For example 0.8")
-    return SamplingRule(how, available, trace, dropout)
+    return SamplingRule(how, available, trace, dropout, parse_clusters(clusters, clusters_per_round))
 
 
-def from_everywhere(availability: str | None) -> str | None:
-    """The value of ``--availability`` with the whole path of a trace."""
-    if availability is None or _share(availability) is not None:
-        return availability
-    return str(Path(availability).resolve())
-
-
-def _share(availability: str) -> float | None:
-    try:
-        return float(availability)
-    except ValueError:
-        return None
+def from_everywhere(value: str | None) -> str | None:
+    """The value of an option that is a number or a file, with the whole path of a file."""
+    return value if value is None or number_in(value) is not None else str(Path(value).resolve())
 
 
 class ClientSampler:
@@ -92,7 +88,7 @@ class ClientSampler:
         uniforms: (round, n) -> [n] numbers in [0, 1), where each client is drawn by itself, as the accounting of
             privacy assumes; None for a run that follows the rule.
 
-    Raises UsageError for a trace with a client that is not among the names.
+    Raises UsageError for a trace or clusters that the clients do not fit.
     """
 
     def __init__(
@@ -107,6 +103,10 @@ class ClientSampler:
         self.names, self.eligible, self.seed, self.rule = names, eligible, seed, rule
         self._rows, self._uniforms = rows, uniforms
         self._lines = None if rule.trace is None else rule.trace.places(names)
+        self._clusters: RowLists | None = None  # those of which a round draws some; None where it draws all
+        if rule.clusters is not None:
+            clusters, self._per_round = rule.clusters.places(names, self.by_name, seed), rule.clusters.per_round
+            self._clusters = clusters if self._per_round < len(clusters) else None
         self._last: tuple[tuple[int, Participation], list[int]] | None = None
 
     @cached_property
@@ -169,7 +169,8 @@ class ClientSampler:
 
     def _few(self, busy: Sequence[int], count: int) -> bool:
         """Whether most of those that could be drawn are free, so that a draw among all of them is free as a rule."""
-        if self.rule.available < 1.0 or self.rule.trace is not None or 2 * (len(busy) + count) > len(self.eligible):
+        some = self.rule.available < 1.0 or self.rule.trace is not None or self._clusters is not None
+        if some or 2 * (len(busy) + count) > len(self.eligible):
             return False
         weighted = self.rule.how == "weighted" and self._rows is not None
         return not weighted or bool(2 * self._rows[list(busy)].sum() <= self._heaped[-1])  # type: ignore[index]
@@ -196,7 +197,7 @@ class ClientSampler:
 
     def _there(self, round_: int) -> np.ndarray:
         """int64, by name: the clients that can train and are there in a round."""
-        there = self.by_name
+        there = self.by_name if self._clusters is None else self._of_clusters(self._clusters, round_)
         if self.rule.available < 1.0:
             there = there[generator(self.seed, "availability", round_).random(len(there)) < self.rule.available]
         if (trace := self.rule.trace) is not None and self._lines is not None:
@@ -204,6 +205,33 @@ class ClientSampler:
             known[self._lines[(trace.first <= round_ + 1) & (round_ + 1 <= trace.last)]] = True
             there = there[known[there]]
         return there
+
+    def _of_clusters(self, clusters: RowLists, round_: int) -> np.ndarray:
+        """int64, by name: the clients that can train of the clusters that a round draws, every set as likely."""
+        drawn = without_replacement(generator(self.seed, "clusters", round_), len(clusters), self._per_round)
+        there: np.ndarray = self.by_name[np.sort(clusters.take(drawn).rows)]
+        return there
+
+    def planned(self, round_: int, participation: Participation) -> int:
+        """How many clients a round is planned to have; where clusters are drawn the most that one can, as sizes vary.
+
+        So what is chosen by it is the same in a run that goes on in another round.
+        """
+        if self._clusters is None:
+            return max(1, len(self.sample(round_, participation)))
+        most = int(np.sort(self._clusters.sizes)[-self._per_round :].sum())
+        return min(most, clients_per_round(participation, len(self.names)))
+
+    def warnings(self, participation: Participation) -> list[str]:
+        """What is said before the first round: that clusters are smaller than a round."""
+        if self._clusters is None or participation is None or self.rule.how == "poisson":
+            return []
+        count, sizes = clients_per_round(participation, len(self.names)), np.sort(self._clusters.sizes)
+        if (least := int(sizes[: self._per_round].sum())) >= count:
+            return []
+        those = "has" if self._per_round == 1 else f"{self._per_round} together have"
+        what = f"of {len(sizes)} clusters the smallest {those} {least} that can train"
+        return [f"{count} clients a round are asked for, and {what}: such a round has no more"]
 
     def share(self, participation: Participation) -> float:
         """The expected share of clients in a round."""

@@ -488,6 +488,7 @@ def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path: 
         ({"method": "fedavg", "attack": "sign-flip:0.2"}, "sites are real"),
         ({"method": "fedavg", "asynchronous": 2}, "--asynchronous simulates who takes part"),
         ({"method": "fedavg", "client_dropout": 0.1}, "--client-dropout simulates who takes part"),
+        ({"method": "fedavg", "client_clusters": "2"}, "--client-clusters simulates who takes part"),
         ({"method": "fedavg", "dp_clip": 1.0, "dp_noise": 1.0}, "right answers too"),
         ({"method": "fedavg", "sweep": {"rounds": ("1", "2")}}, "travels in one message"),
         ({"method": "fedavg", "quorum": 4}, "--quorum 4, and there are 3 sites"),

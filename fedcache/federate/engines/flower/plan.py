@@ -24,6 +24,7 @@ from fedcache.federate.methods import find_method
 from fedcache.grids.points import check_sweeps, split_key
 from fedcache.parsing import parse_toml
 from fedcache.runs.spec import (
+    SAMPLING_OPTIONS,
     TIMING_OPTIONS,
     check_participation,
     check_values,
@@ -90,7 +91,7 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
             "and see in which rounds they are asked.",
             IN_PROCESS.format(method.name) + " --dp-clip 1 --dp-noise 1 --dp-seed 0 shows what noise costs",
         )
-    plain, simulated = TrainConfig(), ("client_sampling", "availability", "client_dropout", *TIMING_OPTIONS)
+    plain, simulated = TrainConfig(), (*SAMPLING_OPTIONS, *TIMING_OPTIONS)
     words = {n: value for n in simulated if (value := getattr(config, n)) != getattr(plain, n)}
     if options := {f"--{name.replace('_', '-')}": value for name, value in words.items()}:
         raise UsageError(

@@ -1,0 +1,236 @@
+"""Rounds that draw clusters of clients first: laws of the draws, and of runs."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from draws import examples
+from federation import difference, go
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.client_clusters import ClusterRule, parse_clusters
+from fedcache.federate.engine.outcome import Snapshot
+from fedcache.federate.engine.sampling import ClientSampler, SamplingRule, parse_sampling
+from fedcache.federate.engine.simulated_time import TimingRule
+from fedcache.federate.partition.row_lists import NumberedNames
+from fedcache.federate.trust.policy import parse_policy
+
+UNEVEN = "client,cluster\n" + "".join(f"client-{c},{'abbcccccc'[c]}\n" for c in range(9))
+
+
+@pytest.fixture
+def uneven(tmp_path):
+    """Clusters of 1, 2 and 6 of nine clients."""
+    path = tmp_path / "clusters.csv"
+    path.write_text(UNEVEN)
+    return str(path)
+
+
+def sampler(clients, rule, eligible=None, seed=3, names=None):
+    who = np.arange(clients) if eligible is None else np.array(sorted(eligible))
+    return ClientSampler(names or NumberedNames(clients), who, seed, np.arange(1.0, clients + 1), rule)
+
+
+@examples(60, 600)
+@given(st.integers(2, 60), st.sampled_from(["uniform", "weighted", "poisson"]), st.data())
+def test_a_round_has_clients_of_so_many_clusters_alone(clients, how, draw):
+    count = draw.draw(st.integers(1, clients))
+    each, asked = draw.draw(st.integers(1, count)), draw.draw(st.integers(1, clients))
+    eligible = draw.draw(st.sets(st.integers(0, clients - 1), min_size=1))
+    rule = SamplingRule(how, draw.draw(st.sampled_from([1.0, 0.7])), clusters=ClusterRule(count, each))
+    made = sampler(clients, rule, eligible)
+    of = {int(made.by_name[p]): k for k, some in enumerate(made.rule.clusters.places(made.names, made.by_name, 3))
+          for p in some}  # fmt: skip
+    assert of.keys() == eligible
+    for round_ in range(4):
+        found = made.drawn(round_, asked)
+        assert found == sorted(set(found))
+        assert len({of[c] for c in found}) <= each
+        assert set(found) <= eligible
+        assert len(found) <= made.planned(round_, asked) or how == "poisson"
+        if how != "poisson":
+            assert len(found) <= asked
+        assert sampler(clients, rule, eligible).drawn(round_, asked) == found
+
+
+def test_every_cluster_is_as_likely_as_every_other():
+    """Of ten clusters three a round, 2,000 times: each in 600, give or take 5 standard deviations of 20.5."""
+    made = sampler(1003, SamplingRule(clusters=ClusterRule(10, 3)))
+    places = made.rule.clusters.places(made.names, made.by_name, 3)
+    assert sorted(places.sizes) == [100] * 7 + [101] * 3
+    of = np.empty(1003, int)
+    for k, some in enumerate(places):
+        of[some] = k
+    taken = Counter(k for r in range(2000) for k in set(of[made.drawn(r, 1003)].tolist()))
+    assert all(abs(taken[k] - 600) < 103 for k in range(10))
+    other = ClusterRule(10, 3).places(made.names, made.by_name, 4)
+    assert {*map(tuple, places)} != {*map(tuple, other)}, "another seed deals them otherwise"
+
+
+@examples(30, 300)
+@given(st.permutations(list("abcdefgh")), st.integers(1, 8), st.integers(1, 4))
+def test_clusters_are_of_names_whatever_the_order_of_clients(names, asked, each):
+    """And the same for a method that leaves some clients out."""
+    rule, rows = SamplingRule(clusters=ClusterRule(4, each)), np.ones(8)
+    made = ClientSampler(names, np.arange(8), 3, rows, rule)
+    known = ClientSampler(sorted(names), np.arange(8), 3, rows, rule)
+    assert sorted(names[c] for c in made.drawn(2, asked)) == [sorted(names)[c] for c in known.drawn(2, asked)]
+    some = np.array([c for c in made.by_name if names[c] not in "ab"])
+    both = [
+        {frozenset(names[int(who[p])] for p in cluster) - {"a", "b"} for cluster in rule.clusters.places(names, who, 3)}
+        for who in (made.by_name, some)
+    ]
+    assert both[0] - {frozenset()} == both[1]
+
+
+@pytest.mark.parametrize("clusters", [ClusterRule(1), ClusterRule(3, 3)])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"sampling": SamplingRule("weighted", 0.7, dropout=0.3)},
+        {"sampling": SamplingRule("poisson")},
+        {"timing": TimingRule(buffer=2), "sampling": SamplingRule("weighted")},
+    ],
+    ids=["plain", "weighted", "poisson", "asynchronous"],
+)
+def test_one_cluster_and_all_clusters_are_the_plain_run(clusters, more):
+    plain = more.get("sampling", SamplingRule())
+    one = go("fedrep", {}, **more)
+    other = go("fedrep", {}, **{**more, "sampling": replace(plain, clusters=clusters)})
+    assert difference(one, other) == 0.0
+    assert one.traffic == other.traffic
+    assert [r.clients for r in one.records] == [r.clients for r in other.records]
+    assert one.warnings == other.warnings
+
+
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+@pytest.mark.parametrize("more", [{}, {"timing": TimingRule(buffer=2)}], ids=["rounds", "asynchronous"])
+def test_a_run_of_clusters_that_goes_on_has_the_same_bits(execution, more, uneven):
+    saved: dict[int, Snapshot] = {}
+    how = {"sampling": parse_sampling("uniform", None, 0.2, uneven), "rounds": 5, "execution": execution, **more}
+    whole = go("fedrep", {}, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}), **how)
+    assert len(saved) >= 4
+    for after, snap in saved.items():
+        kept = Snapshot(load(save(snap.tensors)), json.loads(json.dumps(snap.meta)))
+        resumed = go("fedrep", {}, state=kept, **how)
+        assert difference(whole, resumed) == 0.0, f"resumed after round {after}"
+        assert resumed.traffic == whole.traffic
+
+
+@pytest.mark.parametrize("trust", [parse_policy(), parse_policy("median")])
+def test_executions_agree_on_rounds_of_clusters(trust, uneven):
+    how = {"sampling": parse_sampling("uniform", None, 0.0, uneven), "trust": trust, "rounds": 6}
+    one, other = (go("fedavg", {}, execution=e, **how) for e in ("sequential", "batched"))
+    assert difference(one, other) < 1e-10
+    rounds = [set(r.clients) for r in one.records]
+    assert all(found <= cluster for found in rounds for cluster in ({0}, {1, 2}, set(range(3, 9))) if found & cluster)
+    assert {1, 2, 5} == {*map(len, rounds)}, "of six clients five are drawn, and of fewer all"
+
+
+def test_clusters_smaller_than_a_round_are_said(uneven):
+    said = "5 clients a round are asked for, and of 3 clusters the smallest {} that can train: such a round has no more"
+    for words, expected in (
+        ({}, [said.format("has 1")]),
+        ({"sampling": parse_sampling("uniform", None, 0.0, uneven, 2)}, [said.format("2 together have 3")]),
+        ({"participation": 1}, []),
+        ({"participation": None}, []),  # all of a cluster are what was asked for
+        ({"sampling": parse_sampling("poisson", None, 0.0, uneven)}, []),
+        ({"sampling": parse_sampling("uniform", None, 0.0, uneven, 3)}, []),
+    ):
+        out = go("fedavg", {}, **{"sampling": parse_sampling("uniform", None, 0.0, uneven), "rounds": 1, **words})
+        assert [w for w in out.warnings if "clusters" in w] == expected
+
+
+def test_memory_is_planned_for_the_largest_clusters(uneven):
+    """Not for those of the first round, which may be the smallest; nor for another number in a run that goes on."""
+    made = ClientSampler(
+        [f"client-{c}" for c in range(9)], np.arange(9), 0, np.ones(9), parse_sampling("uniform", None, 0, uneven)
+    )
+    assert len({len(made.drawn(r, 9)) for r in range(9)}) > 1
+    assert {made.planned(r, 9) for r in range(9)} == {6}
+    assert made.planned(0, 4) == 4
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_clients_of_other_clusters_begin_in_no_step(uneven, each):
+    rule = parse_sampling("uniform", None, 0.0, uneven, each)
+    made = ClientSampler([f"client-{c}" for c in range(9)], np.arange(9), 0, np.ones(9), rule)
+    for round_ in range(20):
+        here = set(made.drawn(round_, 9))
+        for busy in ([], [0], [4, 1]):
+            assert [c for c, _ in made.begin(round_, 1, 9, busy)] == sorted(here - set(busy))
+            assert {c for c, _ in made.begin(round_, 1, 2, busy)} <= here - set(busy)
+
+
+def test_a_file_names_the_clusters_of_clients(tmp_path):
+    path = tmp_path / "clusters.csv"
+    path.write_text("client,cluster\n b , north\na,north\n\nc,south\n")
+    rule = parse_clusters(str(path), 1)
+    assert (rule.count, rule.words()["clusters_per_round"]) == (2, 1)
+    assert str(rule.words()["client_clusters"]).startswith("sha256:")
+    assert [p.tolist() for p in rule.places("abc", np.arange(3), 0)] == [[0, 1], [2]]
+    assert [p.tolist() for p in rule.places("abc", np.array([0, 1]), 9)] == [[0, 1]]  # c cannot train
+    assert [p.tolist() for p in rule.places("abcd", np.arange(3), 0)] == [[0, 1], [2]]  # nor can d
+    with pytest.raises(FedcacheError, match="has no line of client 'd'; 1 of 4 clients have none"):
+        rule.places("abcd", np.arange(4), 0)
+    with pytest.raises(FedcacheError, match="has a line of client 'c', and the partition has no such client"):
+        rule.places("ab", np.arange(2), 0)
+    path.write_text("client,cluster\nc,south\na,north\nb,north\n")
+    again = parse_clusters(str(path), 1)
+    assert [p.tolist() for p in again.places("abc", np.arange(3), 0)] == [[0, 1], [2]], "lines in another order"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("client,site\n", "the first line is not client,cluster"),
+        ("client,cluster\n", "it names no client"),
+        ("client,cluster\na\n", "line 2 is not a client and a cluster"),
+        ("client,cluster\na,x\nb, \n", "line 3 is not a client and a cluster"),
+        ("client,cluster\na,x,y\n", "line 2 is not a client and a cluster"),
+        ("client,cluster\na,x\na,y\n", "line 3 names a client again"),
+    ],
+)
+def test_a_file_without_clusters_is_refused_by_line(tmp_path, text, why):
+    path = tmp_path / "clusters.csv"
+    path.write_text(text)
+    with pytest.raises(FedcacheError, match=why) as caught:
+        parse_clusters(str(path), 1)
+    assert caught.value.code is Exit.USAGE
+
+
+@pytest.mark.parametrize("count", ["0", "-2", "2.5", "nan", "inf"])
+def test_a_number_of_clusters_is_whole_and_from_1(count):
+    with pytest.raises(FedcacheError, match=f"--client-clusters {count}: expected a number from 1, or a file"):
+        parse_clusters(count, 1)
+
+
+def test_more_clusters_than_there_are_is_refused():
+    with pytest.raises(FedcacheError, match="--clusters-per-round 4, but there are 3 clusters"):
+        parse_clusters("3", 4)
+    with pytest.raises(FedcacheError, match="--client-clusters 10, but there are 9 clients"):
+        go("fedavg", {}, sampling=SamplingRule(clusters=ClusterRule(10)))
+    with pytest.raises(FedcacheError, match="--clusters-per-round is of clusters of clients"):
+        parse_clusters(None, 2)
+
+
+def test_a_round_costs_what_its_clusters_cost():
+    """Of 10^6 clients in 1,000 clusters a round touches 1,000: no array of all clients, which is 1 MB at least."""
+    made = sampler(1_000_000, SamplingRule("weighted", 0.5, clusters=ClusterRule(1000)))
+    made.drawn(0, 100)
+    tracemalloc.start()
+    try:
+        assert len(made.drawn(1, 100)) == 100
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 500_000
