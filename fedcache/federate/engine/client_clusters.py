@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from fedcache.errors import UsageError
 from fedcache.federate.engine.availability import lines_of_clients, number_in, numbers_of
 from fedcache.federate.engine.context import generator
 from fedcache.federate.partition.row_lists import NumberedNames, RowLists
+from fedcache.store.files import file_sha256
 from fedcache.visible_text import visible
 
 COLUMNS = ("client", "cluster")
@@ -84,15 +87,25 @@ def parse_clusters(clusters: str | None, per_round: int) -> ClusterRule | None:
     number = number_in(clusters)
     if number is not None and not (number >= 1 and number.is_integer()):
         raise UsageError(f"--client-clusters {clusters}: expected a number from 1, or a file.", "For example 10")
-    rule = _read_clusters(Path(clusters), per_round) if number is None else ClusterRule(int(number), per_round)
+    if number is None:
+        path, digest = Path(clusters), ""
+        with suppress(OSError):  # the reader says what cannot be read
+            digest = file_sha256(path)
+        rule = replace(_read_clusters(path, digest), per_round=per_round)
+    else:
+        rule = ClusterRule(int(number), per_round)
     if not 1 <= per_round <= rule.count:
         why = f"--clusters-per-round {per_round}, but there are {rule.count} clusters"
         raise UsageError(f"{why}.", "For example --clusters-per-round 1")
     return rule
 
 
-def _read_clusters(path: Path, per_round: int) -> ClusterRule:
-    """The rule of a CSV file with the columns ``client`` and ``cluster``; clusters are numbered as names sort."""
+@lru_cache(maxsize=1)
+def _read_clusters(path: Path, _digest: str) -> ClusterRule:
+    """The rule of a CSV file with the columns ``client`` and ``cluster``; clusters are numbered as names sort.
+
+    A command parses its options several times, and a file of 10^6 clients takes seconds: the last content is kept.
+    """
     example = "A line for every client:  client,cluster  and then  client-0,north"
     here = f"--client-clusters {path}"
     lines, digest = lines_of_clients(path, here, COLUMNS, example)
@@ -105,4 +118,4 @@ def _read_clusters(path: Path, per_round: int) -> ClusterRule:
         found[line[0]] = line[1].strip()
     numbers = {name: i for i, name in enumerate(sorted(set(found.values())))}
     given = np.array([numbers[name] for name in found.values()], np.int64)
-    return ClusterRule(len(numbers), per_round, tuple(found), given, digest)
+    return ClusterRule(len(numbers), 1, tuple(found), given, digest)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine import client_clusters
 from fedcache.federate.engine.client_clusters import ClusterRule, parse_clusters
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.sampling import ClientSampler, SamplingRule, parse_sampling
@@ -187,6 +188,20 @@ def test_a_file_names_the_clusters_of_clients(tmp_path):
     path.write_text("client,cluster\nc,south\na,north\nb,north\n")
     again = parse_clusters(str(path), 1)
     assert [p.tolist() for p in again.places("abc", np.arange(3), 0)] == [[0, 1], [2]], "lines in another order"
+
+
+def test_a_file_is_parsed_once_while_it_says_the_same(tmp_path, monkeypatch):
+    """Its options are parsed several times in a command, and 10^6 lines take seconds."""
+    path, read = tmp_path / "clusters.csv", []
+    real = client_clusters.lines_of_clients
+    monkeypatch.setattr(client_clusters, "lines_of_clients", lambda *words: read.append(1) or real(*words))
+    path.write_text("client,cluster\na,x\nb,y\n")
+    rules = [parse_clusters(str(path), each) for each in (1, 2, 1)]
+    assert [rule.per_round for rule in rules] == [1, 2, 1]
+    assert len(read) == 1
+    path.write_text("client,cluster\na,x\nb,x\n")  # as long as before, and perhaps in the same tick of the clock
+    assert parse_clusters(str(path), 1).count == 1
+    assert len(read) == 2
 
 
 @pytest.mark.parametrize(
