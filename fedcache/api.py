@@ -202,7 +202,7 @@ def load_model(
     """The trained model of a finished run: ``fc.load_model("model.safetensors").predict("photos/")``.
 
     Args:
-        source: a ``Run``, the directory of one, or a model file.
+        source: a ``Run``, the directory of one or the first letters of its digest, or a model file.
         client: whose model, where a method trains one for each client; ``method``: one of your own that the run was of.
         seed: one of the run's, ``"all"`` for the ensemble of all; None for the first.
         one_for_all: the server's model, where a method trains personal ones beside it.
@@ -210,10 +210,10 @@ def load_model(
     Raises UsageError for a seed or client that is not there, StoreError for a run without models, CorruptionError for a
     file that is not what was written.
     """
+    from fedcache.calls.models import place_of
     from fedcache.runs import predict_run
 
-    path = source if isinstance(source, str | Path) else source.path
-    return predict_run.load_model(path, client, seed, method, one_for_all=one_for_all)
+    return predict_run.load_model(place_of(source), client, seed, method, one_for_all=one_for_all)
 
 
 def evaluate(

@@ -16,6 +16,7 @@ from fedcache.models.request import EvaluateOptions, ModelOptions, PersonaliseOp
 from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.report.evaluation import check_asked, write_evaluations
+from fedcache.report.find_runs import find_one
 from fedcache.runs.evaluate_run import evaluate_runs
 from fedcache.runs.personalise_run import Personalised, personalise_run
 from fedcache.runs.run import Run
@@ -23,8 +24,14 @@ from fedcache.store.store import Store
 
 
 def place_of(source: str | Path | Run) -> Path:
-    """The directory of a run, or a model file."""
-    return Path(source) if isinstance(source, str | Path) else source.path
+    """The directory of a run, which the first letters of its digest name too, or a model file. Raises UsageError."""
+    if isinstance(source, Run):
+        return source.path
+    if not isinstance(source, str | Path):
+        kind = type(source).__name__
+        raise UsageError(f"A model is read of a run, and a {kind} was given.", "Give a Run, its directory or a file.")
+    place = Path(source)
+    return place if place.exists() or place.suffix else find_one(str(source), Home.from_environment().runs)
 
 
 def path_of(store: Store | str | Path | None) -> str | None:

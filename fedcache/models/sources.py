@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import StoreError, UsageError, unknown
+from fedcache.errors import StoppedError, StoreError, UsageError, unknown
 from fedcache.extract.compute_features import ExtractionOptions
 from fedcache.extract.datasets.dataset import SPLIT_WORDS
 from fedcache.extract.embed_images import NamedImages, embedded, locate_recipe
@@ -66,10 +66,14 @@ def predict_images(
         workers=config.workers, chunk_rows=None, max_bad=len(images.names), wait=False, fresh=False, stop=stop,
         observer=observer,
     )  # fmt: skip
-    with embedded(images, planned, model.facts.inputs_computed, config, home, options) as store:
-        reasons = {int(entry["row"]): str(entry["reason"]) for entry in store.quarantined()}
-        for rows, scores in predictor.over_store(store):
-            yield from _named(predictor, [images.names[r] for r in rows], rows, scores, top, reasons)
+    try:
+        with embedded(images, planned, model.facts.inputs_computed, config, home, options) as store:
+            reasons = {int(entry["row"]): str(entry["reason"]) for entry in store.quarantined()}
+            for rows, scores in predictor.over_store(store):
+                yield from _named(predictor, [images.names[r] for r in rows], rows, scores, top, reasons)
+    except StoppedError as error:  # an extraction would go on; what is made here is gone with its store
+        said = f"{error.message.partition(';')[0]}; predict keeps no part of an answer."
+        raise StoppedError(said, "Run the same command again: it begins anew.") from error
 
 
 def predict_store(predictor: Predictor, store: Store, split: str | None, *, top: int) -> Iterator[Prediction]:

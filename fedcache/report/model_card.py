@@ -45,7 +45,8 @@ def model_card(
         "",
         *_data(saved, result),
         *_backbones(saved, home),
-        f"Features: feat_post {facts.feat_post}, {facts.dtype}.",
+        f"Features: feat_post {facts.feat_post}, computed with in {facts.dtype}.",
+        *_temperature(predictor),
         "",
         "## Accuracy",
         "",
@@ -70,6 +71,12 @@ def model_card(
             *_held_rows(predictor),
         ]
     return "\n".join(lines) + "\n"
+
+
+def _temperature(predictor: Predictor) -> list[str]:
+    """What is said of probabilities that are scaled."""
+    t = predictor.temperature
+    return [] if t == 1.0 else [f"Probabilities: softmax of the scores divided by {t:g}, as --temperature asked for."]
 
 
 def _held_rows(predictor: Predictor) -> list[str]:

@@ -227,7 +227,10 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     result = _result(run)
     again = train_again(run, result)
     folder, digest = run / MODELS, str(result["digest"])
-    found = read_sealed(folder / INDEX, _what(digest))
+    try:
+        found = read_sealed(folder / INDEX, _what(digest))
+    except CorruptionError as error:
+        raise CorruptionError(error.message, again) from error
     if found is None:
         raise StoreError(f"The run {run.name} has no model.", again)
     seeds = [int(s) for s in result["seeds"]]
