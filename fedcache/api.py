@@ -210,10 +210,9 @@ def load_model(
     Raises UsageError for a seed or client that is not there, StoreError for a run without models, CorruptionError for a
     file that is not what was written.
     """
-    from fedcache.calls.models import place_of
-    from fedcache.runs import predict_run
+    from fedcache.calls import models
 
-    return predict_run.load_model(place_of(source), client, seed, method, one_for_all=one_for_all)
+    return models.load_model(source, client, seed, method, one_for_all=one_for_all)
 
 
 def evaluate(

@@ -11,19 +11,22 @@ from fedcache.calls.keywords import fields_of
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import UsageError
 from fedcache.extract.planning.find_images import ImagePlaces
+from fedcache.federate.engine.method import Method
 from fedcache.models.measures import RunEvaluation
+from fedcache.models.model import Model
 from fedcache.models.request import EvaluateOptions, ModelOptions, PersonaliseOptions
 from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.report.evaluation import check_asked, write_evaluations
 from fedcache.report.find_runs import find_one
+from fedcache.runs import predict_run
 from fedcache.runs.evaluate_run import evaluate_runs
 from fedcache.runs.personalise_run import Personalised, personalise_run
 from fedcache.runs.run import Run
 from fedcache.store.store import Store
 
 
-def place_of(source: str | Path | Run) -> Path:
+def place_of(source: object) -> Path:
     """The directory of a run, which the first letters of its digest name too, or a model file. Raises UsageError."""
     if isinstance(source, Run):
         return source.path
@@ -32,6 +35,13 @@ def place_of(source: str | Path | Run) -> Path:
         raise UsageError(f"A model is read of a run, and a {kind} was given.", "Give a Run, its directory or a file.")
     place = Path(source)
     return place if place.exists() or place.suffix else find_one(str(source), Home.from_environment().runs)
+
+
+def load_model(
+    source: object, client: str | None, seed: int | str | None, method: Method | None, *, one_for_all: bool
+) -> Model:
+    """The model of what ``place_of`` takes; arguments and errors as of ``fedcache.load_model``."""
+    return predict_run.load_model(place_of(source), client, seed, method, one_for_all=one_for_all)
 
 
 def path_of(store: Store | str | Path | None) -> str | None:
