@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import FedcacheError, StoppedError, StoreError, UsageError
@@ -28,11 +26,10 @@ from fedcache.models.sources import read_recipes
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import MODELS
-from fedcache.runs.origin import store_behind
 from fedcache.runs.predict_run import check_saved, check_weights, open_members, predictor_of, result_of, weights_of
+from fedcache.runs.trained_rows import warning_of_trained_rows
 from fedcache.runs.trust_words import is_private
 from fedcache.store.catalog import recall_last, remember_last
-from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 
 
@@ -61,7 +58,10 @@ def evaluate_runs(
     each = [asked] * len(places)
     if asked.weights or (asked.client is not None and len(places) > 1):
         # What only some models have is known when all were looked at, before the first is measured.
-        facts = [open_members(place, asked, Silent())[0].facts for place in places]
+        facts = []
+        for place in places:
+            with named_in_errors(place, places):
+                facts.append(open_members(place, asked, Silent())[0].facts)
         check_weights(asked, [one.backbones for one in facts])
         for i, one in enumerate(facts):
             if asked.client is not None and not one.personal and any(other.personal for other in facts):
@@ -70,8 +70,24 @@ def evaluate_runs(
                     f"{places[i].name}: {one.method} trained one model for all clients: it is what {asked.client} "
                     "uses too."
                 )
-    pairs = zip(places, each, strict=True)
-    return [evaluate_run(place, one, wanted, config, home, observer, stop) for place, one in pairs]
+    found = []
+    for place, own in zip(places, each, strict=True):
+        with named_in_errors(place, places):
+            found.append(evaluate_run(place, own, wanted, config, home, observer, stop))
+    return found
+
+
+@contextmanager
+def named_in_errors(place: Path, places: Sequence[Path]) -> Iterator[None]:
+    """Errors say of which of several models they are."""
+    try:
+        yield
+    except StoppedError:
+        raise
+    except FedcacheError as error:
+        if len(places) > 1:
+            error.message = f"{label_of(place)}: {error.message}"
+        raise
 
 
 def evaluate_run(
@@ -127,7 +143,7 @@ def evaluate_run(
         rows=rows.name, left_out=rows.left_out, measures=figures, clients=spread,
         mistakes=mistakes,
     )  # fmt: skip
-    if (seen := trained_on(place, facts.run, found.short_run, rows, home)) is not None:
+    if (seen := warning_of_trained_rows(place, members, found.short_run, rows, home)) is not None:
         observer.warn(seen)
     return found
 
@@ -175,42 +191,6 @@ def rows_wanted(
     else:
         store = store_with_features(predictor.members[0], asked, config, home, observer, stop)
     return rows_of_store(store, split, predictor.classes)
-
-
-def trained_on(place: Path, digest: str, label: str, rows: LabelledRows, home: Home) -> str | None:
-    """What is to be said where rows are among those that a model was trained on, as far as that can be known.
-
-    Its run is that of the directory, else the one beside the model's file, else one of the home. Rows of the run's own
-    dataset are known by their split, those of others by their content, where the run's store is still there.
-
-    Args:
-        place: the directory of a run, or a model file.
-        digest: of the run.
-        label: of the model.
-        rows: that it was measured on.
-        home: where the run and its store are looked for.
-    """
-    run = None
-    for folder in (place if place.is_dir() else place.parent.parent, home.runs / digest[:16]):
-        with suppress(FedcacheError):  # of a damaged run nothing is known
-            run = run or (None if (found := result_of(folder, digest)) is None else (folder, found))
-    if run is None or not isinstance(rows.source, Store):
-        return None
-    store, data = rows.source, run[1]["dataset"]
-    if data["digest"] in (store.dataset.get("digest"), store.dataset.get("shard", {}).get("parent")):
-        seen = (store.column("split")[rows.rows] == SPLITS.index("train")).any()
-        return f"{label} was trained on rows of {store.path.name}: --split test leaves them out." if seen else None
-    with suppress(FedcacheError):
-        if (own := store_behind(*run)) is not None:
-            train = (own.column("split") == SPLITS.index("train")) & (own.column("ok") == 1)
-            mine, theirs = (np.ascontiguousarray(uid).view("V16").ravel() for uid in
-                            (own.column("uid")[train], store.column("uid")[rows.rows]))  # fmt: skip
-            if same := int(np.isin(theirs, mine).sum()):
-                return (
-                    f"{same:,} of {len(rows.rows):,} rows have the same content as training rows of {data['slug']}, "
-                    f"which {label} was trained on."
-                )
-    return None
 
 
 def store_with_features(

@@ -209,7 +209,7 @@ def _read_once(features: Mapping[str, NDArray[Any] | FileRows]) -> tuple[list[Co
             digests[key].update(_bytes_of(rows).data)
             crcs[key].append(arrays[key].chunk_crc(rows))
         start = number * size
-        uid[start : start + len(blocks[0])] = _uids(np.concatenate([_bytes_of(rows) for rows in blocks], axis=1))
+        uid[start : start + len(blocks[0])] = _digests(np.concatenate([_bytes_of(rows) for rows in blocks], axis=1))
     made = [replace(array, digest=digests[key].hexdigest(), crcs=tuple(crcs[key])) for key, array in arrays.items()]
     return made, uid
 
@@ -219,8 +219,13 @@ def _bytes_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)
 
 
-def _uids(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The first half of the sha256 of every row, [n, 16]."""
+def row_digests(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    """The first half of the sha256 of every row's bytes: [n, ..] -> [n, 16]."""
+    return _digests(_bytes_of(rows))
+
+
+def _digests(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The same of [n, bytes]."""
     width, raw, sha256 = rows.shape[1], rows.reshape(-1).data, hashlib.sha256
     digests = b"".join([sha256(raw[at : at + width]).digest() for at in range(0, rows.size, width)])
     return np.frombuffer(digests, np.uint8).reshape(-1, 32)[:, :16]

@@ -13,8 +13,10 @@ import pytest
 from command import fedcache, ok
 from pictures import folder
 
+import fedcache as fc
 from fedcache.config import Home
 from fedcache.errors import Exit
+from fedcache.federate.partition.partition import Partition
 from fedcache.store.catalog import recall_last
 from fedcache.store.store import Store
 
@@ -159,6 +161,20 @@ def test_a_file_of_embeddings(store: Path, tmp_path: Path) -> None:
     np.savez(file, labels=np.array([s.classes[i] for i in s.label]), split=s.split, **columns)
     found = ok("evaluate", run, "--embeddings", file, "--split", "test").data["runs"][0]["measures"]
     assert found["accuracy"] == runs()["fed3r"]["accuracy"]["per_seed"][0]
+    said = "rows have the same content as rows of shapes that"
+    assert warned(run, "--embeddings", file) == [f"48 of 72 {said} {run[:8]} was trained on."]
+    assert warned(run, "--embeddings", file, "--split", "test") == []
+    # Ingested, trained on, and evaluated on the same file; its first rows alone, one of them changed.
+    whole = ok("ingest", file, "--name", "mine").data["path"]
+    mine = Path(ok("train", "--method", "fed3r", "--store", whole, "--scheme", "iid", "--clients", 2).data["path"])
+    some = np.flatnonzero(s.split == 0)[:10]
+    columns = {key: values[some] for key, values in columns.items()}
+    for values in columns.values():
+        values[0] += 1
+    np.savez(tmp_path / "f.npz", labels=np.array([s.classes[i] for i in s.label[some]]), **columns)
+    said = said.replace("shapes", "mine")
+    assert warned(mine, "--embeddings", file) == [f"48 of 72 {said} {mine.name[:8]} was trained on."]
+    assert warned(mine, "--embeddings", tmp_path / "f.npz") == [f"9 of 10 {said} {mine.name[:8]} was trained on."]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +221,7 @@ def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(s
     moved = Path(shutil.copytree(store, tmp_path / "moved.zarr"))
     for model, said in ((run, run.name[:8]), (file, f"{run.name[:8]}/seed-0"), (copied, "mine")):
         for rows in (store, moved):
-            expected = f"{said} was trained on rows of {rows.name}: --split test leaves them out."
+            expected = f"{said} was trained on 48 of 72 rows of {rows.name}: --split test leaves them out."
             assert warned(model, "--store", rows) == [expected]
             assert warned(model, "--store", rows, "--split", "test") == []
     # Copies of training images of the run in the test split of another dataset, beside others.
@@ -213,10 +229,47 @@ def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(s
     for path in (again / "train" / "class0").iterdir():
         shutil.copy(path, other / "test" / "class0" / f"seen-{path.name}")
     words = ("-d", f"folder:{other}", "--workers", 0, "--split", "test")
-    said = "have the same content as training rows of shapes, which mine was trained on."
+    said = "have the same content as rows of shapes that mine was trained on."
     assert warned(copied, *words) == [f"8 of 23 rows {said}"]
     shutil.rmtree(run)
     assert warned(copied, "--store", store) == []  # nothing says what it was trained on: nothing is claimed
+
+
+def test_only_rows_that_clients_were_dealt_count_as_trained_on(store: Path, tmp_path: Path) -> None:
+    words = ("--store", store, "--scheme", "iid", "--clients", 3, "--domain", "ink")
+    run = Path(ok("train", "--method", "fed3r", *words).data["path"])
+    held = Store.open(store)
+    (parts,) = run.glob("partition-*.partition")
+    dealt = np.concatenate([c.train for c in Partition.load(parts).clients])
+    assert 0 < len(dealt) < 48
+    expected = f"{run.name[:8]} was trained on {len(dealt)} of 72 rows of {store.name}: --split test leaves them out."
+    assert warned(run, "--store", store) == [expected]
+    # One client's store, cut with a partition of other rows: those that both hold.
+    site = sorted(fc.shard(held, fc.partition(held, "iid", clients=2), tmp_path / "sites").glob("*.zarr"))[0]
+    rows = np.array(Store.open(site).dataset["shard"]["rows"])
+    both = np.isin(rows, dealt).sum()
+    assert 0 < both < len(dealt)
+    assert f" {both} of {len(rows)} rows of " in warned(run, "--store", site)[0]
+    other = folder(tmp_path / "again", train=8, test=1, domains=("ink", "chalk"))
+    said = f"{len(dealt)} of 54 rows have the same content as rows of shapes that {run.name[:8]} was trained on."
+    assert warned(run, "-d", f"folder:{other}", "--workers", 0) == [said]
+
+
+def test_of_several_models_an_error_names_the_one_that_it_is_of(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "e.npz"
+    np.savez(file, embeddings=np.zeros((3, 5), np.float32), labels=np.arange(3))
+    some = [runs()[method]["digest"][:12] for method in ("fed3r", "fedavg")]
+    done = fedcache("evaluate", *some, "--embeddings", file)
+    assert done.code == Exit.STORE
+    assert f"{some[0][:8]}" in done.err.splitlines()[0].split(" has features")[0], done.err
+    assert some[0][:8] not in fedcache("evaluate", some[0], "--embeddings", file).err  # of one it is plain
+    new = folder(tmp_path / "new", train=2, test=2, classes=4, domains=("ink",))
+    site = ok("extract", "-d", f"folder:{new}", "-b", "glyph-clip,random-projection", "--workers", 0).data["path"]
+    run, made = run_of("fedpcl"), tmp_path / "made.safetensors"
+    ok("personalise", run, "--store", site, "-o", made, "--name", "new", "--rounds", 1)
+    done = fedcache("evaluate", run, made, "--client", "chalk", "--store", store)
+    assert done.code == Exit.USAGE
+    assert "made.safetensors: Unknown client 'chalk'." in done.err, done.err
 
 
 def test_one_saved_client_is_measured_as_one_and_of_some_it_is_said_how_many(store: Path) -> None:
