@@ -31,8 +31,12 @@ def place_of(source: object) -> Path:
     if isinstance(source, Run):
         return source.path
     if not isinstance(source, str | Path):
-        kind = type(source).__name__
-        raise UsageError(f"A model is read of a run, and a {kind} was given.", "Give a Run, its directory or a file.")
+        kind, hint = type(source).__name__, "Give a Run, its directory or a file."
+        if isinstance(source, list | tuple):
+            hint = "One at a time: [fc.evaluate(run, store=store) for run in runs]"
+        elif isinstance(source, Model):
+            hint = 'model.save("m.safetensors") writes a file that is taken.'
+        raise UsageError(f"A model is read of a run, and a {kind} was given.", hint)
     place = Path(source)
     return place if place.exists() or place.suffix else find_one(str(source), Home.from_environment().runs)
 
@@ -45,12 +49,19 @@ def load_model(
 
 
 def path_of(store: Store | str | Path | None) -> str | None:
-    """A store, file or dataset as an option has it."""
-    return None if store is None else str(store if isinstance(store, str | Path) else store.path)
+    """A store or file as an option has it. Raises UsageError for what is neither."""
+    if store is not None and not isinstance(store, str | Path | Store):
+        raise UsageError(
+            f"Expected a store, a path or a name; found {type(store).__name__}.",
+            "model.scores(X) takes features in memory.",
+        )
+    return str(store.path) if isinstance(store, Store) else None if store is None else str(store)
 
 
 def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
     """The figures of a run's model; ``given`` are the arguments of ``fedcache.evaluate``."""
+    if isinstance(given["dataset"], Store):
+        raise UsageError("The second argument is a dataset; found a store.", "fc.evaluate(run, store=store)")
     rows = {name: path_of(given[name]) for name in ("dataset", "store", "embeddings")}
     named = [name for name, value in rows.items() if value is not None]
     if len(named) != 1:

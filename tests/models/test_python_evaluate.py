@@ -86,6 +86,11 @@ def test_what_makes_no_sense_is_refused_in_words(store: fc.Store, run: fc.Run, t
     for call, said in (
         (lambda: fc.evaluate(run), "found none"),
         (lambda: fc.evaluate(run, "digits", store=store), "found dataset and store"),
+        (lambda: fc.evaluate(run, store), r"fc.evaluate\(run, store=store\)"),
+        (lambda: fc.evaluate([run, run], store=store), r"a list was given[.]\n.*for run in runs"),
+        (lambda: fc.evaluate(run.model(), store=store), "a Model was given[.]\n.*m.safetensors"),
+        (lambda: fc.evaluate(None, store=store), "a NoneType was given"),
+        (lambda: fc.evaluate(run, embeddings=np.zeros((2, 3))), "found ndarray"),
         (lambda: fc.evaluate(run, store=store, split="tests"), "tests"),
         (lambda: fc.evaluate(run, store=store, out=tmp_path / "e.pdf"), ".pdf"),
         (lambda: fc.evaluate(run, store=store, with_images=True), "none is written"),
