@@ -95,7 +95,7 @@ def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> Labelle
             raise StoreError(f"{path} has no rows of split {split}.", "Leave --split out.")
         rows = np.flatnonzero(held.splits == SPLITS.index(split))
     name = f"{path.name}, " + (f"split {split}" if split is not None else "all rows")
-    readable = ~np.logical_or.reduce([np.isnan(a).any(-1) for a in arrays])[rows]
+    readable = np.logical_and.reduce([np.isfinite(a).all(-1) for a in arrays])[rows]
     codes = (np.asarray(held.labels, np.int64)[rows], np.asarray(held.domains, np.int64)[rows])
     return matched(name, rows, codes, readable, (held.classes, held.domain_names), predictor.classes, arrays)
 
@@ -127,6 +127,11 @@ def matched(
     lost = Counter(names[0][k] for k in label[there & (truth < 0)])
     left = LeftOutRows(int((readable & (label < 0)).sum()), int((~readable).sum()), dict(sorted(lost.items())))
     known = there & (truth >= 0)
+    if not there.any():
+        said = f"{name}: no row that can be read has a label. " + " ".join(left.sentences())
+        raise StoreError(
+            said, "A file has them as labels, label or y; fedcache predict   says the classes of rows without."
+        )
     if not known.any():
         own = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
         raise StoreError(

@@ -118,6 +118,9 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.dtype not in DTYPES:
             raise unknown("dtype", self.dtype, DTYPES)
         check_temperature(self.temperature)
+        for name, given in (("settings", self.settings), ("scheme_options", self.scheme_options)):
+            if given is not None and not isinstance(given, Mapping):
+                raise UsageError(f"{name} is a {type(given).__name__}, expected a dict.", f'{name}={{"name": value}}')
         method = self._method()
         hp = method.resolve(self.preset, self.settings)
         _check_reads_features(method, hp)

@@ -154,14 +154,18 @@ class LeftOutRows:
             few = [f"{name} ({rows:,})" for name, rows in list(self.unknown.items())[:8]]
             more = f" and {len(self.unknown) - 8} more" if len(self.unknown) > 8 else ""
             said.append(
-                f"{sum(self.unknown.values()):,} rows of classes that the model does not know are not scored: "
-                f"{', '.join(few)}{more}."
+                _not_scored(sum(self.unknown.values()), "of classes that the model does not know")
+                + f": {', '.join(few)}{more}."
             )
         if self.unlabelled:
-            said.append(f"{self.unlabelled:,} rows without a label are not scored.")
+            said.append(_not_scored(self.unlabelled, "without a label") + ".")
         if self.unreadable:
-            said.append(f"{self.unreadable:,} rows whose image could not be read are not scored.")
+            said.append(_not_scored(self.unreadable, "without features that can be read") + ".")
         return said
+
+
+def _not_scored(rows: int, which: str) -> str:
+    return f"1 row {which} is not scored" if rows == 1 else f"{rows:,} rows {which} are not scored"
 
 
 @dataclass(frozen=True)

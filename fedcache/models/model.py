@@ -16,7 +16,7 @@ from fedcache.errors import StoreError, UsageError
 from fedcache.extract.embed_images import NamedImages, find_images, images_in_memory
 from fedcache.models.predictions import best_of
 from fedcache.models.predictor import Predictor
-from fedcache.models.saved_model import SavedModel
+from fedcache.models.saved_model import AS_BYTES, SavedModel
 from fedcache.models.sources import predict_images
 from fedcache.notebooks import html_facts
 from fedcache.process import Stop
@@ -63,7 +63,7 @@ class Model:
         """Write the model file, which ``fedcache.load_model`` and ``fedcache predict`` read; returns its path.
 
         It holds the models of all clients that the run saved. Raises UsageError for an ensemble, a file that is there
-        already unless ``overwrite``, and as ``SavedModel.save``.
+        already unless ``overwrite``; otherwise as ``SavedModel.save``.
         """
         model = self._alone("a file")
         if not overwrite and Path(path).exists():
@@ -96,8 +96,8 @@ class Model:
         if named is None:
             scores = self.predictor.scores(*self._arrays(images))
             names = [str(i) for i in range(scores.shape[1])]
-            p = self.predictor.mean_probability(scores)
-            found = list(best_of(names, self.classes, self.predictor.predicted(scores), p, wanted, {}))
+            p, ranking = self.predictor.mean_probability(scores), self.predictor.ranking(scores)
+            found = list(best_of(names, self.classes, self.predictor.predicted(scores), p, ranking, wanted, {}))
         else:
             found = list(
                 predict_images(self.predictor, named, ExtractConfig(), self.home, self.observer, Stop(), top=wanted)
@@ -147,12 +147,16 @@ class Model:
             parts = np.split(parts[0], np.cumsum(facts.widths)[:-1], axis=1)
         fits = tuple(p.shape[-1] if p.ndim == 2 else None for p in parts) == facts.widths
         if not fits or any(p.dtype.kind not in "fiub" for p in parts):
-            one_row = parts[0].shape == (facts.width,)
+            hint = "store.Xy() gives features of a store."
+            if parts[0].shape == (facts.width,):
+                hint = "model.scores(x[None])   of one row."
+            elif parts[0].ndim in (3, 4) and parts[0].shape[-1] == 3:
+                hint = AS_BYTES
             found = " and ".join(f"{p.dtype} {list(p.shape)}" if p.ndim else type(X).__name__ for p in parts)
             raise StoreError(
                 f"The model reads features [N, {facts.width}] ({' + '.join(facts.backbones) or 'embeddings'}), found "
                 f"{found}.",
-                "model.scores(x[None])   of one row." if one_row else "store.Xy() gives features of a store.",
+                hint,
             )
         return parts
 

@@ -18,6 +18,8 @@ from fedcache.store.files import write_atomic
 from fedcache.visible_text import escape_json, sheet_cell
 
 FORMATS = (".csv", ".jsonl", ".parquet")
+NO_FEATURES = "its features are not all finite numbers"
+"""Why a row of a file has no class."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ def best_of(
     classes: Sequence[str],
     predicted: NDArray[np.int64],
     probability: NDArray[np.float64],
+    ranking: NDArray[np.float64],
     top: int,
     reasons: Mapping[int, str],
 ) -> Iterator[Prediction]:
@@ -53,16 +56,17 @@ def best_of(
         classes: C names.
         predicted: [N], -1 for a row without scores.
         probability: [N, C].
+        ranking: [N, C], the higher the more probable, also of classes whose probability is rounded to 0.
         top: how many, at least 1; no more than there are classes.
         reasons: why a row has no scores, by its number.
     """
     for row, name in enumerate(names):
         if row in reasons or predicted[row] < 0:
-            yield Prediction(name, (), (), reasons.get(row, "it has no features"))
+            yield Prediction(name, (), (), reasons.get(row, NO_FEATURES))
             continue
         # The predicted class first also where rounding makes another one as probable.
         order = [int(predicted[row])]
-        order += [int(c) for c in np.argsort(-probability[row], kind="stable") if c != predicted[row]]
+        order += [int(c) for c in np.argsort(-ranking[row], kind="stable") if c != predicted[row]]
         chosen = order[: min(top, len(classes))]
         yield Prediction(name, tuple(classes[c] for c in chosen), tuple(float(probability[row, c]) for c in chosen))
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,10 @@ class Predictor:
         return self.members[0].facts.classes
 
     def check_top(self, top: int, name: str = "--top") -> None:
-        """Refuse to name more classes for a row than there are, or none. Raises UsageError."""
+        """Refuse to name more classes for a row than there are, none, or a part of one. Raises UsageError."""
         C = len(self.classes)
-        if not 1 <= top <= C:
-            raise UsageError(f"{name} is {top}, and the model has {C:,} classes.", f"At least 1, at most {C}.")
+        if not isinstance(top, Integral) or not 1 <= top <= C:
+            raise UsageError(f"{name} is {top!r}, and the model has {C:,} classes.", f"A whole number from 1 to {C}.")
 
     @cached_property
     def deployed(self) -> tuple[DeployedModel, ...]:
@@ -96,7 +97,8 @@ class Predictor:
         """Scores of stored features (one array [N, d] per backbone) or images.
 
         Returns:
-            float64 [E, N, C] for E members; NaN for a row that is NaN.
+            float64 [E, N, C] for E members; NaN for a row with a feature that is missing or infinite, and for one whose
+            highest score is no finite number, of which nothing can be said.
         """
         N = len(arrays[0])
         out = np.empty((len(self.members), N, len(self.classes)))
@@ -107,10 +109,11 @@ class Predictor:
                     out[e, start : start + BLOCK] = model.scores(x).double().cpu().numpy()
                 if x.is_floating_point():  # a missing row has no scores, whatever a method makes of NaN
                     out[e, start : start + BLOCK][torch.isnan(x).any(-1).cpu().numpy()] = np.nan
+        out[~np.isfinite(out.max(-1))] = np.nan
         return out
 
     def embed(self, *arrays: Rows) -> NDArray[np.float64]:
-        """What the classifier of one model reads of rows, float64 [N, d]; NaN for a row that is NaN.
+        """What the classifier of one model reads of rows, float64 [N, d]; NaN as ``scores``.
 
         Raises UsageError for an ensemble, whose members have embeddings of their own.
         """
@@ -136,6 +139,15 @@ class Predictor:
         found: NDArray[np.float64] = p.numpy()
         return found
 
+    def ranking(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[E, N, C] scores -> [N, C], the higher the more probable: also where probabilities are too small to differ.
+
+        That is the scores of one model, and the log of an ensemble's probabilities.
+        """
+        each: Tensor = torch.from_numpy(scores / self.temperature).log_softmax(-1)
+        found: NDArray[np.float64] = scores[0] if len(scores) == 1 else each.logsumexp(0).numpy()
+        return found
+
     def predicted(self, scores: NDArray[np.float64]) -> NDArray[np.int64]:
         """[E, N, C] scores -> int64 [N]: the class of the highest score, or probability in an ensemble; -1 for NaN."""
         decided = scores[0] if len(scores) == 1 else self.mean_probability(scores)
@@ -159,8 +171,8 @@ class Predictor:
 
 def check_temperature(value: float) -> None:
     """Refuse a temperature with which no probability can be told from 0, 1 or 1 / C. Raises UsageError."""
-    if not COLDEST <= value <= HOTTEST:
-        raise UsageError(f"The temperature is {value}, expected {COLDEST:g} to {HOTTEST:g}.", "For example 1.0")
+    if not isinstance(value, Real) or not COLDEST <= value <= HOTTEST:
+        raise UsageError(f"The temperature is {value!r}, expected {COLDEST:g} to {HOTTEST:g}.", "For example 1.0")
 
 
 def array_keys(model: SavedModel, store: Store) -> list[str]:

@@ -38,6 +38,11 @@ class ModelOptions:
         said="$FEDCACHE_HOME/runs",
     )  # fmt: skip
 
+    def __post_init__(self) -> None:
+        # Python code may say client=0: a name as any other, which is found or refused with those that are there.
+        if self.client is not None:
+            object.__setattr__(self, "client", str(self.client))
+
 
 @dataclass(frozen=True)
 class PredictOptions:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import CorruptionError, StoreError, UsageError, closest, unknown
+from fedcache.errors import CorruptionError, MachineError, StoreError, UsageError, closest, unknown
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.client_data import FrozenEncoders
 from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
@@ -43,6 +43,8 @@ READ = (1, FORMAT)
 KIND = {"kind": "model"}
 COMPUTED = ("device", "dtype", "batch")
 """What a model keeps of how its features were computed: another value of these gives other last bits."""
+AS_BYTES = 'Images have bytes; of values from 0 to 1:  model.predict((255 * images).astype("uint8"))'
+"""What helps whoever gives images as floats."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +161,15 @@ class SavedModel:
     def save(self, path: str | Path) -> None:
         """Write the file, whole or not at all; the same model has the same bytes.
 
-        Raises UsageError, as ``check_place``.
+        Raises UsageError, as ``check_place``; MachineError for a place where the system lets nothing be written.
         """
         check_place(Path(path))
-        write_sealed(Path(path), KIND, self.facts.to_dict(), self.tensors)
+        try:
+            write_sealed(Path(path), KIND, self.facts.to_dict(), self.tensors)
+        except OSError as error:
+            raise MachineError(
+                f"{path} cannot be written: {error.strerror or error}.", "Name another place."
+            ) from error
 
     @classmethod
     def load(cls, path: Path) -> SavedModel:
@@ -321,7 +328,8 @@ class SavedModel:
             client: one whose model reads some columns only.
 
         Returns:
-            view 0: [N, D] in the dtype of the model, or uint8 [N, H W 3].
+            view 0: [N, D] in the dtype of the model, or uint8 [N, H W 3]. An infinite feature is NaN, as one that is
+            missing.
         """
         facts = self.facts
         if facts.image is not None:
@@ -333,7 +341,7 @@ class SavedModel:
                 f"found {' + '.join(map(str, found))}.",
                 "Give features of the same backbones in the same order.",
             )
-        whole = [np.asarray(a).reshape(len(a), -1, a.shape[-1])[:, :1] for a in arrays]
+        whole = [_finite(a[:, :1] if a.ndim == 3 else a[:, None]) for a in map(np.asarray, arrays)]
         x = prepare_features(whole, facts.feat_post, scaling=self.scaling)[0][:, 0]
         number = None if client is None and len(facts.saved) != 1 else self.number_of(client)
         own = facts.overrides.get(-1 if number is None else number, ClientOverrides())
@@ -356,14 +364,20 @@ class SavedModel:
         if rows.shape[1:] != (H, W, 3) or rows.dtype != np.uint8:
             raise StoreError(
                 f"The model reads images uint8 [N, {H}, {W}, 3], found {rows.dtype} {list(rows.shape)}.",
-                "Give images of that size.",
+                "Give images of that size." if rows.dtype == np.uint8 else AS_BYTES,
             )
-        return torch.from_numpy(np.ascontiguousarray(rows)).view(len(rows), -1)
+        return torch.from_numpy(np.ascontiguousarray(rows)).view(len(rows), H * W * 3)
 
     @property
     def recipes(self) -> list[Recipe]:
         """How each backbone's features are made from an image."""
         return [Recipe.from_dict(recipe) for recipe in self.facts.recipes]
+
+
+def _finite(features: np.ndarray) -> np.ndarray:
+    """Features with NaN in the place of what is infinite, in itself or as the float32 that models read."""
+    beyond = np.abs(features) > np.finfo(np.float32).max
+    return np.where(beyond, np.nan, features) if beyond.any() else features
 
 
 def _check_global(model: DeployedModel) -> None:

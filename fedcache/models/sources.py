@@ -139,6 +139,5 @@ def _named(
     reasons: Mapping[int, str],
 ) -> Iterator[Prediction]:
     lost = {i: reasons[int(row)] for i, row in enumerate(rows) if int(row) in reasons}
-    yield from best_of(
-        names, predictor.classes, predictor.predicted(scores), predictor.mean_probability(scores), top, lost
-    )
+    predicted, p = predictor.predicted(scores), predictor.mean_probability(scores)
+    yield from best_of(names, predictor.classes, predicted, p, predictor.ranking(scores), top, lost)

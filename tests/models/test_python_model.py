@@ -14,12 +14,15 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from command import fedcache
 from heard import Heard
 from pictures import folder
 from PIL import Image, ImageOps
+from scipy.special import log_softmax, logsumexp
 
 import fedcache as fc
 from fedcache.federate.methods import METHODS
+from fedcache.models.fed_classifier import FedClassifier
 from fedcache.progress import Silent
 
 STORE = "random-projection"
@@ -164,6 +167,92 @@ def test_what_a_model_does_not_read_is_refused(run: fc.Run, tmp_path: Path) -> N
         with pytest.raises(fc.FedcacheError) as caught:
             call()
         assert caught.value.code == code, caught.value
+
+
+def test_a_row_with_an_infinite_feature_is_left_out_with_a_reason(store: fc.Store, run: fc.Run, tmp_path: Path) -> None:
+    X, y = store.Xy(split="test")
+    model, expected = run.model(), run.model().predict(X)
+    for value in (np.inf, -np.inf, 1e300):  # the last is infinite as the float32 that models read
+        Z = X.astype(np.float64)
+        Z[1, 3] = value
+        assert model.predict(Z) == [expected[0], None, *expected[2:]]
+        assert model.predict(Z, top=2)[1] == []
+        for found in (model.scores(Z), model.probabilities(Z), model.embed(Z)):
+            assert np.isnan(found[1]).all()
+            assert np.isfinite(found[[0, 2]]).all()
+    Z[1, 3] = np.inf
+    file = tmp_path / "z.npz"
+    np.savez(file, features=Z, labels=y, classes=np.array(model.classes))
+    done = fedcache("predict", run.path, "--embeddings", file, "--json")
+    row = done.envelope["data"]["rows"][1]
+    assert done.code == 3  # as where an image cannot be read
+    assert (row["class"], row["reason"]) == (None, "its features are not all finite numbers")
+    np.savez(
+        tmp_path / "rest.npz", features=np.delete(Z, 1, 0), labels=np.delete(y, 1), classes=np.array(model.classes)
+    )
+    whole, rest = (fc.evaluate(run, embeddings=f) for f in (file, tmp_path / "rest.npz"))
+    assert whole.measures == rest.measures
+    assert whole.left_out.sentences() == ["1 row without features that can be read is not scored."]
+
+
+def test_the_order_of_classes_is_that_of_scores_where_probabilities_are_too_small_to_differ(
+    store: fc.Store, run: fc.Run
+) -> None:
+    X, _ = store.Xy(split="test")
+    order = run.model().scores(X).argsort(1)[:, ::-1]
+    cold = replace(run.model(), predictor=replace(run.model().predictor, temperature=1e-5))
+    assert (run.model().probabilities(X, 1e-5) == 0.0).sum() > len(X)  # two of three classes, of some rows at least
+    names = [[cold.classes[c] for c in row] for row in order]
+    assert [[name for name, _ in row] for row in cold.predict(X, top=3)] == names
+    seeds = fc.train("fedavg", store, fc.partition(store, "iid", clients=3), seeds=[0, 1], rounds=1)
+    both = seeds.model(seed="all")
+    cold = replace(both, predictor=replace(both.predictor, temperature=1e-7))
+    logs = logsumexp(log_softmax(both.scores(X) / 1e-7, -1), 0)
+    top = [[cold.classes.index(name) for name, _ in row] for row in cold.predict(X, top=3)]
+    for row, found in zip(logs, top, strict=True):
+        assert row[found[1]] >= row[found[2]]
+
+
+@pytest.mark.parametrize("method", ["fed3r", "fedncm", "fedpcl", "fedavg"])
+def test_no_rows_have_no_classes_and_no_embeddings(store: fc.Store, method: str) -> None:
+    made = fc.train(method, store, fc.partition(store, "iid", clients=3), rounds=1)
+    model = made.model(client=made.result["clients"][0] if method == "fedpcl" else None)
+    X, _ = store.Xy(split="test")
+    assert model.embed(X[:0]).shape == (0, model.embed(X).shape[1])
+    assert model.scores(X[:0]).shape == model.probabilities(X[:0]).shape == (0, 3)
+    assert model.predict(X[:0]) == []
+
+
+def test_what_is_no_name_number_or_place_is_one_sentence(store: fc.Store, run: fc.Run) -> None:
+    X, _ = store.Xy(split="test")
+    model = run.model()
+    personal = fc.train("fedpcl", store, fc.partition(store, "iid", clients=3), rounds=1)
+    for call, code, said in (
+        (lambda: personal.model(client=0), 2, "Unknown client '0'"),
+        (lambda: fc.load_model(personal, client=0), 2, "Unknown client '0'"),
+        (lambda: fc.load_model(None), 2, "a NoneType was given"),
+        (lambda: model.probabilities(X, temperature="1"), 2, "The temperature is '1'"),
+        (lambda: model.predict(X, top=1.5), 2, "top is 1.5"),
+        (lambda: model.save("/proc/x.safetensors"), 6, "/proc/x.safetensors cannot be written"),
+        (lambda: FedClassifier(settings=[1]).fit(X, np.arange(len(X)) % 2), 2, "settings is a list"),
+    ):
+        with pytest.raises(fc.FedcacheError) as caught:
+            call()
+        assert (caught.value.code, said in caught.value.message) == (code, True), caught.value
+        assert caught.value.hint
+
+
+def test_images_of_floats_and_rows_without_labels_end_with_what_helps(
+    store: fc.Store, run: fc.Run, tmp_path: Path
+) -> None:
+    for images in (np.zeros((2, 8, 8, 3)), np.zeros((8, 8, 3), np.float32)):
+        with pytest.raises(fc.FedcacheError) as caught:
+            run.model().predict(images)
+        assert '(255 * images).astype("uint8")' in caught.value.hint
+    np.savez(tmp_path / "z.npz", features=store.Xy()[0])
+    with pytest.raises(fc.FedcacheError, match="no row that can be read has a label") as caught:
+        fc.evaluate(run, embeddings=tmp_path / "z.npz")
+    assert "labels, label or y" in caught.value.hint
 
 
 def halves(model: fc.Model, X: np.ndarray) -> np.ndarray:
