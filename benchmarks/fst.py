@@ -70,7 +70,7 @@ def floor(f: clean.Federation, loop: float) -> str:
     }
     seconds = {name: 10 * min(times) for name, times in in_turn(work, 5).items()}
     whole = sum(seconds.values())
-    if loop / whole >= 2 * BAR:
+    if loop / whole >= BAR:
         return ""
     said = ", ".join(f"{name} {1e3 * s:.0f} ms" for name, s in seconds.items())
     return f"alone {said}, which the clean loop has but for the gathers: at most {loop / whole:.1f} x with nothing else"
