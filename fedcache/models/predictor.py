@@ -144,8 +144,10 @@ class Predictor:
 
         That is the scores of one model, and the log of an ensemble's probabilities.
         """
+        if len(scores) == 1:
+            return np.asarray(scores[0])
         each: Tensor = torch.from_numpy(scores / self.temperature).log_softmax(-1)
-        found: NDArray[np.float64] = scores[0] if len(scores) == 1 else each.logsumexp(0).numpy()
+        found: NDArray[np.float64] = each.logsumexp(0).numpy()
         return found
 
     def predicted(self, scores: NDArray[np.float64]) -> NDArray[np.int64]:
