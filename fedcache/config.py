@@ -51,7 +51,7 @@ class ExtractConfig:
         None, "Only N images, evenly spaced over the dataset.", DATA, minimum=1, said="all images"
     )
     layout: str | None = option(
-        None, "Meaning of the folder levels, e.g. domain/class or split/class.", DATA, said="recognised"
+        None, "Meaning of the folder levels, e.g. domain/class, or client/class for a group.", DATA, said="recognised"
     )
     follow_links: bool = option(False, "Also read what links lead to outside of the dataset's folder.", DATA)
     device: str = option(

@@ -101,8 +101,8 @@ class InternalError(CodedError):
     exit = Exit.BUG
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like ``name``, or None when nothing is near.
+def closest(name: str, known: Iterable[str], likeness: float = 0.5) -> str | None:
+    """The known name most like ``name``, or None when nothing is near; ``likeness`` runs from 0 to 1, the same.
 
     >>> closest("fedpc", ["fedavg", "fedpcl", "solo"])
     'fedpcl'
@@ -111,7 +111,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     """
     names = list(known)
     lowered = {n.lower(): n for n in names}
-    near = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=likeness)
     return lowered[near[0]] if near else None
 
 

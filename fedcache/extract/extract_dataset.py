@@ -29,6 +29,7 @@ from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.store.catalog import clean_up, finished_stores, recall_last, remember_last, resolve_path
 from fedcache.store.files import make_private
+from fedcache.store.groups import put_groups
 from fedcache.store.journal import journals
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store
@@ -205,7 +206,7 @@ def compute(
             observer.note(f"Grows from {earlier.parent.path.name}: {expected}.")
     check_disk(path, data, planned)
     is_new = not path.exists()
-    store = open_or_create(path, data, home, earlier)
+    store = open_or_create(path, data, home, earlier, observer)
     remember_orders(home, data, planned, config)
     wanted = planning.wanted_text(store, planned, data.template, config, keep=keep_text)
     text = planning.missing_text(store, planned, wanted)
@@ -241,8 +242,8 @@ def compute(
     return done
 
 
-def open_or_create(path: Path, data: Dataset, home: Home, earlier: IncrementalPlan | None) -> Store:
-    """The store of ``data`` at ``path``, made where there is none, with the text features of an earlier one."""
+def open_or_create(path: Path, data: Dataset, home: Home, earlier: IncrementalPlan | None, observer: Observer) -> Store:
+    """The store of ``data`` at ``path``, made where there is none: its groups, and text features of an earlier one."""
     make_private(home.stores) if path.parent == home.stores else path.parent.mkdir(parents=True, exist_ok=True)
     samples = Samples(
         uid=data.uid,
@@ -262,4 +263,6 @@ def open_or_create(path: Path, data: Dataset, home: Home, earlier: IncrementalPl
     store = Store.create(path, samples, dataset=meta, reasons=earlier.data.vanished if earlier else None)
     if earlier is not None:
         earlier.carry_text(store)
+    for name in put_groups(store, data.groups):
+        observer.warn(f"The column {name} has other values than before; partitions made by it keep their rows.")
     return store

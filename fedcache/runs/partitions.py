@@ -268,7 +268,7 @@ def check_partitions(store: Store) -> dict[Path, str]:
     """
     wrong = {}
     for name in store.partitions:
-        raw, file = store.partition_bytes(name), store.path / partition_file(store.manifest, name)
+        raw, file = store.partition_bytes(name), store.path / partition_file(store.path, store.manifest, name)
         try:
             Partition.from_file(raw, dataset=str(store.dataset["digest"]), rows=store.rows, origin=f"partition {name}")
         except FedcacheError as error:

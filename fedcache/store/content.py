@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from fedcache.store.chunks import array_bytes, checksum, encode, to_stored_dtype
 from fedcache.store.embedding_files import Embeddings, assemble
 from fedcache.store.embedding_readers import FileRows
 from fedcache.store.files import digest_of, make_private, sha256_hex
+from fedcache.store.groups import Group
 from fedcache.store.manifest import SAFE
 from fedcache.store.samples import HELD_OUT, INGESTED, Samples, held_out
 from fedcache.store.text_features import slug_of
@@ -125,6 +126,7 @@ class Content:
     texts: dict[str, NDArray[np.float32]]  # [C, D] per backbone name, unit rows
     # what the manifest says of the dataset; ``held_out`` names the rule where the file brought no split
     dataset: dict[str, Any]
+    groups: dict[str, Group] = field(default_factory=dict)  # columns that sort the rows, by name
 
     @property
     def values(self) -> set[tuple[str, int]]:
@@ -192,7 +194,8 @@ def arrange(embeddings: Embeddings, name: str) -> Content:
     dataset = {"slug": slug_of(name), "digest": whole, "template": None, "source": INGESTED}
     if embeddings.splits is None:
         dataset["held_out"] = HELD_OUT
-    return Content(samples, {array.key: array for array in arrays}, embeddings.texts, dataset)
+    groups = {key: replace(group, codes=group.codes[order]) for key, group in embeddings.groups.items()}
+    return Content(samples, {array.key: array for array in arrays}, embeddings.texts, dataset, groups)
 
 
 def _read_once(features: Mapping[str, NDArray[Any] | FileRows]) -> tuple[list[ContentArray], NDArray[np.uint8]]:

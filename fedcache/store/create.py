@@ -114,7 +114,7 @@ def _building_place(path: Path) -> Path:
 
 def remove_partial_files(path: Path) -> None:
     """Remove temporary files of killed processes whose final names only the holder of the manifest's lock writes."""
-    for folder in (path, path / "samples" / "ok" / "c", path / "partitions"):
+    for folder in (path, path / "samples" / "ok" / "c", path / "partitions", path / "groups"):
         for left in folder.glob(".*.partial"):
             if not left.name.startswith((".journal-", ".history")):
                 left.unlink(missing_ok=True)

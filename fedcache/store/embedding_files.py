@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, UsageError, unknown
 from fedcache.store.embedding_readers import FEATURES, READERS, FileRows, read_columns
+from fedcache.store.groups import Group
 from fedcache.store.samples import SPLITS
 
 LABELS = ("labels", "label", "y")
@@ -40,6 +41,7 @@ class Embeddings:
     domain_names: tuple[str, ...]  # domain names
     # [C, D] per backbone name, features of the class names
     texts: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)  # columns that sort the rows, by name
 
 
 def open_embeddings(path: Path) -> Embeddings:

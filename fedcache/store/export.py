@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError, unknown
 from fedcache.store.embedding_files import WRITERS
 from fedcache.store.files import digest_of, make_private
+from fedcache.store.groups import put_groups
 from fedcache.store.machine import explain_disk_errors
 from fedcache.store.store import Samples, Store
 from fedcache.store.text_features import read_text
@@ -57,6 +58,7 @@ def write_shard(
     }
     reasons = {entry["row"]: entry["reason"] for entry in store.quarantined()}
     shard = Store.create(path, samples, dataset=dataset)
+    put_groups(shard, {name: store.group(name).take(rows) for name in store.groups})
     for key, info in store.arrays.items():
         with shard.writer(
             key,

@@ -23,6 +23,7 @@ from fedcache.store.files import (
     Buffer,
     append_line,
     canonical_json,
+    file_sha256,
     parse_signed,
     read_whole,
     sha256_hex,
@@ -142,17 +143,17 @@ def forgotten_arrays(store: Path, manifest: Manifest) -> list[str]:
     return sorted(there & {str(key) for event in events for key in event.get("keys", ())})
 
 
-def partition_file(manifest: Manifest, name: str) -> str:
+def partition_file(store: Path, manifest: Manifest, name: str) -> str:
     """The place in the store of a partition: arrays, or JSON of an earlier release. Raises StoreError without one."""
     for suffix in PARTITION_SUFFIXES:
         if (relative := f"partitions/{name}{suffix}") in manifest.files:
             return relative
-    raise StoreError(f"There is no partition {name!r}.", "Make one: fedcache partition --help")
+    raise StoreError(f"{store.name} has no partition {name!r}.", "Make one: fedcache partition --help")
 
 
 def read_partition(store: Path, manifest: Manifest, name: str) -> memoryview:
     """The file of a partition that the manifest lists, mapped. Raises CorruptionError, unless it is the file listed."""
-    relative = partition_file(manifest, name)
+    relative = partition_file(store, manifest, name)
     path = store / relative
     try:
         raw = mapped(path)
@@ -166,7 +167,7 @@ def read_partition(store: Path, manifest: Manifest, name: str) -> memoryview:
 def partition_words(store: Path, manifest: Manifest, name: str) -> dict[str, Any]:
     """What a partition says of itself. Raises CorruptionError, also for what is no partition."""
     raw = read_partition(store, manifest, name)
-    path = store / partition_file(manifest, name)
+    path = store / partition_file(store, manifest, name)
     try:
         found = read_content(raw) if is_array_file(raw) else parse_json(bytes(raw))
     except ValueError as error:
@@ -174,6 +175,19 @@ def partition_words(store: Path, manifest: Manifest, name: str) -> dict[str, Any
     if not isinstance(found, dict):
         raise files.damaged(f"partition {name}", path, "is not a partition")
     return found
+
+
+def partition_parts(name: str, content: Mapping[str, Any] | Sequence[Buffer]) -> tuple[str, list[Buffer]]:
+    """Where a partition's file lies in the store, and its parts; JSON for what is no list of parts."""
+    if isinstance(content, Mapping):
+        return f"partitions/{name}.json", [canonical_json(dict(content))]
+    return f"partitions/{name}.partition", list(content)
+
+
+def is_written(store: Path, manifest: Manifest, relative: str, parts: Sequence[Buffer]) -> bool:
+    """Whether a sidecar is there already, with this content."""
+    path, digest = store / relative, sha256_hex(*parts)
+    return manifest.files.get(relative) == digest and path.is_file() and file_sha256(path) == digest
 
 
 def write_partition(store: Path, manifest: Manifest, name: str, relative: str, parts: Sequence[Buffer]) -> list[Path]:

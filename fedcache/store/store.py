@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import CorruptionError, FedcacheError, StoreError
+from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.store.content import Content, arrange_arrays
 from fedcache.store.create import create_store, remove_partial_files
-from fedcache.store.files import Buffer, canonical_json, file_sha256, sha256_hex
+from fedcache.store.files import Buffer
+from fedcache.store.groups import Group, group_names, put_groups, read_group
 from fedcache.store.journal import journal_path, read_journal, unfinished_arrays
 from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.manifest import ArrayInfo, Manifest, describe_store, read_manifest, select_arrays, store_html
@@ -27,6 +28,8 @@ from fedcache.store.samples import INGESTED, Samples, read_column, read_samples,
 from fedcache.store.sidecars import (
     append_event,
     forgotten_arrays,
+    is_written,
+    partition_parts,
     partition_words,
     read_partition,
     read_quarantine,
@@ -121,6 +124,7 @@ class Store:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         store = cls.create(path, content.samples, dataset=content.dataset)
+        put_groups(store, content.groups)
         for name, matrix in content.texts.items():
             if not store.has_text(name):
                 store.put_text(name, [], matrix, {"backbone": name, "source": INGESTED})
@@ -277,7 +281,7 @@ class Store:
         slug = slug_of(backbone)
         if self._manifest.texts[slug][-1]["id"] == entry["id"]:
             return False
-        with self._edit() as manifest:
+        with self.edit() as manifest:
             now = manifest.texts.get(slug, [])
             manifest.texts[slug] = sorted(now, key=lambda e: e["id"] == entry["id"])  # stable: only this one moves
         return True
@@ -297,11 +301,11 @@ class Store:
         The same templates and meta again replace what they made before. Raises CorruptionError, for values that are not
         finite; InternalError, for another shape.
         """
-        with self._edit() as manifest:
+        with self.edit() as manifest:
             write_text(self.path, manifest, backbone, templates, matrix, meta)
 
     @contextmanager
-    def _edit(self) -> Iterator[Manifest]:
+    def edit(self) -> Iterator[Manifest]:
         """The manifest as it is now, to change under its lock; written when the block ends well."""
         with lock_manifest(self.path):
             manifest = read_manifest(self.path)
@@ -320,17 +324,11 @@ class Store:
 
         One that an earlier release saved as JSON comes with its rows. Raises as ``partition_bytes``.
         """
-        self._need_partition(name)
         return self._while_replaced(lambda: partition_words(self.path, self._manifest, name))
 
     def partition_bytes(self, name: str) -> memoryview:
         """The file of a saved partition, mapped. Raises StoreError when there is none; CorruptionError."""
-        self._need_partition(name)
         return self._while_replaced(lambda: read_partition(self.path, self._manifest, name))
-
-    def _need_partition(self, name: str) -> None:
-        if name not in self.partitions:
-            raise StoreError(f"{self.path.name} has no partition {name!r}.", "Make one: fedcache partition --help")
 
     def put_partition(self, name: str, content: Mapping[str, Any] | Sequence[Buffer]) -> None:
         """Save a partition under a name, replacing one of that name; the same content again writes nothing.
@@ -340,16 +338,22 @@ class Store:
             content: the parts of its file, as ``Partition.to_file`` makes them, or JSON.
         """
         check_name("partition", name)
-        as_json = isinstance(content, Mapping)
-        parts = [canonical_json(dict(content))] if isinstance(content, Mapping) else list(content)
-        relative = f"partitions/{name}{'.json' if as_json else '.partition'}"
-        path, digest = self.path / relative, sha256_hex(*parts)
-        if self._manifest.files.get(relative) == digest and path.is_file() and file_sha256(path) == digest:
+        relative, parts = partition_parts(name, content)
+        if is_written(self.path, self._manifest, relative, parts):
             return
-        with self._edit() as manifest:
+        with self.edit() as manifest:
             gone = write_partition(self.path, manifest, name, relative, parts)
         for file in gone:
             file.unlink(missing_ok=True)
+
+    @property
+    def groups(self) -> list[str]:
+        """Names of the columns that came with the data and sort its rows: hospital, writer, ..."""
+        return group_names(self._manifest)
+
+    def group(self, name: str) -> Group:
+        """The value of every row. Raises UsageError for none of that name; CorruptionError."""
+        return self._while_replaced(lambda: read_group(self.path, self._manifest, name))
 
     def Xy(  # noqa: N802  (what scikit-learn calls them)
         self, backbones: str | Sequence[str] | None = None, split: str | None = "train"

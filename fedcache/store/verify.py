@@ -188,13 +188,17 @@ def chunk_files(path: Path, listed: Manifest) -> Iterator[tuple[Path, int, int |
             yield place, entry["crc"], size, f"text features of {slug}"
 
 
+FORGOTTEN = {"partitions": "make the partition again", "groups": "ingest or extract brings the column again"}
+"""What is to be done where a damaged file of a folder is forgotten."""
+
+
 def repair(path: Path) -> list[str]:
     """Drop what is damaged and can be made again; returns a sentence per thing done.
 
     A damaged feature array becomes unfinished: its journal vouches for the whole chunks, so that extraction computes
-    only the others. Damaged text features and partitions are forgotten, damaged lines of the history removed, and the
-    ``zarr.json`` of groups and columns written anew. The manifest, the columns and the list of unreadable images cannot
-    be made from the rest of a store: they stay as they are, and ``verify`` still names them.
+    only the others. Damaged text features, partitions and groups are forgotten, damaged lines of the history removed,
+    and every ``zarr.json`` is written anew. The manifest, the columns and the list of unreadable images cannot be made
+    from the rest of a store: they stay as they are, and ``verify`` still names them.
 
     Raises:
         StoreError, also while an array to repair is being written; CorruptionError, for the manifest or the list of
@@ -220,9 +224,9 @@ def repair(path: Path) -> list[str]:
                 files.make_directories((path / relative).parent)
                 write_atomic(path / relative, whole[relative])
                 done.append(f"{relative} is written anew.")
-            elif parts[0] == "partitions" and relative in now.files:
+            elif parts[0] in FORGOTTEN and relative in now.files:
                 del now.files[relative]
-                done.append(f"{relative} is forgotten: make the partition again.")
+                done.append(f"{relative} is forgotten: {FORGOTTEN[parts[0]]}.")
             elif parts[0] == "text" and parts[1] in now.texts:
                 done += _forget_text(now, parts[1], parts[2])
         now.write(path)

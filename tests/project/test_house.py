@@ -24,7 +24,7 @@ API_LINES = 300  # api.py is signatures, docstrings and one call each; what they
 # 43,000 after step 1; sealed files, bounded claims, real noise, saved models, files read by block and a million clients
 # come on top, who is there and who drops out, closed forms by blocks, asynchronous rounds, states in a file, clients on
 # a cluster, answers that are remembered, and what newcomers are told
-PACKAGE_LINES = 58_000
+PACKAGE_LINES = 66_000
 LONG = {"file": 0, "function": 1, "parameters": 0, "class": 0}  # 0 of each
 
 

@@ -23,6 +23,7 @@ from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.files import canonical_json
+from fedcache.store.groups import Group, joined
 from fedcache.store.sidecars import VANISHED
 
 READING = 1
@@ -81,6 +82,8 @@ class Dataset:
     reading: str  # how it was read, with counts
     source: Source  # where the images are; row numbers are those of ``names``
     mirror: bool = True  # a mirrored image keeps its class; false for digits and letters (``images.view``)
+    # columns that sort the rows (client, hospital), by name; no part of the digest
+    groups: Mapping[str, Group] = field(default_factory=dict)
     links_left_out: int = 0  # links that lead out of the dataset's folder, which were not followed
     digest: str = field(init=False)  # sha256 over names, uids, labels, domains, splits and their names
 
@@ -110,6 +113,7 @@ class Dataset:
             uid=self.uid[rows],
             reading=f"{self.reading}; {limit:,} rows of it, evenly spaced",
             source=RowsSource(self.source, rows),
+            groups={name: group.take(rows) for name, group in self.groups.items()},
         )
 
 
@@ -268,8 +272,13 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
             [m.source for m in members.values()], whole["which"].astype(np.uint8), whole["row"].astype(np.int64)
         ),
         mirror=all(member.mirror for member in members.values()),
+        groups={name: group.take(order) for name, group in _all_groups(list(members.values())).items()},
         links_left_out=sum(member.links_left_out for member in members.values()),
     )
+
+
+def _all_groups(members: Sequence[Dataset]) -> dict[str, Group]:
+    return joined([member.groups for member in members], [len(member) for member in members])
 
 
 def _check_classes(first_name: str, first: Dataset, name: str, member: Dataset) -> None:

@@ -24,6 +24,7 @@ from fedcache.extract.digests import stat_key
 from fedcache.extract.images import EXTENSIONS
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.files import digest_of
+from fedcache.store.groups import Group
 from fedcache.store.samples import HELD_OUT, held_out
 
 _SUFFIXES = (".zip", ".tar", ".csv")
@@ -68,6 +69,9 @@ def load(rest: str, context: Context) -> Dataset:
         reading += f"; {note}"
     if not known.all():
         reading += f"; {int((~known).sum()):,} without a label"
+    groups = {name: Group.of(words) for name, words in labels.groups.items()}
+    if groups:
+        reading += "; " + ", ".join(f"{name}: {len(group.words):,} values" for name, group in groups.items())
     if unreadable:
         reading += f"; {unreadable:,} cannot be read and will be quarantined"
     return Dataset(
@@ -83,6 +87,7 @@ def load(rest: str, context: Context) -> Dataset:
         template=None,
         reading=reading + tree.ignored_text(ignored),
         source=source,
+        groups=groups,
         links_left_out=ignored[tree.LINK_OUT],
     )
 

@@ -4,6 +4,9 @@ A level whose names are all in {train, test, val, valid, validation} is the spli
 and what remains is the domain. A single top folder is entered first, because archives usually have one and the
 directory they were made from does not; a split or a lone class is not entered, since it means something.
 
+A layout may give a level another name, such as client: the level is then a group of that name, as is every column of a
+CSV that is none of the four.
+
 A CSV has the columns path, and as wanted label, domain and split. Paths are relative to the folder of the CSV and stay
 below it, because they are also the names of the rows, and a name must not depend on where the data lies.
 """
@@ -12,18 +15,22 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedcache.errors import FedcacheError, UsageError, unknown
+from fedcache.errors import FedcacheError, UsageError, closest, unknown
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, TEST, TRAIN, VALIDATION
 from fedcache.extract.datasets.tree import name_of
+from fedcache.store.groups import usable_group_name
+from fedcache.store.manifest import SAFE
 
 SPLITS = {"train": TRAIN, "test": TEST, "val": VALIDATION, "valid": VALIDATION, "validation": VALIDATION}
 """Split names, compared without case."""
 
 _ROLES = ("split", "domain", "class", "*")
 _COLUMNS = ("path", "label", "domain", "split")
+MISSPELT = 0.75
+"""Likeness from which on a word is taken for a known one that was misspelt: lable is label, client is not split."""
 _FIRST_LINE = "Its first line should be: path,label,domain,split"
 
 
@@ -35,21 +42,36 @@ class Labels:
     classes: list[str]  # [N] class name of each row; empty unknown
     domains: list[str]  # [N] domain name of each row
     splits: list[int] | None  # [N] split codes, or None when nothing says what they are
+    groups: dict[str, list[str]] = field(default_factory=dict)  # [N] words by the name of a group; empty unknown
 
     def take(self, rows: Sequence[int]) -> Labels:
         """Of some rows."""
         splits = None if self.splits is None else [self.splits[r] for r in rows]
-        return Labels(self.layout, [self.classes[r] for r in rows], [self.domains[r] for r in rows], splits)
+        classes, domains = [self.classes[r] for r in rows], [self.domains[r] for r in rows]
+        groups = {name: [words[r] for r in rows] for name, words in self.groups.items()}
+        return Labels(self.layout, classes, domains, splits, groups)
 
 
 def parse_layout(text: str) -> tuple[str, ...]:
-    """``split/domain/class`` as roles, ``*`` for a level without meaning; refuses all but one class and one split."""
+    """``split/domain/class`` as roles, ``*`` for a level without meaning and any other word for a group of that name.
+
+    Raises UsageError for all but one class and one split, for a level named twice, and for what is no name.
+    """
     roles = tuple(text.strip("/").split("/"))
     for role in roles:
-        if role not in _ROLES:
-            raise unknown(
-                "layout level", role, _ROLES, hint="Levels are split, domain, class and *, as in 'split/class/*'"
+        if role in _ROLES:
+            continue
+        if near := closest(role, _ROLES, MISSPELT):
+            raise UsageError(
+                f"Unknown layout level {role!r}. Did you mean {near!r}?",
+                "Levels are split, domain, class and *; another word, such as client, makes a group of that name.",
             )
+        if not SAFE.fullmatch(role) or roles.count(role) > 1:
+            raise UsageError(
+                f"The layout {text!r} has a level {role!r}: names are letters, digits, '.', '_' and '-', each once.",
+                "--layout client/class",
+            )
+        usable_group_name(role)
     if roles.count("class") != 1 or roles.count("split") > 1:
         raise UsageError(
             f"The layout {text!r} has {roles.count('class')} class levels and {roles.count('split')} split levels; "
@@ -122,7 +144,8 @@ def _labels(folders: Sequence[tuple[str, ...]], roles: tuple[str, ...], where: s
         hint = f"{where} was read as {'/'.join(roles)}; correct --layout"
         splits = _split_codes([folder[at_split] for folder in folders], hint)
     domains = ["/".join(f[i] for i in at_domain) for f in folders] if at_domain else [ONE_DOMAIN] * len(folders)
-    return Labels("/".join(roles), [f[at_class] for f in folders], domains, splits)
+    groups = {role: [f[i] for f in folders] for i, role in enumerate(roles) if role not in _ROLES}
+    return Labels("/".join(roles), [f[at_class] for f in folders], domains, splits, groups)
 
 
 def _split_codes(words: Sequence[str], hint: str) -> list[int]:
@@ -147,6 +170,7 @@ def read_csv(path: Path) -> tuple[list[str], Labels]:
         classes=[row.get("label", "") for row in rows],
         domains=[row.get("domain", "") or ONE_DOMAIN for row in rows],
         splits=splits,
+        groups={usable_group_name(c): [row[c] for row in rows] for c in rows[0] if c not in _COLUMNS},
     )
     paths = [row["path"] for row in rows]
     if not any((path.parent / p).is_file() for p in paths):
@@ -165,8 +189,9 @@ def _rows(path: Path) -> list[dict[str, str]]:
         raise UsageError(f"{path} is not a CSV in UTF-8: {error}.", _FIRST_LINE) from None
     columns = [c.strip().lower() for c in lines[0]] if lines else []
     for column in columns:
-        if column not in _COLUMNS:
-            raise unknown("CSV column", column, _COLUMNS, hint=_FIRST_LINE)
+        # Another column is a group, unless it looks like one of the four that is missing.
+        if column not in _COLUMNS and (near := closest(column, set(_COLUMNS) - set(columns), MISSPELT)):
+            raise UsageError(f"Unknown CSV column {column!r}. Did you mean {near!r}?", _FIRST_LINE)
     if "path" not in columns or len(set(columns)) != len(columns) or len(lines) < 2:
         raise UsageError(
             f"{path} has the columns {', '.join(columns) or '(none)'} and {max(0, len(lines) - 1):,} rows; "

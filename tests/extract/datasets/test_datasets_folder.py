@@ -584,3 +584,43 @@ def test_a_folder_of_too_many_files_is_refused(tmp_path, memory, monkeypatch):
         lambda: open_dataset(f"folder:{tmp_path / 'x'}", memory=memory),
         f"{tmp_path / 'x'} has more than 6 files and folders, counting those behind links.",
     )
+
+
+def words_of(data, name):
+    group = data.groups[name]
+    return [group.words[code] if code >= 0 else None for code in group.codes.tolist()]
+
+
+def test_a_level_with_a_name_of_its_own_is_a_group_and_no_part_of_the_digest(tmp_path, memory):
+    files = tree([f"{site}/{c}/{i}.png" for site in ("north", "south") for c in ("cat", "dog") for i in range(3)])
+    data = open_tree(tmp_path, memory, files, layout="site/class")
+    assert data.domains == ("all",)
+    assert words_of(data, "site") == [name.split("/")[0] for name in data.names]
+    assert "site: 2 values" in data.reading
+    plain = open_dataset(f"folder:{tmp_path / 'images'}", memory=memory, layout="*/class")
+    assert (plain.digest, plain.groups) == (data.digest, {})
+    part = data.part(5)
+    assert words_of(part, "site") == [name.split("/")[0] for name in part.names]
+
+
+def test_other_columns_of_a_csv_are_groups_with_empty_values_unknown(tmp_path, memory):
+    root = write_directory(tmp_path / "images", tree([f"{i}.png" for i in range(4)]))
+    lines = ["path,label,hospital,day", "3.png,a,,10", "0.png,b,north,2", "1.png,a,south,10", "2.png,b,north,9"]
+    (root / "list.csv").write_text("\n".join(lines))
+    data = open_dataset(f"folder:{root / 'list.csv'}", memory=memory)
+    assert words_of(data, "hospital") == ["north", "south", "north", None]
+    assert words_of(data, "day") == ["2", "10", "9", "10"]
+    both = open_dataset(f"x=folder:{root / 'list.csv'},y=folder:{root / 'list.csv'}", memory=memory)
+    assert words_of(both, "hospital") == ["north", "south", "north", None] * 2
+
+
+@pytest.mark.parametrize("column", ["lable", "splits", "Domains"])
+def test_a_misspelt_column_of_a_csv_is_refused_and_no_group(tmp_path, memory, column):
+    root = write_directory(tmp_path / "images", tree(["0.png", "1.png"]))
+    (root / "list.csv").write_text(f"path,{column}\n0.png,a\n1.png,b\n")
+    refused(lambda: open_dataset(f"folder:{root / 'list.csv'}", memory=memory), "Did you mean")
+
+
+def test_layout_levels_are_known_or_groups_of_a_plain_name(tmp_path, memory):
+    for layout in ("clas/class", "splits/class", "site/site/class", "a site/class"):
+        refused(lambda layout=layout: open_tree(tmp_path, memory, tree(OFFICE), layout=layout), "layout")

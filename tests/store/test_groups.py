@@ -1,0 +1,130 @@
+"""Groups: columns that sort the rows, kept beside the arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.store.export import write_shards
+from fedcache.store.groups import Group, column_of, joined, put_groups
+from fedcache.store.store import Store
+from fedcache.store.verify import repair, verify
+
+N = 12
+
+
+def store_at(path: Path) -> Store:
+    rng = np.random.default_rng(0)
+    return Store.from_arrays({"a": rng.normal(size=(N, 3)).astype("f4")}, labels=np.arange(N) % 2, path=path)
+
+
+def test_values_are_words_sorted_as_numbers_or_letters_and_empty_ones_are_unknown() -> None:
+    words = Group.of(["ward 2", "", "ward 1", None, " ward 2 "])
+    assert words.words == ("ward 1", "ward 2")
+    assert words.codes.tolist() == [1, -1, 0, -1, 1]
+    numbers = Group.of(np.array([10, 2, 10]))
+    assert (numbers.words, numbers.codes.tolist()) == (("2", "10"), [1, 0, 1])
+    floats = Group.of(np.array([3.0, np.nan, -1.0]))
+    assert (floats.words, floats.codes.tolist()) == (("-1", "3"), [1, -1, 0])
+    assert Group.of([True, False]).words == ("False", "True")
+
+
+@pytest.mark.parametrize("values", [[0.5, 1.0], [np.inf, 1.0], np.zeros((2, 2), int)])
+def test_measurements_and_matrices_are_no_group(values: object) -> None:
+    with pytest.raises(FedcacheError) as caught:
+        Group.of(values)
+    assert caught.value.code is Exit.USAGE
+
+
+def test_a_store_keeps_groups_and_their_change_is_told(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "s.zarr")
+    digest = store.dataset["digest"]
+    site = Group.of(["x", "", "y"] * 4)
+    assert put_groups(store, {"site": site, "writer": Group.of(np.arange(N))}) == []
+    again = Store.open(store.path)
+    assert again.groups == ["site", "writer"]
+    assert again.group("site").equals(site)
+    before = (store.path / "manifest.json").read_bytes()
+    assert put_groups(again, {"site": site}) == []
+    assert (store.path / "manifest.json").read_bytes() == before  # nothing is written for equal values
+    assert put_groups(again, {"site": Group.of(["z"] * N)}) == ["site"]
+    assert again.group("site").words == ("z",)
+    assert again.dataset["digest"] == digest
+    report = verify(store.path)
+    assert (report.problems, report.notes) == ([], [])
+
+
+def test_domain_and_class_are_columns_to_go_by(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "s.zarr")
+    assert column_of(store, "domain").words == ("all",)
+    assert column_of(store, "class").codes.tolist() == [0, 1] * 6
+
+
+def test_refusals_name_what_is_there(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "s.zarr")
+    with pytest.raises(FedcacheError, match=r"can be sorted by domain, class"):
+        store.group("hospital")
+    put_groups(store, {"hospital": Group.of(["a"] * N)})
+    with pytest.raises(FedcacheError, match=r"Did you mean 'hospital'"):
+        store.group("hospitl")
+    with pytest.raises(FedcacheError, match=r"3 values for 12 rows"):
+        put_groups(store, {"short": Group.of([1, 2, 3])})
+    for name in ("domain", "Class", "", "../x"):
+        with pytest.raises(FedcacheError, match=r"A group cannot be called"):
+            put_groups(store, {name: Group.of(["a"] * N)})
+    assert store.groups == ["hospital"]
+
+
+def test_a_name_with_odd_signs_is_kept_with_underscores(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "s.zarr")
+    put_groups(store, {"hospital id": Group.of(["a"] * N)})
+    assert store.groups == ["hospital_id"]
+
+
+@pytest.mark.parametrize("at", [3, 20, -9, -1])
+def test_a_flipped_bit_is_found_and_repair_forgets_the_group(tmp_path: Path, at: int) -> None:
+    store = store_at(tmp_path / "s.zarr")
+    put_groups(store, {"site": Group.of(["x", "y"] * 6)})
+    file = store.path / "groups" / "site.group"
+    raw = bytearray(file.read_bytes())
+    raw[at] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(FedcacheError) as caught:
+        Store.open(store.path).group("site")
+    assert caught.value.code is Exit.CORRUPT
+    assert [p["file"] for p in verify(store.path).problems] == ["groups/site.group"]
+    repair(store.path)
+    assert Store.open(store.path).groups == []
+    put_groups(Store.open(store.path), {"site": Group.of(["x", "y"] * 6)})
+    assert verify(store.path).problems == []
+
+
+def test_a_group_that_is_not_of_these_rows_is_damaged(tmp_path: Path) -> None:
+    store, other = store_at(tmp_path / "s.zarr"), tmp_path / "other.zarr"
+    put_groups(store, {"site": Group.of(["x"] * N)})
+    small = Store.from_arrays({"a": np.ones((2, 3), "f4")}, labels=[0, 1], path=other)
+    put_groups(small, {"site": Group.of(["x", "y"])})
+    with store.edit() as manifest:
+        manifest.files["groups/site.group"] = small.manifest.files["groups/site.group"]
+        (store.path / "groups/site.group").write_bytes((other / "groups/site.group").read_bytes())
+    with pytest.raises(FedcacheError, match=r"2 codes for 12 rows"):
+        store.group("site")
+
+
+def test_shards_carry_the_values_of_their_rows(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "s.zarr")
+    put_groups(store, {"site": Group.of(np.arange(N) // 4)})
+    (path,) = write_shards(store, [("c", np.array([1, 5]), np.array([9]))], tmp_path / "out")
+    group = Store.open(path).group("site")
+    assert [group.words[c] for c in group.codes] == ["0", "1", "2"]
+
+
+def test_groups_of_joined_datasets_share_their_words() -> None:
+    first, second = {"site": Group.of(["b", "a"])}, {"site": Group.of(["c", "", "a"]), "day": Group.of([1, 2, 3])}
+    made = joined([first, second], [2, 3])
+    site, day = made["site"], made["day"]
+    assert [site.words[c] if c >= 0 else None for c in site.codes] == ["b", "a", "c", None, "a"]
+    assert day.codes.tolist() == [-1, -1, 0, 1, 2]
