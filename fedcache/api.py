@@ -84,13 +84,14 @@ def ingest(
 
 
 def partition(
-    store: AnyStore | None, scheme: str, *, seed: int = 0, name: str | None = None, **arguments: Any
+    store: AnyStore | None, scheme: str | None = None, *, seed: int = 0, name: str | None = None, **arguments: Any
 ) -> Partition:
     """Deal the rows of a store to clients; the partition is saved in the store.
 
     Args:
         store: a store or its path; None is the last one extracted.
-        scheme: iid, shards, dirichlet, lda, feature-shift, label-shift, feature-label-shift, few-shot, flesd.
+        scheme: iid, shards, dirichlet, lda, feature-shift, label-shift, feature-label-shift, few-shot, flesd or
+            natural, which ``by=COLUMN`` means too.
         seed: of the draws; ``name``: to save it under.
         arguments: those of the scheme (clients, alpha, shards, ...); ``replace=True`` for a name that other rows have.
 

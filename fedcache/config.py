@@ -80,7 +80,7 @@ class PartitionConfig:
 
     scheme: str | None = option(
         None,
-        "iid, shards, dirichlet, lda, feature-shift, label-shift, feature-label-shift, few-shot or flesd.",
+        "iid, shards, dirichlet, lda, feature-shift, label-shift, feature-label-shift, few-shot, flesd or natural.",
         CLIENTS,
         short="-s",
         said="the method's paper's",

@@ -39,7 +39,9 @@ def ingest(
     return ingest_file(Home.from_environment(), Path(file), name, place, replace=replace, observer=observer)
 
 
-def partition(store: Store | str | Path | None, scheme: str, seed: int, name: str | None, **options: Any) -> Partition:
+def partition(
+    store: Store | str | Path | None, scheme: str | None, seed: int, name: str | None, **options: Any
+) -> Partition:
     """A partition, saved in the store; ``options`` are those of the scheme."""
     return make_partition(opened(store), scheme, seed=seed, name=name, **options)
 

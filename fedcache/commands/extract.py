@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -118,7 +119,7 @@ def extract(
 
 def refuse_scheme_options(given: Given, out: str | None) -> None:
     """Refuse options of a scheme where there is no ``--partition``. Raises UsageError."""
-    names = ("clients", "alpha", "shards", "shots", "options", "seed")
+    names = ("clients", "options", "seed", *(item.name for item in fields(SchemeArguments)))
     if any(value is not None for value in (*(given[name] for name in names), out)):
         raise UsageError(
             "Options of a scheme were given without --partition, which cuts one store per client.",

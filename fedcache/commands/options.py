@@ -34,6 +34,24 @@ class SchemeArguments:
     shots: int | None = option(
         None, "Examples per class (few-shot, feature-shift, feature-label-shift).", CLIENTS, said="the scheme's"
     )
+    by: str | None = option(
+        None,
+        "Clients are the values of this column: a group of the data, domain or class; with --scheme, that scheme "
+        "deals the rows of every value.",
+        CLIENTS,
+        said="clients are made by --scheme",
+    )
+    hold_out: str | None = option(
+        None, "All rows of these values of --by are the test set, comma-separated.", CLIENTS, said="none"
+    )
+    min_rows: int | None = option(None, "With --by: leave out clients with fewer rows.", CLIENTS, said="1")
+    max_clients: int | None = option(None, "With --by: draw so many of the clients.", CLIENTS, said="all")
+    tests: str | None = option(
+        None,
+        "With --by: within, held-out-clients or global. Of feature-shift and others: rows of each class.",
+        CLIENTS,
+        said="the scheme's",
+    )
 
 
 @dataclass(frozen=True)

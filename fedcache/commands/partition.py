@@ -21,9 +21,8 @@ from fedcache.commands.options import (
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
-from fedcache.errors import Exit, UsageError
+from fedcache.errors import Exit
 from fedcache.extract.planning.find_store import more_features, need_store
-from fedcache.federate.partition.partition import SCHEMES
 from fedcache.report.partition_dots import draw
 from fedcache.runs.partitions import columns_of, load_partition, make_partition, report_notes, write_shards
 from fedcache.runs.store_choice import train_example
@@ -58,10 +57,9 @@ def partition(
     """Assign the rows of a store to clients and save who holds what.
 
     Example: fedcache partition --scheme dirichlet --clients 100 --alpha 0.1 --plot dots.png
+    Example: fedcache partition --by hospital_id --min-rows 20
     """
     resolved = partition_config(read_file(config, observer.note), given)
-    if resolved.scheme is None:
-        raise UsageError("No scheme was named.", f"--scheme {' | '.join(SCHEMES)}")
     arguments = dict(resolved.options)
     if domains := split_list(given["domain"], "--domain"):
         arguments["domain"] = domains

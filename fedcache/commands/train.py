@@ -29,6 +29,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.train_answers import grid_answer, model_lines, plan_answer, result_lines
 from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig, read_file
 from fedcache.errors import Exit, UsageError
+from fedcache.extract.planning.find_store import need_store
 from fedcache.federate.engines.choose import engine_of
 from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
@@ -40,6 +41,10 @@ from fedcache.runs.directory import bytes_of_models, check_config
 from fedcache.runs.events import OnRound, tracking
 from fedcache.runs.remembered import Heard, Labelled, Request
 from fedcache.runs.run import Run
+from fedcache.store.groups import column_of
+
+EACH = "each"
+"""``grid --hold-out each``: every value of the column in turn."""
 
 if TYPE_CHECKING:
     from fedcache.federate.engines.ray.engine import RayEngine
@@ -223,12 +228,14 @@ def grid(
         file = preset.merged_with(file, given["scheme"])
     resolved, partition = train_config(file, given), partition_config(file, given)
     sweeps = swept_values(sweep, given, preset)
+    home = Home.from_environment()
+    if partition.options.get("hold_out") == EACH:
+        sweeps, partition = hold_out_each(sweeps, partition, resolved, home)
     methods = split_list(method, "--method") or (preset.methods if preset is not None else ())
     methods = methods or ((resolved.method,) if resolved.method else ())
     if not methods:
         raise UsageError("No method was named.", "For example fedcache grid --method fedavg --sweep lr=0.1,0.01")
     check_methods(methods)
-    home = Home.from_environment()
     runs = Path(given["runs"]) if given["runs"] else home.runs
     words = ("grid", methods, sweeps, partition, sampler, exact, jobs, save_models, engine, ray_address)
     asked = Request((*words, *asked_of_runs(given)), resolved, home, runs)
@@ -296,6 +303,29 @@ def note_preset(
         observer.note(f"Left out, as the grid's own scheme {own} is not used: {', '.join(left_out)}.")
     for note in preset.notes:
         observer.note(note)
+
+
+def hold_out_each(
+    sweeps: Mapping[str, tuple[str, ...]], partition: PartitionConfig, resolved: TrainConfig, home: Home
+) -> tuple[dict[str, tuple[str, ...]], PartitionConfig]:
+    """One point for each value of the column that is held out in turn: the sweep of them, and the partition without it.
+
+    Raises UsageError for a column with one value, and for a sweep of the same; StoreError where nothing is extracted.
+    """
+    by = str(partition.options.get("by", "domain"))
+    if "hold_out" in sweeps:
+        raise UsageError("--hold-out each and --sweep hold_out are both given.", "Leave one of them out.")
+    path = None if resolved.store is None else Path(resolved.store)
+    words = column_of(need_store(home, path=path, dataset=resolved.dataset), by).words
+    if by == "domain" and resolved.domain:
+        words = tuple(word for word in words if word in resolved.domain)
+    if len(words) < 2:
+        raise UsageError(
+            f"--hold-out each: the column {by} has one value, {', '.join(words)}, so nobody is left to train.",
+            "Another column:  --by COLUMN   (fedcache inspect shows them)",
+        )
+    options = {key: value for key, value in partition.options.items() if key != "hold_out"}
+    return {**sweeps, "hold_out": words}, replace(partition, options={**options, "by": by})
 
 
 def swept_values(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.commands.output import CommandResult, TextTable
-from fedcache.grids.result import Grid
+from fedcache.grids.result import Grid, HeldOut
 from fedcache.report.drawing import percent
 from fedcache.runs.directory import bytes_of_models, command_saving, has_client_models
 from fedcache.runs.run import is_claimed
@@ -101,8 +101,35 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
     return [f"  models of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} IMAGES {whose}"]
 
 
+def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
+    """A grid that holds values out in turn: one row per setting, one column per value, and the mean."""
+    values, sweeps = list(rows[0].accuracy), list(rows[0].sweep)
+    cells = [
+        (row.method, *row.sweep.values(), *(percent(row.accuracy[v]) for v in values), percent(row.mean))
+        for row in rows
+    ]
+    columns = ("method", *sweeps, *values, "mean")
+    shown = TextTable("accuracy % on each value that was held out", columns, cells, right=columns[1:])
+    lines = [f"{len(done.points)} points, {done.reused} of them were there already."]
+    if rows[0].mean is not None:
+        lines.append(f"Highest mean over {len(values)} held-out values: {rows[0].words}  {percent(rows[0].mean)} %")
+    return CommandResult(done.to_dict(), [*lines, *lost_lines(done)], done.code, [shown])
+
+
+def lost_lines(done: Grid) -> list[str]:
+    """What was lost of a grid, and what to do."""
+    lines = []
+    for word, lost in (("Damaged, left out", done.damaged), ("Failed", done.failed)):
+        for one in lost:
+            point = " ".join([one.method, *(f"{k}={v}" for k, v in one.sweep.items())])
+            lines += [f"{word}: {point}. {one.message}", f"  {one.hint}"]
+    return lines
+
+
 def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
-    """A grid for a person: every point, the best one, and what was lost."""
+    """A grid for a person: every point, the best one, and what was lost; of one that holds values out, their table."""
+    if held_out := done.held_out():
+        return held_out_answer(done, held_out)
     best = done.best()
     tails = [p.run.fairness.get("worst10") is not None for p in done.points]
     worst = ("worst 10 %",) if any(tails) else ()
@@ -135,8 +162,4 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
             f"{kind} of all {spent['points']} points and {spent['seeds']} seeds on partition {spent['partition'][:8]} "
             f"together: {epsilon} for delta {spent['delta']:g}."
         )
-    for word, lost in (("Damaged, left out", done.damaged), ("Failed", done.failed)):
-        for one in lost:
-            point = " ".join([one.method, *(f"{k}={v}" for k, v in one.sweep.items())])
-            lines += [f"{word}: {point}. {one.message}", f"  {one.hint}"]
-    return CommandResult(done.to_dict(), lines, done.code, [shown])
+    return CommandResult(done.to_dict(), [*lines, *lost_lines(done)], done.code, [shown])

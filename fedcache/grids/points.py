@@ -23,7 +23,7 @@ from fedcache.federate.trust.robust_rules import parse_rule
 from fedcache.runs.spec import TIMING_OPTIONS, TRUST_OPTIONS, parse_participation
 
 RUN_KEYS = ("rounds", "participation", "backbones", "domain", *TIMING_OPTIONS, *TRUST_OPTIONS)
-PARTITION_KEYS = ("scheme", "clients", "alpha", "shards", "shots")
+PARTITION_KEYS = ("scheme", "clients", "alpha", "shards", "shots", "by", "hold_out", "tests")
 NUMBERS = (
     "byzantine", "max_update_norm", "max_share", "dp_clip", "dp_noise", "dp_delta", "server_step", "staleness_power",
 )  # fmt: skip
@@ -200,6 +200,6 @@ def point_groups(todo: Sequence[tuple[str, dict[str, str]]]) -> list[list[int]]:
 def partition_of_point(base: PartitionConfig, sweep: Mapping[str, str]) -> PartitionConfig:
     """The partition of a point: the base with the swept scheme, clients and arguments."""
     mine = values_of_place(sweep, "partition")
-    options: dict[str, Any] = {**base.options, **{k: mine[k] for k in ("alpha", "shards", "shots") if k in mine}}
+    options: dict[str, Any] = {**base.options, **{k: v for k, v in mine.items() if k not in ("scheme", "clients")}}
     clients = int(mine["clients"]) if "clients" in mine else base.clients
     return PartitionConfig(mine.get("scheme", base.scheme), clients, base.seed, options)

@@ -33,6 +33,21 @@ class Point:
 
 
 @dataclass
+class HeldOut:
+    """One row of a table of held-out values: a setting, its accuracy on each value in turn, and their mean."""
+
+    method: str
+    sweep: dict[str, str]  # without ``hold_out``
+    accuracy: dict[str, float | None]  # by the value that was held out; mean over the seeds
+    mean: float | None  # over the values; None where one has no accuracy
+
+    @property
+    def words(self) -> str:
+        """Method and swept values: ``fedavg lr=0.1``."""
+        return " ".join([self.method, *(f"{k}={v}" for k, v in self.sweep.items())])
+
+
+@dataclass
 class LostPoint:
     """A point without a result: its stored run is damaged, or its training failed. What was found, and what to do."""
 
@@ -64,6 +79,25 @@ class Grid:
         """The point of the highest mean accuracy; the first of equals."""
         return max(self.points, key=lambda p: p.run.accuracy["mean"] or 0.0)
 
+    def held_out(self) -> list[HeldOut]:
+        """One row per setting of a grid that holds values out in turn, by falling mean; [] for any other grid.
+
+        A setting that lacks the run of a value has no mean.
+        """
+        values = list(dict.fromkeys(p.sweep["hold_out"] for p in self.points if "hold_out" in p.sweep))
+        lost = {p.sweep["hold_out"] for p in (*self.damaged, *self.failed) if "hold_out" in p.sweep}
+        values += sorted(lost - set(values))
+        rows: dict[tuple[str, ...], HeldOut] = {}
+        for point in self.points if values else ():
+            rest = {k: v for k, v in point.sweep.items() if k != "hold_out"}
+            row = rows.setdefault((point.method, *rest.values()), HeldOut(point.method, rest, {}, None))
+            row.accuracy[point.sweep["hold_out"]] = point.run.accuracy["mean"]
+        for row in rows.values():
+            row.accuracy = {value: row.accuracy.get(value) for value in values}
+            known = [a for a in row.accuracy.values() if a is not None]
+            row.mean = sum(known) / len(known) if len(known) == len(values) else None
+        return sorted(rows.values(), key=lambda row: -(row.mean if row.mean is not None else -1.0))
+
     def privacy(self) -> list[dict[str, Any]]:
         """What the noise of all points and seeds costs together, for each partition; [] without noise.
 
@@ -86,7 +120,7 @@ class Grid:
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""
-        best, privacy = self.best(), self.privacy()
+        best, privacy, held_out = self.best(), self.privacy(), self.held_out()
         return {
             "points": [p.to_dict() for p in self.points],
             "damaged": [asdict(d) for d in self.damaged],
@@ -94,6 +128,7 @@ class Grid:
             "reused": self.reused,
             "best": {"method": best.method, "sweep": best.sweep, "digest": best.run.result["digest"]},
             **({"privacy": privacy} if privacy else {}),
+            **({"held_out": [asdict(row) for row in held_out]} if held_out else {}),
         }
 
     def frame(self) -> Any:

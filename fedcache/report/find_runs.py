@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcache.errors import Exit, FedcacheError, UsageError
-from fedcache.federate.partition.schemes import SCHEMES
+from fedcache.federate.partition.partition import SCHEMES
 from fedcache.runs.client_columns import ClientColumns, client_columns
 from fedcache.runs.directory import WRITTEN, DamagedRunError, check_files, measured_of, read_result, rounds_of
 from fedcache.runs.run import is_claimed

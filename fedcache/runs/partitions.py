@@ -15,6 +15,7 @@ from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import FedcacheError, StoreError, UsageError, unknown
 from fedcache.extract.backbones import lookup
 from fedcache.federate.partition import partition as parts
+from fedcache.federate.partition.natural import with_column
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition
 from fedcache.federate.partition.rows import FEWER
 from fedcache.progress import Observer
@@ -33,7 +34,8 @@ def columns_of(store: Store) -> Columns:
     """What a partition may know of a store: one entry per row, no features."""
     columns = {key: store.column(key) for key in ("label", "domain", "split", "ok", "uid")}
     held = store.manifest
-    return Columns(**columns, classes=held.classes, domains=held.domains, digest=str(store.dataset["digest"]))
+    digest = str(store.dataset["digest"])
+    return Columns(**columns, classes=held.classes, domains=held.domains, digest=digest, groups=store.group)
 
 
 def typed_arguments(scheme: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,7 +63,7 @@ def _typed(kind: str | None, value: Any) -> Any:
 
 def make_partition(
     store: Store,
-    scheme: str,
+    scheme: str | None,
     *,
     seed: int = 0,
     name: str | None = None,
@@ -76,13 +78,16 @@ def make_partition(
 
     Args:
         store: whose rows are dealt.
-        scheme: one of ``SCHEMES``.
+        scheme: one of ``SCHEMES``; None where ``by`` or ``hold_out`` says it; beside those it deals every value's rows.
         seed: of the draws.
         name: to save it under; default from scheme, arguments and seed (``dirichlet-a0.1-m100-s0``).
         save: whether to save it.
         replace: whether it may take the place of another partition of that name.
         arguments: of the scheme.
     """
+    scheme, arguments = with_column(scheme, arguments)
+    if scheme is None:
+        raise UsageError("No scheme was named.", f"--scheme {' | '.join(parts.SCHEMES)}, or --by COLUMN")
     made = parts.make(scheme, columns_of(store), seed=seed, **typed_arguments(scheme, arguments))
     called = name or made.default_name()
     if not save:
@@ -155,7 +160,7 @@ def default_partition(
     method: Method, store: Store, config: PartitionConfig, domain: Sequence[str], observer: Observer
 ) -> tuple[str, dict[str, Any]]:
     """Scheme and arguments: those given, else the method's paper, and what the paper's scheme needs of the data."""
-    scheme, arguments = config.scheme, dict(config.options)
+    scheme, arguments = with_column(config.scheme, config.options)
     if scheme is None:
         scheme = method.defaults.scheme
         if scheme == "feature-shift" and len(domain or store.samples.domains) == 1:
@@ -167,10 +172,10 @@ def default_partition(
             observer.note(f"Partition {scheme}: the setting of {method.name}'s paper (--scheme chooses).")
     if scheme not in parts.SCHEMES:
         raise unknown("partition scheme", scheme, parts.SCHEMES)
-    known = {a.name for a in parts.SCHEMES[scheme].arguments}
+    known = {a.name: a.default for a in parts.SCHEMES[scheme].arguments}
     if config.clients is not None:
         arguments["clients"] = config.clients
-    elif "clients" in known and "clients" not in arguments:
+    elif known.get("clients") is not None and "clients" not in arguments:
         arguments["clients"] = method.defaults.clients
         observer.note(f"Clients {method.defaults.clients}: the setting of {method.name}'s paper (--clients chooses).")
     if domain and "domain" in known:

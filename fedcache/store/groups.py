@@ -7,9 +7,10 @@ sealed file of its own, ``groups/NAME.group``, with the words in its head and th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +22,33 @@ from fedcache.store.files import Buffer, sha256_hex, write_atomic
 from fedcache.store.manifest import SAFE, Manifest
 from fedcache.store.text_features import slug_of
 
-if TYPE_CHECKING:
-    from fedcache.store.store import Store
-
 FOLDER, SUFFIX = "groups", ".group"
 
 RESERVED = ("domain", "class", "split")
 """Columns every store has; a group of such a name would hide them."""
+
+
+class GroupStore(Protocol):
+    """What groups ask of a store; ``Store`` is one."""
+
+    path: Path
+
+    @property
+    def rows(self) -> int:
+        """N."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Everything the manifest says."""
+
+    def edit(self) -> AbstractContextManager[Manifest]:
+        """The manifest as it is now, to change under its lock."""
+
+    def column(self, key: str) -> NDArray[Any]:
+        """A column of numbers."""
+
+    def group(self, name: str) -> Group:
+        """The value of every row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +197,7 @@ def count_words(path: Path, manifest: Manifest, name: str) -> int:
         raise _damaged(name, place, "is no group") from error
 
 
-def put_groups(store: Store, groups: Mapping[str, Group]) -> list[str]:
+def put_groups(store: GroupStore, groups: Mapping[str, Group]) -> list[str]:
     """Keep groups of the rows of a store, each in the place of one of that name; equal ones are not written.
 
     Returns:
@@ -206,7 +227,7 @@ def put_groups(store: Store, groups: Mapping[str, Group]) -> list[str]:
     return changed
 
 
-def _gone(store: Store, name: str) -> bool:
+def _gone(store: GroupStore, name: str) -> bool:
     return not (store.path / place_of(name)).is_file()
 
 
@@ -217,7 +238,7 @@ def _damaged(name: str, place: Path, why: str) -> FedcacheError:
     )
 
 
-def column_of(store: Store, name: str) -> Group:
+def column_of(store: GroupStore, name: str) -> Group:
     """A group of a store; ``domain`` and ``class`` are those columns. Errors as of ``group_bytes``."""
     if name == "domain":
         return Group(store.column("domain").astype(np.int32), store.manifest.domains)

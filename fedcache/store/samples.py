@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,26 +56,37 @@ class Samples:
 
 
 def held_out(
-    label: NDArray[np.int32], domain: NDArray[np.int16], uid: NDArray[np.uint8], among: NDArray[np.bool_]
+    label: NDArray[np.int32],
+    domain: NDArray[np.integer[Any]],
+    uid: NDArray[np.uint8],
+    among: NDArray[np.bool_],
+    *,
+    most: int | None = None,
 ) -> NDArray[np.bool_]:
     """The test set of a dataset that has none, bool [N]: of each (domain, class), the fifth with the smallest uids.
 
     A function of the content alone: adding or renaming files never moves another image across, up to the one at the
     border, and copies of an image stay on one side. A group of two to four rows gives one, a single row none. ``label``
-    and ``domain`` are [N], ``uid`` [N, 16] and ``among``, the rows to choose from, [N].
+    and ``domain`` are [N], ``uid`` [N, 16] and ``among``, the rows to choose from, [N]; ``most`` is how many rows a
+    group gives at the most.
     """
     chosen = np.zeros(len(label), dtype=bool)
     rows = np.flatnonzero(among)
+    if not len(rows):
+        return chosen
     # lexsort's last key is the first criterion: domain, label, then the bytes of the uid, then the row. Eight bytes are
     # ordered as the number that begins with the first.
     high, low = np.ascontiguousarray(uid[rows]).view(">u8").T
     keys = (rows, low.astype(np.uint64), high.astype(np.uint64), label[rows], domain[rows])
     rows = rows[np.lexsort(keys)]
     group = np.stack([domain[rows], label[rows]], axis=1).astype(np.int64)
-    borders = np.flatnonzero(np.any(group[1:] != group[:-1], axis=1)) + 1
-    for start, stop in pairwise([0, *borders.tolist(), len(rows)]):
-        count = stop - start
-        chosen[rows[start : start + (max(1, count // 5) if count > 1 else 0)]] = True
+    starts = np.concatenate([[0], np.flatnonzero(np.any(group[1:] != group[:-1], axis=1)) + 1])
+    sizes = np.diff(np.append(starts, len(rows)))
+    given = np.where(sizes > 1, np.maximum(1, sizes // 5), 0)
+    if most is not None:
+        given = np.minimum(given, most)
+    place = np.arange(len(rows)) - np.repeat(starts, sizes)  # of a row in its group
+    chosen[rows[place < np.repeat(given, sizes)]] = True
     return chosen
 
 

@@ -23,13 +23,17 @@ from fedcache.federate.partition.canonical import canonical_parts
 from fedcache.federate.partition.checks import beyond, not_rows, problem_of
 from fedcache.federate.partition.client_table import Client, ClientTable
 from fedcache.federate.partition.matched_lists import MatchedLists
+from fedcache.federate.partition.natural import NATURAL
 from fedcache.federate.partition.row_lists import NumberedNames, RowLists, is_among, sorted_once
 from fedcache.federate.partition.rows import TEST, TRAIN, Columns, Dealt, MatchedTests, Streams, make_pool
 from fedcache.federate.partition.scheme import Argument, InfeasibleError, Scheme, Value, checked_seed
-from fedcache.federate.partition.schemes import SCHEMES
+from fedcache.federate.partition.schemes import SCHEMES as OF_POOLS
 from fedcache.notebooks import html_table
 from fedcache.store.array_file import is_array_file, mapped, pack
 from fedcache.store.files import Buffer, write_atomic
+
+SCHEMES: Mapping[str, Scheme] = {**OF_POOLS, NATURAL.name: NATURAL}
+"""All partition schemes by name."""
 
 MOST_TESTED = 10**10
 """Test rows of all clients together, of which a digest can be taken in minutes."""
@@ -113,7 +117,9 @@ class Partition:
 
     @property
     def test_protocol(self) -> str:
-        """matched or balanced: whose class shares the clients are tested on."""
+        """matched or balanced: whose class shares the clients are tested on; of ``natural`` its ``tests``."""
+        if self.scheme == NATURAL.name:
+            return "held-out" if self.args.get("hold_out") else str(self.args["tests"])
         return str(self.args.get("test_protocol", "balanced"))
 
     def to_payload(self) -> dict[str, Any]:
@@ -272,7 +278,9 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
     train = RowLists.of(dealt.train).ascending()
     trained = np.zeros(len(columns.label), bool)
     trained[train.rows] = True
-    test = pool.test[~trained[pool.test]]  # label shift may train on the test split
+    # Label shift may train on the test split.
+    test = pool.test[~trained[pool.test]] if dealt.common is None else dealt.common
+    dealt_from = pool.dealt if dealt.pool is None else dealt.pool
     notes = [*pool.notes, *dealt.notes]
     if not len(test) and dealt.test is not None and any(len(rows) for rows in dealt.test):
         test = sorted_once(np.concatenate(dealt.test))
@@ -301,8 +309,8 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
         test=test,
         dataset=columns.digest,
         notes=(*notes, *_leaks(columns, train.rows, clients.tested)),
-        pool=len(pool.dealt),
-        dropped=int((~held[pool.dealt]).sum()),
+        pool=len(dealt_from),
+        dropped=int((~held[dealt_from]).sum()),
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedcache.errors import CorruptionError, UsageError, unknown
 from fedcache.store.files import canonical_json
+from fedcache.store.groups import Group
 
 TRAIN, TEST = 0, 1
 SPLITS = {TRAIN: "training", TEST: "test"}
@@ -27,6 +28,17 @@ class Columns:
     classes: tuple[str, ...]  # class names, C of them
     domains: tuple[str, ...]  # domain names
     digest: str  # of the dataset's content
+    groups: Callable[[str], Group] | None = None  # columns that came with the data, by name; raises for an unknown one
+
+    def sorted_by(self, name: str) -> Group:
+        """A column as codes and words: a group, or ``domain`` or ``class``. Raises UsageError for an unknown one."""
+        if name == "domain":
+            return Group(self.domain.astype(np.int32), self.domains)
+        if name == "class":
+            return Group(self.label.astype(np.int32), self.classes)
+        if self.groups is None:
+            raise unknown("column", name, ("domain", "class"))
+        return self.groups(name)
 
     def __post_init__(self) -> None:
         rows = len(self.label)
@@ -96,6 +108,8 @@ class Dealt:
     test: Sequence[np.ndarray] | None = None
     names: Sequence[str] | None = None  # names of the clients; None numbers them
     notes: Sequence[str] = ()  # what a reader of the partition should know
+    common: np.ndarray | None = None  # int64, ascending: the global test rows; None for the test split
+    pool: np.ndarray | None = None  # int64: the rows that could have been dealt; None for those of the pool
 
 
 def fewer_shots(shots: int, otherwise: str = "") -> str:

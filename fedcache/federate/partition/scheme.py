@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Value = int | float | bool | str | tuple[str, ...] | None
 Values = Mapping[str, Value]
-Kind = Literal["int", "float", "bool", "choice", "names"]
+Kind = Literal["int", "float", "bool", "choice", "word", "names"]
 
 LARGEST_SEED = 2**63 - 1
 
@@ -46,7 +46,7 @@ class Argument:
     """One argument of a scheme."""
 
     name: str  # as a Python keyword; ``--name`` or ``--option name=`` on the command line
-    kind: Kind  # int, float, bool, choice (one of ``choices``) or names (one or several strings)
+    kind: Kind  # int, float, bool, choice (one of ``choices``), word or names (several)
     default: Value  # used when the argument is not given; None means "derived from the others", or "all" for names
     help: str  # one sentence
     low: float = -math.inf  # smallest value; not itself allowed when ``above`` is set
@@ -62,7 +62,7 @@ class Argument:
     def option(self, value: Value | None = None) -> str:
         """The argument on the command line: its own flag, or ``--option name=value`` for the rarer ones."""
         shown = _shown(value) if value is not None else "VALUE"
-        return f"--{self.name} {shown}" if self.name in _FLAGS else f"--option {self.name}={shown}"
+        return f"--{_FLAGS[self.name]} {shown}" if self.name in _FLAGS else f"--option {self.name}={shown}"
 
     @property
     def range(self) -> str:
@@ -72,6 +72,8 @@ class Argument:
                 return "true or false"
             case "choice":
                 return " or ".join(self.choices)
+            case "word":
+                return "a name"
             case "names":
                 return "one or several names"
         kind = "an integer" if self.kind == "int" else "a number"
@@ -96,6 +98,8 @@ class Argument:
                 return value if isinstance(value, bool) else None
             case "choice":
                 return value if isinstance(value, str) and value in self.choices else None
+            case "word":
+                return value if isinstance(value, str) and value.strip() else None
             case "names":
                 names = (value,) if isinstance(value, str) else value
                 if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
@@ -170,7 +174,13 @@ class Scheme:
         return InfeasibleError(why, self.command({**args, **instead}), instead)
 
 
-_FLAGS = ("clients", "alpha", "shards", "shots", "domain")  # those that have an option of their own
+_FLAGS = {
+    **{name: name for name in ("clients", "alpha", "shards", "shots", "domain", "by", "tests")},
+    "hold_out": "hold-out",
+    "min_rows": "min-rows",
+    "max_clients": "max-clients",
+}
+"""Those that have an option of their own, and what it is called."""
 
 
 def _shown(value: Value) -> str:

@@ -94,6 +94,7 @@ def test_off_it_is_no_part_of_a_partition():
 )
 def test_more_clients_than_rows_are_refused_with_a_number_that_fits(scheme):
     args = {"alpha": 5.0} if scheme in ("dirichlet", "lda", "flesd", "label-shift") else {}
+    args |= {"inside": "iid"} if scheme == "natural" else {}
     columns = even_columns(5, 5, 2)
     with pytest.raises(InfeasibleError) as error:
         make(scheme, columns, clients=50, **args)

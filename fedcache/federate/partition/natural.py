@@ -1,0 +1,298 @@
+"""Clients that the data brings: one client for each value of a column, such as a hospital, a writer or a domain.
+
+With ``hold_out`` the rows of some values are nobody's and all of them are the test set: leave one domain out. With
+``inside`` another scheme deals the rows of every value to several clients (``north/client-0``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedcache.errors import UsageError, unknown
+from fedcache.federate.partition.row_lists import RowLists, sorted_once
+from fedcache.federate.partition.rows import Dealt, RowPool, Streams
+from fedcache.federate.partition.scheme import (
+    DOMAIN,
+    LARGEST_COUNT,
+    Argument,
+    InfeasibleError,
+    Scheme,
+    Value,
+    Values,
+    count_of,
+    number_of,
+)
+from fedcache.federate.partition.schemes import SCHEMES
+from fedcache.store.groups import Group
+from fedcache.store.samples import held_out
+
+NAME = "natural"
+OF_INSIDE = ("clients", "alpha", "shards", "shots")
+"""Arguments that are the scheme's inside every value."""
+
+
+def with_column(scheme: str | None, arguments: Mapping[str, Value]) -> tuple[str | None, dict[str, Value]]:
+    """Scheme and arguments as they were meant: ``by`` or ``hold_out`` mean ``natural``, with another scheme inside.
+
+    >>> with_column("dirichlet", {"by": "hospital", "alpha": 0.3})
+    ('natural', {'by': 'hospital', 'alpha': 0.3, 'inside': 'dirichlet'})
+    """
+    given = dict(arguments)
+    if scheme == NAME or all(given.get(key) is None for key in ("by", "hold_out")):
+        return scheme, given
+    return NAME, given if scheme is None else {**given, "inside": scheme}
+
+
+@dataclass(frozen=True, eq=False)
+class Members:
+    """The clients a column makes, of rows that have a value of it."""
+
+    words: Sequence[str]  # [M] names of the clients
+    train: RowLists  # [M] rows to train on
+    test: RowLists  # [M] rows of the test split
+
+
+def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
+    """One client per value of the column ``by``, in the order of the values; see the module for the rest."""
+    by = str(args["by"])
+    if args["inside"] is None and (given := [key for key in OF_INSIDE if args[key] is not None]):
+        raise UsageError(
+            f"{given[0]} is an argument of the scheme inside every value of {by}, and none is named.",
+            f"--by {by} --scheme {' | '.join(SCHEMES)}; without {given[0]} every value is one client",
+        )
+    group = pool.columns.sorted_by(by)
+    everybody = np.sort(np.concatenate([pool.train, pool.test]))
+    trains_on_all = args["rows"] == "all" or (args["rows"] == "auto" and args["hold_out"] is not None)
+    rows, tests = (everybody, pool.test[:0]) if trains_on_all else (pool.train, pool.test)
+    notes = []
+    if without := int((group.codes[rows] < 0).sum()):
+        notes.append(f"{without:,} of {len(rows):,} rows have no value of {by} and are left out")
+    held = held_out_codes(group, by, args["hold_out"])
+    common: np.ndarray | None = None
+    if held is not None:
+        common = everybody[np.isin(group.codes[everybody], held)]
+        if not len(common):
+            raise UsageError(f"Scheme natural: no row of {by} {args['hold_out']} has features.", "fedcache inspect")
+        rows, tests = (r[~np.isin(group.codes[r], held)] for r in (rows, tests))
+    members = members_of(group, rows, tests)
+    if args["tests"] == "held-out-clients" and held is None:
+        members, common, said = _without_some(members, everybody, group, args, streams)
+        notes.append(said)
+    within = args["tests"] == "within" and common is None
+    if within:
+        members, said_of = _with_tests_of_their_own(members, pool)
+        notes += said_of
+    members, left = _large_enough(members, args, streams, within=within)
+    notes += left
+    if args["inside"] is not None:
+        return _divided(members, pool, args, streams, notes, common, within=within)
+    if within:
+        common = sorted_once(members.test.rows)
+    return Dealt(members.train, members.test if within else None, members.words, notes, common=common, pool=rows)
+
+
+def held_out_codes(group: Group, by: str, values: Value) -> np.ndarray | None:
+    """Codes of the values that are held out; None where none are. Raises UsageError for a value that is not there."""
+    if values is None:
+        return None
+    assert isinstance(values, tuple)
+    for value in values:
+        if value not in group.words:
+            raise unknown(f"value of {by}", value, group.words)
+    if len(set(values)) == len(group.words):
+        raise UsageError(
+            f"All {len(group.words)} values of {by} are held out, so that nobody trains.", "Hold out fewer."
+        )
+    return np.array([group.words.index(value) for value in values])
+
+
+def members_of(group: Group, rows: np.ndarray, tests: np.ndarray) -> Members:
+    """The rows by their value, values without a row to train on left out."""
+    train = _by_code(group.codes, rows, len(group.words))
+    test = _by_code(group.codes, tests, len(group.words))
+    return _taken(Members(group.words, train, test), np.flatnonzero(train.sizes > 0))
+
+
+def _by_code(codes: np.ndarray, rows: np.ndarray, count: int) -> RowLists:
+    """A list of ``rows`` for each of ``count`` codes, in stored order; rows without a value are in none."""
+    known = rows[codes[rows] >= 0]
+    own = codes[known]
+    return RowLists.of_sizes(known[np.argsort(own, kind="stable")], np.bincount(own, minlength=count))
+
+
+def _taken(members: Members, which: np.ndarray) -> Members:
+    words = tuple(members.words[i] for i in which.tolist())
+    return Members(words, members.train.take(which), members.test.take(which))
+
+
+def _without_some(
+    members: Members, everybody: np.ndarray, group: Group, args: Values, streams: Streams
+) -> tuple[Members, np.ndarray, str]:
+    """The members without a share of them that is drawn, all rows of which are the test set."""
+    count = len(members.words)
+    share = number_of(args, "held_out_share")
+    away = min(count - 1, max(1, round(share * count)))
+    if away < 1:
+        raise UsageError(
+            f"Scheme natural: {count} client cannot be divided into those who train and those who test.",
+            "--tests within tests every client on rows of its own",
+        )
+    drawn = np.sort(streams("held-out clients").permutation(count)[:away])
+    gone = {members.words[i] for i in drawn.tolist()}
+    codes = np.array([i for i, word in enumerate(group.words) if word in gone])
+    common = everybody[np.isin(group.codes[everybody], codes)]
+    kept = _taken(members, np.setdiff1d(np.arange(count), drawn))
+    return kept, common, f"{away:,} of {count:,} clients train nothing and are the test set, all their rows"
+
+
+def _with_tests_of_their_own(members: Members, pool: RowPool) -> tuple[Members, list[str]]:
+    """Members with test rows each: of those without any, the fifth of each class with the smallest uids is held out.
+
+    A member with a single row has none to test on and is left out.
+    """
+    bare = members.test.sizes == 0
+    notes = []
+    if bare.any():
+        columns = pool.columns
+        owner = members.train.owner
+        mine = np.flatnonzero(bare[owner])
+        chosen = np.zeros(len(owner), bool)
+        rows = members.train.rows[mine]
+        chosen[mine] = held_out(columns.label[rows], owner[mine], columns.uid[rows], np.ones(len(rows), bool))
+        # One row of each class is no test set yet: then the row with the smallest uid, where there are two.
+        lacking = bare & (members.train.sizes > 1)
+        lacking[owner[chosen]] = False
+        mine = np.flatnonzero(lacking[owner])
+        rows = members.train.rows[mine]
+        one_class = np.zeros(len(rows), np.int32)
+        chosen[mine] = held_out(one_class, owner[mine], columns.uid[rows], np.ones(len(rows), bool), most=1)
+        train = RowLists.of_sizes(
+            members.train.rows[~chosen], np.bincount(owner[~chosen], minlength=len(members.words))
+        )
+        given = members.test
+        of = np.concatenate([given.owner, owner[chosen]])
+        order = np.argsort(of, kind="stable")
+        test = RowLists.of_sizes(
+            np.concatenate([given.rows, members.train.rows[chosen]])[order], np.bincount(of, minlength=len(bare))
+        )
+        members = Members(members.words, train, test)
+        if drawn := int((members.test.sizes[bare] > 0).sum()):
+            notes.append(
+                f"{drawn:,} clients have no row of the test split: a fifth of each of their classes is held out"
+            )
+    single = members.test.sizes == 0
+    if single.any():
+        notes.append(f"{int(single.sum()):,} clients with a single row are left out: nothing is there to test them on")
+        members = _taken(members, np.flatnonzero(~single))
+    return members, notes
+
+
+def _large_enough(members: Members, args: Values, streams: Streams, *, within: bool) -> tuple[Members, list[str]]:
+    """Members with ``min_rows`` rows or more, and of these ``max_clients`` that are drawn."""
+    notes = []
+    least, sizes = count_of(args, "min_rows"), members.train.sizes + (members.test.sizes if within else 0)
+    if not len(sizes):
+        raise UsageError(
+            f"Scheme natural: no value of {args['by']} has a row to train on and one to test on.",
+            "See the values:  fedcache inspect",
+        )
+    enough = np.flatnonzero(sizes >= least)
+    if not len(enough):
+        most = int(sizes.max())
+        why = f"Scheme natural: no client has {least:,} rows or more; the largest has {most:,}."
+        raise NATURAL.infeasible(args, why, {"min_rows": most})
+    if len(enough) < len(sizes):
+        notes.append(f"{len(sizes) - len(enough):,} of {len(sizes):,} clients with less than {least:,} rows left out")
+    most_clients = args["max_clients"]
+    if isinstance(most_clients, int) and most_clients < len(enough):
+        notes.append(f"{most_clients:,} of {len(enough):,} clients are drawn")
+        enough = np.sort(streams("clients").permutation(enough)[:most_clients])
+    return (members if len(enough) == len(sizes) else _taken(members, enough)), notes
+
+
+def _divided(
+    members: Members,
+    pool: RowPool,
+    args: Values,
+    streams: Streams,
+    notes: list[str],
+    common: np.ndarray | None,
+    *,
+    within: bool,
+) -> Dealt:
+    """The rows of every member dealt to clients inside it by another scheme."""
+    scheme = SCHEMES[str(args["inside"])]
+    given = {key: args[key] for key in OF_INSIDE if args[key] is not None}
+    names: list[str] = []
+    train: list[np.ndarray] = []
+    test: list[np.ndarray] = []
+    for word, own, tested in zip(members.words, members.train, members.test, strict=True):
+        values = scheme.resolve({**given, "domain": None})
+        # Every value has streams of its own, so that one more value moves no other draw.
+        sub = replace(pool, train=np.sort(own), test=np.sort(tested) if within else pool.test, dealt=own, notes=[])
+        try:
+            dealt = scheme.deal(sub, values, Streams(streams.seed, f"{NAME}/{scheme.name}/{word}"))
+        except InfeasibleError as error:
+            instead = {key: value for key, value in error.instead.items() if key in OF_INSIDE}
+            raise NATURAL.infeasible(args, f"{word}: {error.message}", instead) from error
+        count = len(dealt.train)
+        digits = len(str(count - 1))
+        of = dealt.names or [f"client-{i:0{digits}d}" for i in range(count)]
+        names += [f"{word}/{name}" for name in of]
+        train += list(dealt.train)
+        if within:
+            test += list(dealt.test) if dealt.test is not None else [sub.test] * count
+        notes += [f"{word}: {note}" for note in dealt.notes]
+    if within:
+        common = sorted_once(np.concatenate([*test, members.test.rows[:0]]))
+    return Dealt(train, test if within else None, names, notes, common=common, pool=members.train.rows)
+
+
+NATURAL = Scheme(
+    NAME,
+    "a client is a value of a column that came with the data: a hospital, a writer, a domain",
+    "Caldas et al. 2018, LEAF, arXiv:1812.01097; leave one domain out: Gulrajani & Lopez-Paz 2021, arXiv:2007.01434",
+    (
+        Argument("by", "word", "domain", "the column whose values are the clients", tag="by-", named=True),
+        Argument("hold_out", "names", None, "values of the column whose rows are all test rows", tag="without-"),
+        Argument(
+            "tests",
+            "choice",
+            "within",
+            "within: a client is tested on its own rows of the test split, or on a fifth that is held out where it has "
+            "none; held-out-clients: all rows of a share of the clients are the test set; global: the whole test split",
+            choices=("within", "held-out-clients", "global"),
+            tag="t",
+        ),
+        Argument(
+            "held_out_share", "float", 0.2, "share of the clients that held-out-clients tests on",
+            low=0.0, high=1.0, above=True, tag="share",
+        ),
+        Argument(
+            "rows",
+            "choice",
+            "auto",
+            "what clients train on: train, the training split; all, the test split too; auto, all with hold_out",
+            choices=("auto", "train", "all"),
+            tag="r",
+        ),
+        Argument("min_rows", "int", 1, "leave out clients with fewer rows", low=1, high=10**12, tag="min"),
+        Argument(
+            "max_clients", "int", None, "draw so many of the clients", low=1, high=10**9, tag="max",
+        ),
+        Argument(
+            "inside", "choice", None, "the scheme that deals the rows of every value to several clients",
+            choices=tuple(SCHEMES), tag="i",
+        ),
+        Argument("clients", "int", None, "of inside: clients of every value", low=1, high=LARGEST_COUNT, tag="m"),
+        Argument("alpha", "float", None, "of inside", low=0.0, high=1e6, above=True, tag="a"),
+        Argument("shards", "int", None, "of inside", low=1, high=LARGEST_COUNT, tag="k"),
+        Argument("shots", "int", None, "of inside", low=1, high=LARGEST_COUNT, tag="n"),
+        DOMAIN,
+    ),
+    deal_natural,
+    needs_labels=False,
+)  # fmt: skip

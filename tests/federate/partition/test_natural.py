@@ -1,0 +1,184 @@
+"""Clients that the data brings: one for each value of a column, and values that are held out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcache.errors import FedcacheError
+from fedcache.federate.partition.natural import NATURAL, with_column
+from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition, make
+from fedcache.store.groups import Group
+
+WARDS = ("north", "south", "east")
+
+
+def columns(ward: list[str], *, split: list[int] | None = None, label: list[int] | None = None) -> Columns:
+    """Rows with a ward each; half of them of the one domain, half of the other."""
+    rows = len(ward)
+    group = Group.of(ward)
+
+    def groups(name: str) -> Group:
+        assert name == "ward"
+        return group
+
+    return Columns(
+        label=np.array(label if label is not None else np.arange(rows) % 2, np.int32),
+        domain=(np.arange(rows) % 2).astype(np.int16),
+        split=np.array(split if split is not None else np.zeros(rows), np.uint8),
+        ok=np.ones(rows, np.uint8),
+        uid=np.random.default_rng(0).integers(0, 256, (rows, 16)).astype(np.uint8),
+        classes=("a", "b", "c"),
+        domains=("photo", "sketch"),
+        digest="0" * 64,
+        groups=groups,
+    )
+
+
+def held(partition: Partition) -> dict[str, tuple[list[int], list[int]]]:
+    return {c.name: (c.train.tolist(), c.test.tolist()) for c in partition.clients}
+
+
+def test_a_client_is_a_value_with_its_rows_of_both_splits() -> None:
+    made = make("natural", columns(["n", "s", "n", "s", "n", ""], split=[0, 0, 1, 1, 0, 0]), by="ward")
+    assert held(made) == {"n": ([0, 4], [2]), "s": ([1], [3])}
+    assert made.test.tolist() == [2, 3]
+    assert made.notes == ("1 of 4 rows have no value of ward and are left out",)
+    assert (made.pool, made.dropped) == (4, 1)
+    assert made.default_name() == "natural-by-ward-s0"
+
+
+def test_a_client_without_test_rows_holds_a_fifth_of_each_class_out_and_a_single_row_is_nobody() -> None:
+    data = columns(["n"] * 20 + ["s"], label=[0] * 10 + [1] * 10 + [0])
+    made = make("natural", data, by="ward")
+    (train, test) = held(made)["n"]
+    assert len(made.clients) == 1
+    assert sorted(train + test) == list(range(20))
+    by_uid = sorted(range(10), key=lambda r: data.uid[r].tobytes())[:2]
+    assert [r for r in test if r < 10] == sorted(by_uid)
+    assert [int(data.label[r]) for r in test].count(1) == 2
+    assert "1 clients with a single row are left out" in made.notes[1]
+
+
+def test_rows_of_one_class_each_leave_one_row_to_test_on() -> None:
+    made = make("natural", columns(["n"] * 3, label=[0, 1, 2]), by="ward")
+    assert [len(made.clients[0].train), len(made.clients[0].test)] == [2, 1]
+
+
+def test_leave_one_domain_out_trains_on_all_rows_of_the_others_and_tests_on_all_of_it() -> None:
+    data = columns(["n"] * 8, split=[0, 0, 1, 1, 0, 0, 1, 1])
+    made = make("natural", data, by="domain", hold_out=("sketch",))
+    assert held(made) == {"photo": ([0, 2, 4, 6], [1, 3, 5, 7])}
+    assert made.test.tolist() == [1, 3, 5, 7]
+    split = make("natural", data, by="domain", hold_out=("sketch",), rows="train")
+    assert held(split) == {"photo": ([0, 4], [1, 3, 5, 7])}
+    assert made.default_name() == "natural-by-domain-without-sketch-s0"
+
+
+def test_held_out_clients_are_the_test_set_of_all_others() -> None:
+    ward = [f"w{i % 10}" for i in range(100)]
+    made = make("natural", columns(ward), by="ward", tests="held-out-clients", held_out_share=0.3, seed=4)
+    assert len(made.clients) == 7
+    away = {f"w{i}" for i in range(10)} - {c.name for c in made.clients}
+    assert made.test.tolist() == [i for i in range(100) if ward[i] in away]
+    assert all(np.array_equal(c.test, made.test) for c in made.clients)
+    other = make("natural", columns(ward), by="ward", tests="held-out-clients", held_out_share=0.3, seed=5)
+    assert {c.name for c in other.clients} != {c.name for c in made.clients}
+
+
+def test_small_clients_are_left_out_and_many_are_drawn() -> None:
+    ward = [f"w{i:02d}" for i in range(20) for _ in range(2 * (i + 1))]
+    made = make("natural", columns(ward), by="ward", min_rows=21, max_clients=3)
+    sizes = [len(c.train) + len(c.test) for c in made.clients]
+    assert len(sizes) == 3
+    assert min(sizes) >= 21
+    assert made.notes[1:] == ("10 of 20 clients with less than 21 rows left out", "3 of 10 clients are drawn")
+    with pytest.raises(InfeasibleError, match=r"the largest has 40") as caught:
+        make("natural", columns(ward), by="ward", min_rows=41)
+    assert caught.value.instead == {"min_rows": 40}
+    assert caught.value.hint == "fedcache partition --scheme natural --by ward --min-rows 40"
+
+
+def test_another_scheme_deals_the_rows_of_every_value() -> None:
+    ward = [WARDS[i % 3] for i in range(120)]
+    split = [1 if i % 4 == 3 else 0 for i in range(120)]
+    data = columns(ward, split=split)
+    made = make("natural", data, by="ward", inside="iid", clients=2)
+    assert [c.name for c in made.clients] == [f"{w}/client-{i}" for w in sorted(WARDS) for i in (0, 1)]
+    for client in made.clients:
+        own = client.name.split("/")[0]
+        assert {ward[r] for r in (*client.train, *client.test)} == {own}
+    alone = columns([w if w == "south" else "" for w in ward], split=split)
+    fewer = make("natural", alone, by="ward", inside="iid", clients=2)
+    for name, rows in held(fewer).items():  # one more value moves no other draw
+        assert held(made)[name] == rows
+
+
+def test_a_column_beside_a_scheme_means_that_scheme_inside_every_value() -> None:
+    assert with_column("dirichlet", {"by": "ward", "alpha": 0.3}) == (
+        "natural",
+        {"by": "ward", "alpha": 0.3, "inside": "dirichlet"},
+    )
+    assert with_column(None, {"hold_out": ("x",)}) == ("natural", {"hold_out": ("x",)})
+    assert with_column("iid", {"clients": 3, "by": None}) == ("iid", {"clients": 3, "by": None})
+    assert with_column("natural", {"by": "ward"}) == ("natural", {"by": "ward"})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"by": "domain", "hold_out": ("scketch",)}, "Did you mean 'sketch'"),
+        ({"by": "domain", "hold_out": ("sketch", "photo")}, "nobody trains"),
+        ({"by": "domain", "tests": "globl"}, "Did you mean 'global'"),
+        ({"by": "domain", "clients": 3}, "clients is an argument of the scheme inside"),
+        ({"by": "domain", "clients": 30, "inside": "iid"}, "photo: Scheme iid with 30 clients: 5 rows"),
+        ({"by": "", "hold_out": None}, "expected a name"),
+        ({"by": "domain", "tests": "held-out-clients", "domain": ("photo",)}, "1 client cannot be divided"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(given: dict[str, object], said: str) -> None:
+    with pytest.raises(FedcacheError, match=said):
+        make("natural", columns(["n"] * 12), **given)
+
+
+def test_values_without_two_rows_are_no_federation() -> None:
+    with pytest.raises(FedcacheError, match=r"no value of ward has a row to train on and one to test on"):
+        make("natural", columns(["n", "s"]), by="ward")
+
+
+@given(
+    ward=st.lists(st.sampled_from(["", "n", "s", "e", "w"]), min_size=6, max_size=60),
+    split=st.randoms(use_true_random=False),
+    tests=st.sampled_from(["within", "held-out-clients", "global"]),
+    rows=st.sampled_from(["auto", "train", "all"]),
+    inside=st.sampled_from([None, "iid"]),
+    seed=st.integers(0, 3),
+)
+def test_every_row_has_one_use_and_its_own_client(ward, split, tests, rows, inside, seed) -> None:
+    data = columns(ward, split=[int(split.random() < 0.3) for _ in ward])
+    words = {} if inside is None else {"inside": inside, "clients": 1}
+    try:
+        made = make("natural", data, by="ward", tests=tests, rows=rows, seed=seed, **words)
+    except FedcacheError as error:
+        assert error.hint
+        return
+    trained = np.concatenate([c.train for c in made.clients])
+    assert len(np.unique(trained)) == len(trained)
+    assert not set(trained.tolist()) & set(made.table.tested.tolist())
+    for client in made.clients:
+        own = client.name.split("/")[0]
+        assert {ward[r] for r in client.train} == {own}
+        assert len(client.train)
+        assert len(client.test)
+        if tests == "within":
+            assert {ward[r] for r in client.test} == {own}
+    again = Partition.from_file(memoryview(b"".join(made.to_file())))
+    assert again.digest == made.digest
+
+
+def test_the_scheme_reads_no_labels() -> None:
+    made = make("natural", columns(["n"] * 6, label=[-1] * 6), by="ward")
+    assert len(made.clients) == 1
+    assert not NATURAL.needs_labels
