@@ -7,11 +7,12 @@ one product. Random Fourier features make the ridge of features one with a Gauss
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 import numpy as np
 import torch
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from fedcache.errors import FedcacheError, FederatedRunError
@@ -22,6 +23,9 @@ BLOCKS, NARROWEST = 8, 64
 
 SINGLE_ROWS = 1024
 """Rows of a product in float32."""
+
+HALVED = 128
+"""Columns from which on such a product computes one triangle; below, a call for each client costs more."""
 
 
 @lru_cache(maxsize=2)
@@ -50,10 +54,41 @@ def gram_single(z: Tensor) -> Tensor:
     the rounding of the rows, of which float16 and float32 features have none.
     """
     single = z.float()
+    if single.device.type == "cpu" and single.shape[-1] >= HALVED and single.shape[-2]:
+        return _gram_of_halves(single)
     total = gram(single[..., :SINGLE_ROWS, :]).double()
     for start in range(SINGLE_ROWS, z.shape[-2], SINGLE_ROWS):
         total += gram(single[..., start : start + SINGLE_ROWS, :])
     return total
+
+
+def _gram_of_halves(single: Tensor) -> Tensor:
+    """``gram_single`` of float32 rows [.., n, D] on the CPU, by the BLAS routine that computes one triangle (ssyrk).
+
+    It takes three quarters of the time of products by blocks of columns.
+    """
+    from scipy.linalg.blas import ssyrk  # a tenth of a second to import
+
+    lead, (n, D) = single.shape[:-2], single.shape[-2:]
+    made = single.new_empty((*lead, D * (D + 1) // 2), dtype=torch.float64)
+    part = np.zeros((D, D), np.float32, order="F")
+    upper = torch.from_numpy(part.T)  # the lower triangle by columns is the upper one by rows
+    # As many threads as torch has: BLAS of another library asks nobody.
+    with _blas().limit(limits=torch.get_num_threads(), user_api="blas"):
+        for rows, out in zip(single.reshape(-1, n, D), made.view(-1, D * (D + 1) // 2), strict=True):
+            total = upper if n <= SINGLE_ROWS else torch.zeros(D, D, dtype=torch.float64)
+            for start in range(0, n, SINGLE_ROWS):
+                ssyrk(1.0, rows[start : start + SINGLE_ROWS].numpy().T, c=part, overwrite_c=1, lower=1)
+                if total is not upper:
+                    total += upper
+            out.copy_(total.view(-1).index_select(0, _triangle(D, single.device)))
+    return made
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """The BLAS libraries of this process."""
+    return ThreadpoolController()
 
 
 def unpack(packed: Tensor, width: int) -> Tensor:

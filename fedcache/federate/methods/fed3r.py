@@ -73,8 +73,8 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()
         weight = mask.double()
-        z = feature_map(x, ctx)
-        if not bool((weight == 1.0).all()):  # what is padded is no row
+        z, plain = feature_map(x, ctx), bool((weight == 1.0).all())
+        if not plain:  # what is padded is no row
             z = z * weight.unsqueeze(-1)
         if owned is not None:
             weight = weight / owned.clamp(min=1.0).gather(-1, block.labels(block.positions()))
@@ -82,7 +82,8 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
         total, count = class_sums(z, block, ctx.env.classes, weight, few)
         made = {"gram": product(z if owned is None else z * weight.sqrt().unsqueeze(-1), ctx), "class_sum": total}
         if ctx.hp["bias"]:
-            made |= {"sum": (z * weight.unsqueeze(-1)).sum(-2), "count": count}
+            weighed = z if plain and owned is None else z * weight.unsqueeze(-1)
+            made |= {"sum": weighed.sum(-2), "count": count}
         return made
 
     return add_up(data, ctx, max(ctx.env.width, ctx.count("rff_dim")), sums)

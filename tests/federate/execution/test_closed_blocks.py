@@ -18,7 +18,7 @@ from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution import executor
 from fedcache.federate.methods import METHODS, fedncm
 from fedcache.federate.trust.policy import TrustPolicy
-from fedcache.heads.ridge import SINGLE_ROWS, gram, gram_single, unpack
+from fedcache.heads.ridge import HALVED, SINGLE_ROWS, gram, gram_single, unpack
 
 SUMS = [
     ("fedncm", {}),
@@ -158,6 +158,22 @@ def test_products_in_float32_are_within_their_bound(seed, rows, kind):
     bound = 6.2e-5 * z.abs().mT @ z.abs()
     assert bool(((single - exact).abs() <= bound).all())
     assert float(torch.linalg.matrix_norm(single - exact, 2)) <= 6.2e-5 * float(exact.trace())
+
+
+@pytest.mark.parametrize("rows", [0, 1, 50, SINGLE_ROWS, SINGLE_ROWS + 1, 2 * SINGLE_ROWS + 7])
+def test_one_triangle_is_within_the_bound_for_each_client_and_any_number_of_threads(rows):
+    z = torch.randn(3, rows, HALVED + 2, generator=torch.Generator().manual_seed(rows)) + 3.0
+    exact, before = gram(z.double()), torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            single = gram_single(z)
+            assert single.shape == exact.shape
+            bound = 6.2e-5 * gram(z.double().abs())
+            assert bool(((single - exact).abs() <= bound).all())
+    finally:
+        torch.set_num_threads(before)
+    assert rows < 2 or bool((single != exact).any())  # it did compute in float32
 
 
 def test_the_bound_is_about_the_rows_of_a_product_and_not_about_all_rows():
