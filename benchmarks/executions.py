@@ -39,7 +39,7 @@ def rows() -> list[Row]:
 
 
 def limit(seconds: Seconds, least: float, bar: float) -> str:
-    """Why no execution reaches ``bar``, where products and gathers alone (``least`` seconds) forbid it; else nothing."""
+    """Why no execution reaches ``bar``, if products and gathers alone (``least`` seconds) forbid it; else nothing."""
     most = min(seconds["clean loop"]) / least
     return "" if most >= bar else f"products and gathers alone allow at most {most:.1f} x, with nothing else"
 

@@ -42,20 +42,20 @@ SITES = (10, 1_000, 100_000, 1_000_000)
 IMAGES = (10_000, 1_000_000, 100_000_000, 1_000_000_000)
 
 SECONDS = {
-    "fedavg": (1.7e-4, 3.4e-5, 5.0e-5),
-    "fedproto": (1.3e-4, 3.3e-5, 2.3e-5),
-    "fedncm": (7.7e-6, 3.9e-5, 3.1e-5),
-    "fed3r": (8.3e-6, 4.9e-4, 5.3e-4),
-    "fst-cbdg": (2.0e-4, 4.3e-5, 5.3e-5),
+    "fedavg": (5.5e-5, 9.2e-6, 2.2e-5),
+    "fedproto": (2.9e-5, 8.8e-6, 4.7e-5),
+    "fedncm": (2.4e-6, 1.0e-5, 5.1e-5),
+    "fed3r": (2.4e-6, 1.6e-4, 3.3e-4),
+    "fst-cbdg": (5.5e-5, 9.0e-6, 2.0e-5),
 }
 """Per site and round: pack what goes down, unpack what comes up, pool it. One core of an AMD EPYC."""
 
 IMAGE_MS = 5.4
 """One core, a JPEG of 256 x 256 at 96 px through efficientnet-lite0: docs/performance.md."""
 
-SAMPLE_BYTES, ROW_MEMORY = 56, 155
-"""Of a row's name (27 characters), label, domain, split and uid: on disk, and in memory while its store is
-open. A store of 1,000,000 rows."""
+SAMPLE_BYTES, ROW_MEMORY = 56, 26
+"""Of the name (27 characters), label, domain, split and uid of a row: on disk, and in memory without the name, which
+training does not read. Of a store of 1,000,000 rows."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def section() -> str:
         "",
         f"One array of D = {WIDTH} in float16, chunks of {chunk_rows_for(BATCH, 2 * WIDTH)} rows as by default:",
         "",
-        "| images | features | chunk files | of 16,384 rows | samples | memory of an open store | core hours "
+        "| images | features | chunk files | of 16,384 rows | samples | memory of its columns | core hours "
         "| GPU hours at 1,000 / 10,000 images/s |",
         "|---|---|---|---|---|---|---|---|",
     ]
