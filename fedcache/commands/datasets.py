@@ -9,7 +9,7 @@ import typer
 
 from fedcache.commands.options import Data, Layout, command, pairs
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import ExtractConfig, Home
+from fedcache.config import Home
 from fedcache.errors import Exit, MachineError
 from fedcache.extract.datasets import info, known, open_dataset, pull
 from fedcache.extract.datasets.papers import check, full_spec
@@ -42,7 +42,7 @@ def datasets_info(name: Name, data: Data = None, layout: Layout = None) -> Comma
     Example: fedcache datasets info paper:cifar10
     """
     home = Home.from_environment()
-    roots = roots_of(ExtractConfig(data=pairs(data, "--data")), home)
+    roots = roots_of(pairs(data, "--data"))
     found = info(full_spec(name), roots=roots, data=home.data)
     if name.startswith("folder:"):
         read = open_dataset(name, memory=memory_of(home), roots=roots, data=home.data, layout=layout)

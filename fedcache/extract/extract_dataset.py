@@ -68,7 +68,7 @@ def extract(
     store = None if store is None else resolve_path(home, store)
     where: dict[str, Any] = {
         "memory": planning.memory_of(home, rehash=rehash),
-        "roots": planning.roots_of(config, home),
+        "roots": planning.roots_of(config.data),
         "data": home.data,
         "layout": config.layout,
         "limit": config.limit,

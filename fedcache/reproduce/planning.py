@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fedcache.config import ExtractConfig, Home
+from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.extract import backbones, datasets
 from fedcache.extract.planning.plan import memory_of, roots_of
@@ -67,7 +67,7 @@ class RequirementCheck:
     ) -> None:
         self.home = home
         self.given = {name: Path(path).expanduser() for name, path in (weights or {}).items()}
-        self.roots = roots_of(ExtractConfig(data=data or {}), home)
+        self.roots = roots_of(data or {})
         self._memory = memory_of(home)
         self._found: dict[tuple[str, str], Requirement | None] = {}
 

@@ -142,7 +142,7 @@ class Workbench:
                 cell.dataset,
                 limit=self.options.limit,
                 memory=memory_of(self.home),
-                roots=roots_of(ExtractConfig(data=self.options.data), self.home),
+                roots=roots_of(self.options.data),
                 data=self.home.data,
             )
         return self._images[cell.dataset]

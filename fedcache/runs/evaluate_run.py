@@ -207,7 +207,7 @@ def store_with_features(
     known = ingested_path(home, spec)
     if known is None:
         found = peek(
-            spec, memory=memory_of(home), roots=roots_of(config, home), data=home.data, layout=config.layout,
+            spec, memory=memory_of(home), roots=roots_of(config.data), data=home.data, layout=config.layout,
             limit=config.limit, follow_links=config.follow_links,
         )  # fmt: skip
         known = None if found is None else home.store(*found)

@@ -21,7 +21,7 @@ from fedcache.extract.planning.find_store import (
     no_store_remembered,
     unfinished_arrays_of,
 )
-from fedcache.extract.planning.plan import memory_of, plan, roots_of
+from fedcache.extract.planning.plan import memory_of, plan
 from fedcache.extract.recipe import Recipe
 from fedcache.progress import Observer
 from fedcache.store.catalog import finished_stores, is_ingested
@@ -273,7 +273,7 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
     Raises StoreError, naming the parts and both ways on.
     """
     memory = memory_of(home)
-    whole = datasets.peek(dataset, memory=memory, roots=roots_of(ExtractConfig(), home), data=home.data)
+    whole = datasets.peek(dataset, memory=memory, data=home.data)
     parts = []
     for path in sorted(home.stores.glob("*.zarr")) if whole is not None else []:
         assert whole is not None

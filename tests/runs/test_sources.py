@@ -155,6 +155,17 @@ def test_a_part_of_a_dataset_is_neither_used_silently_nor_passed_over(images: Pa
     assert ok(*FED3R, "--dataset", spec).data["dataset"]["rows"] == 48
 
 
+def test_a_part_of_a_dataset_in_the_data_of_the_home_is_seen_too(images: Path) -> None:
+    place = Path(os.environ["FEDCACHE_HOME"]) / "data" / "EuroSAT" / "eurosat"
+    place.mkdir(parents=True)
+    (images / "train").rename(place / "2750")
+    words = ("--dataset", "torchvision:EuroSAT")
+    path = ok("extract", *words, *SMALL, "--backbones", "random-projection", "--limit", 8).data["path"]
+    done = fedcache(*FED3R, *words, "--json")
+    assert done.code == 4, done.err
+    assert f"--store {path}" in done.envelope["error"]["hint"]
+
+
 def test_a_part_of_what_the_folder_held_before_is_not_offered(images: Path) -> None:
     old = extract(images, "--backbones", "random-projection", "--limit", 24)
     first = next(images.rglob("*.png"))

@@ -78,7 +78,7 @@ def open_images(store: Store, places: ImagePlaces) -> Dataset:
     config = replace(known, data={**known.data, **places.data}, limit=None)
     try:
         found = open_dataset(
-            str(config.dataset), memory=memory_of(home), roots=roots_of(config, home), data=home.data,
+            str(config.dataset), memory=memory_of(home), roots=roots_of(config.data), data=home.data,
             layout=config.layout, follow_links=config.follow_links,
         )  # fmt: skip
     except FedcacheError as error:

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import FedcacheError, StoreError, UsageError, closest, unknown
 from fedcache.extract import datasets
-from fedcache.extract.planning.plan import memory_of, roots_of
+from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.recipe import slug
 from fedcache.progress import Observer
 from fedcache.store.catalog import (
@@ -52,9 +51,8 @@ def locate_store(
         return place
     if dataset is not None:
         found = ingested_path(home, dataset)
-        where: dict[str, Any] = {"roots": roots_of(ExtractConfig(), home), "data": home.data}
         for follow_links in (False, True) if found is None else ():
-            known = datasets.peek(dataset, memory=memory_of(home), follow_links=follow_links, **where)
+            known = datasets.peek(dataset, memory=memory_of(home), follow_links=follow_links, data=home.data)
             found = home.store(*known) if known else None
             if found is not None and found.exists():
                 break
@@ -208,8 +206,7 @@ def dataset_of_store(store: Store, home: Home) -> ExtractConfig | None:
                 )
     name, _, size = str(store.dataset["slug"]).partition("-")
     limit = int(size) if size.isdecimal() else None
-    roots = roots_of(ExtractConfig(), home)
-    known = datasets.peek("digits", limit=limit, memory=memory, roots=roots, data=home.data)
+    known = datasets.peek("digits", limit=limit, memory=memory)
     if name == "digits" and known is not None and known[1] == store.content:
         return ExtractConfig(dataset="digits", limit=limit)
     return None

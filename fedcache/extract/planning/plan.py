@@ -41,10 +41,9 @@ def memory_of(home: Home, *, rehash: bool = False) -> DigestMemory:
     return DigestMemory(home.digests, rehash=rehash)
 
 
-def roots_of(config: ExtractConfig, home: Home) -> dict[str, Path]:
-    """Where named datasets lie: ``--data NAME=PATH`` first, then ``$FEDCACHE_HOME/data/NAME``."""
-    found = {p.name: p for p in sorted(home.data.iterdir())} if home.data.is_dir() else {}
-    return {**found, **{name: Path(path).expanduser() for name, path in config.data.items()}}
+def roots_of(data: Mapping[str, str]) -> dict[str, Path]:
+    """Where ``--data NAME=PATH`` says that named datasets lie; the others are looked for in the home's ``data``."""
+    return {name: Path(path).expanduser() for name, path in data.items()}
 
 
 def plan(
