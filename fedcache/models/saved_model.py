@@ -323,12 +323,12 @@ class SavedModel:
         Raises StoreError for another number of features than the model was trained on.
 
         Args:
-            arrays: stored features [N, d] or [N, V, d] of each backbone, in the order of ``facts.keys``; for a model
+            arrays: view 0 of the stored features, [N, d] of each backbone, in the order of ``facts.keys``; for a model
                 that reads images uint8 [N, H, W, 3].
             client: one whose model reads some columns only.
 
         Returns:
-            view 0: [N, D] in the dtype of the model, or uint8 [N, H W 3]. An infinite feature is NaN, as one that is
+            [N, D] in the dtype of the model, or uint8 [N, H W 3]. An infinite feature is NaN, as one that is
             missing.
         """
         facts = self.facts
@@ -341,7 +341,7 @@ class SavedModel:
                 f"found {' + '.join(map(str, found))}.",
                 "Give features of the same backbones in the same order.",
             )
-        whole = [_finite(a[:, :1] if a.ndim == 3 else a[:, None]) for a in map(np.asarray, arrays)]
+        whole = [_finite(np.asarray(a))[:, None] for a in arrays]
         x = prepare_features(whole, facts.feat_post, scaling=self.scaling)[0][:, 0]
         number = None if client is None and len(facts.saved) != 1 else self.number_of(client)
         own = facts.overrides.get(-1 if number is None else number, ClientOverrides())
@@ -359,8 +359,6 @@ class SavedModel:
     def _read_images(self, images: np.ndarray) -> Tensor:
         H, W = self.facts.image or (0, 0)
         rows = np.asarray(images)
-        if rows.ndim == 5:
-            rows = rows[:, 0]
         if rows.shape[1:] != (H, W, 3) or rows.dtype != np.uint8:
             raise StoreError(
                 f"The model reads images uint8 [N, {H}, {W}, 3], found {rows.dtype} {list(rows.shape)}.",
