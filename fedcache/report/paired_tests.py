@@ -106,8 +106,10 @@ class Comparison:
     def alike(self) -> tuple[str, ...]:
         """Names that the test does not tell from the reference."""
         alpha = 1.0 - self.level
-        undecided = [p for p in self.pairs if self.reference in (p.one, p.other) and p.holm is not None]
-        return tuple(p.one if p.other == self.reference else p.other for p in undecided if (p.holm or 0.0) >= alpha)
+        undecided = [p for p in self.pairs if p.holm is not None and p.holm >= alpha]
+        return tuple(
+            p.one if p.other == self.reference else p.other for p in undecided if self.reference in (p.one, p.other)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

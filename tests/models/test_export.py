@@ -381,6 +381,16 @@ def test_a_run_without_a_model_and_a_damaged_one(home, tmp_path):
     assert "--fresh" in done.err
 
 
+class Opened:
+    """Makes a folder when a pickle of it is opened."""
+
+    def __init__(self, place):
+        self.place = str(place)
+
+    def __reduce__(self):
+        return os.mkdir, (self.place,)
+
+
 def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "home"))
     g = np.random.default_rng(3)
@@ -406,7 +416,8 @@ def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkey
     # What is no array, and one of another width, are named; the others are classified all the same.
     (tmp_path / "none.npy").write_bytes(b"")
     np.save(tmp_path / "narrow.npy", x[:, 1:])
-    lost = [str(tmp_path / name) for name in ("missing.npy", "none.npy", "narrow.npy")]
+    np.save(tmp_path / "pickle.npy", np.array([Opened(tmp_path / "opened")], object))
+    lost = [str(tmp_path / name) for name in ("missing.npy", "none.npy", "narrow.npy", "pickle.npy")]
     for words, code in (([*lost, str(tmp_path / "x.npy")], 1), ([], 2)):
         monkeypatch.setattr(sys, "argv", ["predict.py", *words])
         capsys.readouterr()
@@ -419,6 +430,7 @@ def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkey
             assert [line.split("\t-\t")[0] for line in again.err.splitlines() if "\t-\t" in line] == lost
         else:
             assert again.err == "usage: python predict.py FEATURES.npy...\n"
+    assert not (tmp_path / "opened").exists()
     assert max(abs(float(p) - row["probability"]) for (_, _, p), row in zip(lines, rows, strict=True)) <= 1e-4
 
 

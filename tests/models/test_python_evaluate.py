@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from command import ok
 from pictures import folder
 
 import fedcache as fc
+from fedcache.progress import Silent
 
 
 def trained(place: Path) -> Path:
@@ -64,6 +66,29 @@ def test_clients_models_are_measured_each_or_one(store: fc.Store) -> None:
     assert every.accuracy == every.clients.mean
     for name, accuracy in every.clients.clients.items():
         assert fc.evaluate(run, store=store, split="test", client=name).accuracy == accuracy
+
+
+class Stretches(Silent):
+    """What is begun, counted and ended, in order."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+
+    def start(self, what: str, total: int, unit: str) -> None:
+        self.heard.append((what, total, unit))
+
+    def advance(self, units: int) -> None:
+        self.heard.append((units,))
+
+    def stop(self) -> None:
+        self.heard.append(("stop",))
+
+
+def test_models_of_clients_are_counted_while_they_are_measured(store: fc.Store) -> None:
+    run = fc.train("fedrep", store, fc.partition(store, "feature-shift"), rounds=1, settings={"batch": 4})
+    bar = Stretches()
+    fc.evaluate(run, store=store, split="test", observer=bar)
+    assert bar.heard == [("evaluating", 2, "clients"), (1,), (1,), ("stop",)]
 
 
 def test_a_new_clients_model_is_that_of_the_command(store: fc.Store, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from PIL import Image, ImageOps
 from scipy.special import log_softmax, logsumexp
 
 import fedcache as fc
+from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.methods import METHODS
 from fedcache.models.fed_classifier import FedClassifier
 from fedcache.progress import Silent
@@ -60,6 +61,14 @@ def test_features_of_the_test_rows_give_the_stored_accuracy(store: fc.Store, run
     whole = model.predict(X, top=2)
     assert [row[0][0] for row in whole] == model.predict(X)
     assert all(a[1] >= b[1] for a, b in whole)
+
+
+def test_many_rows_are_scored_in_blocks_and_each_as_if_alone(store: fc.Store, run: fc.Run) -> None:
+    model, (X, _) = run.model(), store.Xy()
+    many = np.resize(X, (BLOCK + 3, X.shape[1]))
+    again = np.arange(len(many)) % len(X)
+    assert np.allclose(model.scores(many), model.scores(X)[again], rtol=1e-6, atol=1e-9)
+    assert np.allclose(model.embed(many), model.embed(X)[again], rtol=1e-6, atol=1e-9)
 
 
 def test_the_same_images_as_files_a_folder_pillow_images_and_arrays_have_the_same_classes(

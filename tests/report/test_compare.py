@@ -343,6 +343,7 @@ def test_settings_make_blocks_of_equal_runs_without_holes(own_home: Path) -> Non
     assert found.values == pytest.approx(np.array([[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]]))
     assert any("other, p0" in n and "fed3r" in n and "Left out" in n for n in found.notes)
     assert any("3 settings of 1 dataset are not independent" in n for n in found.notes)
+    assert "Values are means over seeds that differ between runs (1 to 2 of them)." in found.notes
     write("a9", "fedavg", [0.4], partition="p2")
     with pytest.raises(FedcacheError, match=r"fedavg is there twice on shapes, p2: a2 .*and a9 \(seeds 0\)"):
         across(entries(own_home / "runs"), "accuracy")

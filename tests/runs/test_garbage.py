@@ -18,6 +18,9 @@ from fedcache.runs.garbage import find_garbage, remove
 from fedcache.store.lock import hold_lock
 from fedcache.store.verify import verify
 
+DEAD = 2**22 + 1
+"""Beyond any process number."""
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
@@ -75,15 +78,14 @@ def test_a_store_that_is_replaced_goes_whole(tmp_path: Path, monkeypatch: pytest
 
 def test_leftovers_are_listed_and_deleted_when_told(home: Path) -> None:
     (store,) = (home / "stores").glob("*.zarr")
-    dead = 2**22 + 1  # beyond any process number
     made = [
-        home / "stores" / f".x.zarr.{dead}-abc.partial",
-        home / "runs" / f".result.json.{dead}.partial",
-        home / "recipes" / f".vit.json.{dead}-0.partial",
-        home / "weights" / f".mine.safetensors.{dead}-0.partial",
-        home / "flower" / "rows-0123" / "job" / "client" / f".after-1.safetensors.{dead}-0.partial",
+        home / "stores" / f".x.zarr.{DEAD}-abc.partial",
+        home / "runs" / f".result.json.{DEAD}.partial",
+        home / "recipes" / f".vit.json.{DEAD}-0.partial",
+        home / "weights" / f".mine.safetensors.{DEAD}-0.partial",
+        home / "flower" / "rows-0123" / "job" / "client" / f".after-1.safetensors.{DEAD}-0.partial",
         store / "features" / "old-00000000" / "c" / "0",
-        home / "flower" / "loopback" / f"up.{dead}-abc",
+        home / "flower" / "loopback" / f"up.{DEAD}-abc",
     ]
     for path in made:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -160,9 +162,9 @@ def test_models_of_finished_runs_go_when_they_are_named_and_results_stay(own_hom
         (path / "models").mkdir(parents=True)
         (path / "models" / "seed-0.safetensors").write_bytes(bytes(70))
     write_result(run / "result.json", {"digest": "d" * 64})
-    (run / "models" / f".seed-1.safetensors.{2**22 + 1}-a.partial").write_bytes(b"torn")
+    (run / "models" / f".seed-1.safetensors.{DEAD}-a.partial").write_bytes(b"torn")
     home = Home(own_home)
-    assert [g.path for g in find_garbage(home)] == [run / "models" / f".seed-1.safetensors.{2**22 + 1}-a.partial"]
+    assert [g.path for g in find_garbage(home)] == [run / "models" / f".seed-1.safetensors.{DEAD}-a.partial"]
     (found,) = find_garbage(home, ["models"])
     assert (found.path, found.kind, found.bytes) == (run / "models", "models", 74)
     remove([found])
@@ -170,8 +172,18 @@ def test_models_of_finished_runs_go_when_they_are_named_and_results_stay(own_hom
     assert not (run / "models").exists()
 
 
+def test_what_frees_most_is_listed_first_and_of_equals_the_first_by_name(own_home: Path) -> None:
+    names = (f".a.{DEAD}.partial", f".b.{DEAD}.partial", f"flower/loopback/up.{DEAD}-c/log", f"runs/.d.{DEAD}.partial")
+    for name, size in zip(names, (10, 3000, 200, 200), strict=True):
+        (own_home / name).parent.mkdir(parents=True, exist_ok=True)
+        (own_home / name).write_bytes(bytes(size))
+    a, b, c, d = (str(own_home / name.removesuffix("/log")) for name in names)
+    assert [str(g.path) for g in find_garbage(Home(own_home))] == [b, c, d, a]
+    assert [g["path"] for g in ok("gc").data["garbage"]] == [b, c, d, a]
+
+
 def test_a_store_that_a_killed_predict_left_is_named(own_home: Path) -> None:
-    dead, alive = (own_home / "scratch" / f".predict.{pid}-x.partial" for pid in (2**22 + 1, os.getpid()))
+    dead, alive = (own_home / "scratch" / f".predict.{pid}-x.partial" for pid in (DEAD, os.getpid()))
     for path in (dead, alive):
         path.mkdir(parents=True)
         (path / "chunk").write_bytes(bytes(10))

@@ -216,6 +216,14 @@ def test_on_round_of_a_grid_says_which_point(mine: Path, jobs: int) -> None:
         assert {r.points for r in mine_} == {2}
 
 
+def test_the_observer_of_a_grid_hears_every_round_of_every_point(mine: Path) -> None:
+    heard = Told()
+    dealt = fc.partition(mine, "iid", clients=3)
+    fc.grid("fedavg", mine, dealt, lr=[0.1, 0.02], observer=heard, options={"rounds": 2})
+    rounds = sorted((r.point, r.round) for r in heard.rounds)
+    assert rounds == [("lr=0.02", 1), ("lr=0.02", 2), ("lr=0.1", 1), ("lr=0.1", 2)]
+
+
 @pytest.mark.parametrize("heard", [True, False], ids=["observer", "nobody"])
 def test_a_hook_that_raises_is_named_and_the_run_goes_on(mine: Path, heard: bool) -> None:
     class Hears(Silent):
@@ -246,6 +254,16 @@ def test_a_hook_that_raises_is_named_and_the_run_goes_on(mine: Path, heard: bool
     told: list[Round] = []
     assert go(told.append, None).path == run.path
     assert len(told) == 4
+
+
+class Told(Silent):
+    """The rounds that an observer hears."""
+
+    def __init__(self) -> None:
+        self.rounds: list[Round] = []
+
+    def told(self, round_: Round) -> None:
+        self.rounds.append(round_)
 
 
 class Closing:
@@ -315,14 +333,7 @@ def test_a_tracker_writes_where_it_is_told(
 def told_of(**changes: Any) -> list[Round]:
     """What an observer hears of three rounds of two seeds, one of them read from a checkpoint."""
 
-    class Heard(Silent):
-        def __init__(self) -> None:
-            self.rounds: list[Round] = []
-
-        def told(self, round_: Round) -> None:
-            self.rounds.append(round_)
-
-    heard = Heard()
+    heard = Told()
     facts = {
         "method": "fedavg", "rounds": 2, "seeds": [7, 3], "dataset": {"slug": "mine"}, "backbones": ["a", "b"],
         "preset": "paper", "participation": "all", "dtype": "float32", "hyperparameters": {"lr": 0.1, "mu": None},

@@ -15,6 +15,7 @@ from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.extract.planning.find_store import need_store
 from fedcache.store import catalog
+from fedcache.store.lock import hold_lock
 from fedcache.store.sidecars import append_event
 from fedcache.store.store import Store
 
@@ -108,6 +109,27 @@ def test_what_killed_processes_left_in_stores_is_told_and_what_is_written_is_not
     assert not note.exists()
     with store.writer(KEYS[1], shape=(14, 3), dtype="float16", chunk_rows=4, recipe={}, how={}):
         assert list(catalog.leftovers_of_stores(home)) == []
+
+
+def test_every_journal_of_a_finished_array_goes_and_that_of_an_unfinished_one_stays(home: Home) -> None:
+    store = create(home.stores / "s.zarr")
+    for key in KEYS:
+        fill(store, key)
+    left, begun = (store.path / f"journal-{name}.jsonl" for name in (KEYS[1], "c-00000000"))
+    for journal in (left, begun):
+        journal.write_bytes(b"")
+    store.refresh()
+    assert list(store.arrays) == list(KEYS), "the first has no journal"
+    note = store.path / "locks" / f"{KEYS[1]}.json"
+    with hold_lock(note.with_suffix(".lock"), "it", wait=False):
+        catalog.clean_up(store)
+        assert left.exists()
+        assert note.exists(), "its process still writes"
+    note.write_text("{}")
+    catalog.clean_up(store)
+    assert not note.exists()
+    assert not left.exists()
+    assert begun.exists()
 
 
 def test_sizes_are_bytes_of_files_alone(tmp_path: Path) -> None:

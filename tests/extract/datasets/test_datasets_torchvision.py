@@ -68,6 +68,8 @@ def test_it_is_found_by_name_remembered_and_seen_to_change(tmp_path, memory, mni
     monkeypatch.setattr(readers, "_construct", lambda *a, **k: pytest.fail("torchvision was asked"))
     assert peek(spec, memory=memory, roots=roots) == ("mnist", data.digest)
     assert peek(spec, memory=memory, data=tmp_path / "data") == ("mnist", data.digest)
+    (root / "notes.txt").write_text("beside the dataset, in the root that several share")
+    assert peek(spec, memory=memory, roots=roots) == ("mnist", data.digest)
     labels = root / "MNIST/raw/t10k-labels-idx1-ubyte"
     os.utime(labels, ns=(1, 1))
     assert peek(spec, memory=memory, roots=roots) is None

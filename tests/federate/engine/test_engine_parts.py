@@ -257,6 +257,16 @@ def test_the_forecast_counts_the_matrices_of_a_closed_form(points, matrices):
     assert closed - model == matrices * 64 * 64 * 8
 
 
+@pytest.mark.parametrize(("opt", "copies"), [("sgd", 4), ("adam", 5)])
+def test_the_forecast_counts_what_an_optimiser_keeps_of_each_client_at_once(opt, copies):
+    # weights, gradient, a temporary; momentum of sgd, two moments of Adam
+    def working(head_bytes, chunk):
+        return forecast(Load(head_bytes, 9, width=64), ExecutionPlan("batched", chunk), opt=opt, stacked=False).working
+
+    assert working(1000, 3) - working(0, 3) == copies * 3 * 1000
+    assert working(1000, 7) - working(0, 7) == copies * 7 * 1000
+
+
 def test_the_lift_follows_bytes_and_optimiser():
     fedavg, fed3r = METHODS["fedavg"], METHODS["fed3r"]
     sgd, adam = fedavg.resolve("paper", {"opt": "sgd"}), fedavg.resolve()

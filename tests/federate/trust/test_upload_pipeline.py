@@ -129,8 +129,14 @@ def test_clients_are_sampled_each_by_itself():
 
 
 def test_counts_do_not_travel_beside_noise():
-    with pytest.raises(FedcacheError, match="count"):
-        go("fedncm", {}, trust=parse_policy(privacy=Privacy(1.0, 1.0, seed=0)), participation=None)
+    trust = parse_policy(privacy=Privacy(1.0, 1.0, seed=0))
+    for name, settings, hint in (
+        ("fedncm", {}, "Another method: fedavg, fedprox, fedproto, or fed3r without a bias."),
+        ("fed3r", {"bias": True}, "--set bias=false --set class_weight=none, or another method: fedavg"),
+    ):
+        with pytest.raises(FedcacheError, match="count") as caught:
+            go(name, settings, trust=trust, participation=None)
+        assert caught.value.hint.startswith(hint)
 
 
 @pytest.mark.parametrize(
