@@ -84,14 +84,14 @@ def ingest(
 
 
 def partition(
-    store: AnyStore | None, scheme: str | None = None, *, seed: int = 0, name: str | None = None, **arguments: Any
+    store: AnyStore | None, scheme: Any = None, *, seed: int = 0, name: str | None = None, **arguments: Any
 ) -> Partition:
     """Deal the rows of a store to clients; the partition is saved in the store.
 
     Args:
         store: a store or its path; None is the last one extracted.
-        scheme: iid, shards, dirichlet, lda, feature-shift, label-shift, feature-label-shift, few-shot, flesd or
-            natural, which ``by=COLUMN`` means too.
+        scheme: a name as of ``fedcache partition``, None with ``by=COLUMN``; or the client of each row, a dict of rows,
+            a CSV of ``name,client[,split]``, a function of the store that returns one of these.
         seed: of the draws; ``name``: to save it under.
         arguments: those of the scheme (clients, alpha, shards, ...); ``replace=True`` for a name that other rows have.
 

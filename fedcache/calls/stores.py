@@ -13,6 +13,7 @@ from fedcache.extract.planning.find_store import need_store
 from fedcache.extract.planning.ingest import ingest_file
 from fedcache.federate.partition.partition import Partition
 from fedcache.progress import Observer, Silent
+from fedcache.runs.given_partition import given_partition, is_given
 from fedcache.runs.partitions import make_partition, write_shards
 from fedcache.store.store import Store
 
@@ -40,10 +41,13 @@ def ingest(
 
 
 def partition(
-    store: Store | str | Path | None, scheme: str | None, seed: int, name: str | None, **options: Any
+    store: Store | str | Path | None, clients: object, seed: int, name: str | None, **options: Any
 ) -> Partition:
-    """A partition, saved in the store; ``options`` are those of the scheme."""
-    return make_partition(opened(store), scheme, seed=seed, name=name, **options)
+    """A partition by a scheme or of clients that are given, saved in the store; ``options`` are those of the scheme."""
+    made = opened(store)
+    if is_given(clients):
+        return given_partition(made, clients, seed=seed, name=name, **options)
+    return make_partition(made, None if clients is None else str(clients), seed=seed, name=name, **options)
 
 
 def shard(store: Store | str | Path | None, parts: Partition, out: str | Path | None) -> Path:

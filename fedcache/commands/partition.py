@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,9 +21,10 @@ from fedcache.commands.options import (
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
-from fedcache.errors import Exit
+from fedcache.errors import Exit, UsageError
 from fedcache.extract.planning.find_store import more_features, need_store
 from fedcache.report.partition_dots import draw
+from fedcache.runs.given_partition import given_partition
 from fedcache.runs.partitions import columns_of, load_partition, make_partition, report_notes, write_shards
 from fedcache.runs.store_choice import train_example
 
@@ -37,6 +38,12 @@ def partition(
     given: Given,
     name: Annotated[
         str | None, typer.Option("--name", help="Name to save it under.", show_default="scheme, clients and seed")
+    ] = None,
+    clients_csv: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", help="A CSV of name,client[,split] that says who holds which rows.", show_default="none"
+        ),
     ] = None,
     dataset: Dataset = None,
     store: StoreDir = None,
@@ -66,7 +73,13 @@ def partition(
     if resolved.clients is not None:
         arguments["clients"] = resolved.clients
     opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
-    made = make_partition(opened, resolved.scheme, seed=resolved.seed, name=name, replace=replace, **arguments)
+    how: dict[str, Any] = {"seed": resolved.seed, "name": name, "replace": replace, **arguments}
+    if clients_csv is not None and resolved.scheme is not None:
+        raise UsageError("--from and --scheme are both given.", "Leave one of them out.")
+    if clients_csv is not None:
+        made = given_partition(opened, clients_csv, **how)
+    else:
+        made = make_partition(opened, resolved.scheme, **how)
     saved = name or made.default_name()
     columns = columns_of(opened)
     if out is not None:

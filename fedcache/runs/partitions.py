@@ -89,18 +89,21 @@ def make_partition(
     if scheme is None:
         raise UsageError("No scheme was named.", f"--scheme {' | '.join(parts.SCHEMES)}, or --by COLUMN")
     made = parts.make(scheme, columns_of(store), seed=seed, **typed_arguments(scheme, arguments))
-    called = name or made.default_name()
-    if not save:
-        return made
-    if not replace and called in store.partitions:
-        if store.partition(called).get("digest") == made.digest:
-            return made
-        raise UsageError(
-            f"{store.path.name} has a partition {called!r} with other rows, which runs may name.",
-            f"Another name: --name {called}-2;  or in its place: --replace",
-        )
-    store.put_partition(called, made.to_file())
+    if save:
+        save_partition(store, made, name or made.default_name(), replace=replace)
     return made
+
+
+def save_partition(store: Store, made: Partition, name: str, *, replace: bool = False) -> None:
+    """Keep a partition in its store. Raises UsageError for a name that other rows have, unless they are replaced."""
+    if not replace and name in store.partitions:
+        if store.partition(name).get("digest") == made.digest:
+            return
+        raise UsageError(
+            f"{store.path.name} has a partition {name!r} with other rows, which runs may name.",
+            f"Another name: --name {name}-2;  or in its place: --replace",
+        )
+    store.put_partition(name, made.to_file())
 
 
 def report_notes(made: Partition, observer: Observer) -> None:

@@ -1,0 +1,105 @@
+"""Partitions that a user brings: a mapping, an array, a function or a CSV, on the rows of a store."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcache.errors import UsageError, unknown
+from fedcache.federate.partition.given import of_ids, of_rows, of_splits
+from fedcache.federate.partition.partition import Partition
+from fedcache.federate.partition.rows import SPLITS
+from fedcache.runs.partitions import columns_of, save_partition, typed_arguments
+from fedcache.store.groups import Group
+from fedcache.store.store import Store
+
+CSV = ".csv"
+_FIRST_LINE = "Its first line should be: name,client   or: name,client,split"
+
+
+def is_given(clients: object) -> bool:
+    """Whether this says who holds which rows, and is not the name of a scheme."""
+    if isinstance(clients, str | Path):
+        return str(clients).lower().endswith(CSV)
+    return clients is not None
+
+
+def given_partition(
+    store: Store, clients: object, *, seed: int = 0, name: str | None = None, replace: bool = False, **arguments: Any
+) -> Partition:
+    """The partition that somebody brings, saved in the store.
+
+    Args:
+        store: whose rows are dealt.
+        clients: name -> rows (``given.of_rows``), the client of each row, a CSV of ``name,client[,split]`` with the
+            names of the rows, or a function that takes the store and returns one of these.
+        seed: of what is drawn by ``arguments``.
+        name: to save it under.
+        replace: whether it may take the place of another partition of that name.
+        arguments: of the scheme ``natural`` (``tests``, ``min_rows``, ``max_clients``), where clients are values.
+
+    Raises:
+        UsageError for rows or names that are not there, and arguments that do not go with the form.
+    """
+    if callable(clients):
+        clients = clients(store)
+    columns, typed = columns_of(store), typed_arguments("natural", arguments)
+    split = None
+    if isinstance(clients, str | Path):
+        clients, split = read_clients(Path(clients), store)
+    if (isinstance(clients, Mapping) or split is not None) and typed:
+        raise UsageError(
+            f"{next(iter(typed))} is given, and who trains and tests on which rows too.", "Leave one of them out."
+        )
+    if isinstance(clients, Mapping):
+        made = of_rows(columns, clients)
+    elif split is not None:
+        assert isinstance(clients, Group)
+        made = of_splits(columns, clients, split)
+    else:
+        made = of_ids(columns, clients, seed=seed, **typed)
+    save_partition(store, made, name or made.default_name(), replace=replace)
+    return made
+
+
+def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
+    """The client of each row by a CSV, and the split of each (-1 where the CSV has no line) if it says so.
+
+    Raises UsageError, with the line, for another header, a name that no row has or that comes twice, and other splits.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = [line for line in csv.reader(file, strict=True) if line]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path} is not a CSV in UTF-8: {error}.", _FIRST_LINE) from None
+    head = [column.strip().lower() for column in lines[0]] if lines else []
+    if head not in (["name", "client"], ["name", "client", "split"]) or len(lines) < 2:
+        raise UsageError(
+            f"{path} has the columns {', '.join(head) or '(none)'} and {max(0, len(lines) - 1):,} lines.", _FIRST_LINE
+        )
+    place = {name: row for row, name in enumerate(store.samples.name)}
+    client, split = [""] * store.rows, np.full(store.rows, -1, np.int8)
+    codes = {"train": 0, "training": 0, "test": 1}
+    for number, line in enumerate(lines[1:], start=2):
+        fields = [field.strip() for field in line]
+        if len(fields) != len(head):
+            raise UsageError(f"Line {number:,} of {path} has {len(fields)} fields.", _FIRST_LINE)
+        row = place.get(fields[0])
+        if row is None:
+            example = store.samples.name[0]
+            raise UsageError(
+                f"Line {number:,} of {path}: no row of {store.path.name} is called {fields[0]!r}.",
+                f"Names are those of the store, for example {example!r}:  fedcache export shows them.",
+            )
+        if client[row]:
+            raise UsageError(f"Line {number:,} of {path} names {fields[0]!r} again.", "Give each row one client.")
+        client[row] = fields[1]
+        if len(head) == 3:
+            if fields[2].lower() not in codes:
+                raise unknown("split", fields[2], SPLITS.values(), hint=f"Line {number:,} of {path}: train or test.")
+            split[row] = codes[fields[2].lower()]
+    return Group.of(client), split if len(head) == 3 else None

@@ -1,0 +1,131 @@
+"""Partitions that a user brings: a dict, the client of each row, a function, a CSV."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+
+import fedcache as fc
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.partition.partition import Partition
+
+ROWS = 40
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> fc.Store:
+    rng = np.random.default_rng(0)
+    names = [f"{i:02d}.png" for i in range(ROWS)]
+    split = ["test" if i % 5 == 4 else "train" for i in range(ROWS)]
+    x = rng.normal(size=(ROWS, 4)).astype("f4")
+    return fc.Store.from_arrays(
+        {"mine": x}, labels=np.arange(ROWS) % 2, names=names, splits=split, path=tmp_path / "s.zarr"
+    )
+
+
+def held(made: Partition) -> dict[str, tuple[list[int], list[int]]]:
+    return {c.name: (c.train.tolist(), c.test.tolist()) for c in made.clients}
+
+
+def test_a_dict_gives_rows_and_clients_without_test_rows_share_the_test_split(store: fc.Store) -> None:
+    made = fc.partition(store, {"north": [0, 3, 1], "south": {"train": [10, 11]}}, name="mine")
+    common = list(range(4, ROWS, 5))
+    assert held(made) == {"north": ([0, 1, 3], common), "south": ([10, 11], common)}
+    assert store.partitions == [] or "mine" in fc.Store.open(store.path).partitions
+    assert made.dropped == ROWS - 5 - len(common)
+
+
+def test_a_dict_may_give_every_client_its_own_test_rows(store: fc.Store) -> None:
+    made = fc.partition(store, {"north": ([0, 1], [2]), "south": {"train": [3], "test": [5, 4]}})
+    assert held(made) == {"north": ([0, 1], [2]), "south": ([3], [4, 5])}
+    assert made.test.tolist() == [2, 4, 5]
+    assert fc.Store.open(store.path).partitions == [made.default_name()]
+
+
+def test_masks_are_rows(store: fc.Store) -> None:
+    mask = np.arange(ROWS) < 4
+    assert held(fc.partition(store, {"a": mask}))["a"][0] == [0, 1, 2, 3]
+
+
+def test_an_array_of_clients_is_a_column_of_the_data(store: fc.Store) -> None:
+    ids = ["a" if i % 2 else "b" for i in range(ROWS)]
+    ids[0] = ""
+    made = fc.partition(store, ids)
+    assert [c.name for c in made.clients] == ["a", "b"]
+    assert all(ids[row] == c.name for c in made.clients for row in (*c.train, *c.test))
+    assert 0 not in made.table.train.rows
+    assert made.default_name() == "natural-by-client-s0"
+    by_function = fc.partition(store, lambda s: [ids[int(name[:2])] for name in s.samples.name])
+    assert by_function.digest == made.digest
+    few = fc.partition(store, ids, max_clients=1, tests="global")
+    assert len(few.clients) == 1
+
+
+def test_a_csv_names_rows_and_clients_in_any_order(store: fc.Store, tmp_path: Path) -> None:
+    lines = [f"{i:02d}.png,{'a' if i < 20 else 'b'}" for i in reversed(range(ROWS))]
+    (tmp_path / "who.csv").write_text("name,client\n" + "\n".join(lines) + "\n")
+    made = ok("partition", "--from", tmp_path / "who.csv", "--store", store.path)
+    assert [(c["name"], c["train"], c["test"]) for c in made.data["clients"]] == [("a", 16, 4), ("b", 16, 4)]
+    trained = ok("train", "--method", "fed3r", "--partition", made.data["name"], "--store", store.path)
+    assert trained.data["partition"]["digest"] == made.data["digest"]
+
+
+def test_a_csv_may_say_the_split(store: fc.Store, tmp_path: Path) -> None:
+    lines = ["00.png,a,train", "01.png,a,Test", "04.png,b,train", "09.png,b,test"]
+    (tmp_path / "who.csv").write_text("name,client,split\n" + "\n".join(lines))
+    made = fc.partition(store, tmp_path / "who.csv")
+    assert held(made) == {"a": ([0], [1]), "b": ([4], [9])}
+    assert made.scheme == "given"
+
+
+@pytest.mark.parametrize(
+    ("clients", "said"),
+    [
+        ({}, "No client is given"),
+        ({"a": [0, 1], "b": [1, 2]}, "Row 1 is given to 'a' and 'b'"),
+        ({"a": [0, 0]}, "given a row twice"),
+        ({"a": [-1]}, "is given row -1"),
+        ({"a": [ROWS]}, f"is given row {ROWS}"),
+        ({"a": []}, "at least one"),
+        ({"a": [0.5]}, "are float64"),
+        ({"a": ([0], [0])}, "trained and tested on"),
+        ({"a": {"rows": [0]}}, 'Expected "train"'),
+        (["a"] * 3, "3 clients are given for the 40 rows"),
+        ([0.5] * ROWS, "Floats that are not whole"),
+    ],
+)
+def test_what_is_no_partition_is_one_sentence(store: fc.Store, clients: object, said: str) -> None:
+    with pytest.raises(FedcacheError) as caught:
+        fc.partition(store, clients)
+    assert caught.value.code is Exit.USAGE
+    assert said in f"{caught.value.message}\n{caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name,site\n00.png,a\n", "has the columns name, site"),
+        ("name,client\n", "0 lines"),
+        ("name,client\n99.png,a\n", "no row of s.zarr is called '99.png'"),
+        ("name,client\n00.png,a\n00.png,b\n", "names '00.png' again"),
+        ("name,client,split\n00.png,a,tset\n", "Did you mean 'test'"),
+        ("name,client,split\n00.png,a,train\n", "1 rows to train and 0 to test on"),
+        ("name,client\n00.png\n", "has 1 fields"),
+        ("\x00\n", "has the columns"),
+    ],
+)
+def test_a_wrong_csv_is_refused_with_its_line(store: fc.Store, tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "who.csv").write_text(text)
+    done = fedcache("partition", "--from", tmp_path / "who.csv", "--store", store.path)
+    assert done.code == Exit.USAGE
+    assert said in done.err
+
+
+def test_both_ways_at_once_are_refused(store: fc.Store, tmp_path: Path) -> None:
+    (tmp_path / "who.csv").write_text("name,client\n00.png,a\n")
+    words = ("partition", "--from", tmp_path / "who.csv", "--store", store.path)
+    assert "--from and --scheme are both given" in fedcache(*words, "--scheme", "iid").err
+    assert "A column (by) and the clients themselves" in fedcache(*words, "--by", "domain").err
