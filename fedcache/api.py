@@ -39,21 +39,21 @@ def extract(
     layout: str | None = None, device: str | None = None, dtype: str | None = None, batch: int | None = None,
     workers: int | None = None, threads: int | None = None, chunk_rows: int | None = None, max_bad: str | None = None,
     weights: Mapping[str, str] | None = None, data: Mapping[str, str] | None = None, skip_missing: bool | None = None,
-    follow_links: bool | None = None, observer: Observer | None = None,
+    follow_links: bool | None = None, images_key: str | None = None, label_key: str | None = None,
+    group_key: str | None = None, observer: Observer | None = None,
 ) -> Store:  # fmt: skip
     """Run frozen backbones over a dataset; returns at once when the store has everything.
 
     Args:
-        dataset: ``digits``, ``folder:PATH``, ``torchvision:NAME``, ``paper:NAME``, or ``a=SPEC,b=SPEC``; None: last.
+        dataset: a spec of ``fedcache datasets list``, such as ``folder:PATH``, or ``a=SPEC,b=SPEC``; None: last.
         backbones: one name or several; ``store``: directory, instead of the one under FEDCACHE_HOME.
         size: pixels of the side, where it is not the backbone's native one; ``recipe`` holds other departures.
-        views: stored views of each image; 1 is the image itself, the others are augmentations.
-        text: prompt templates of the class text features.
+        views: stored views of each image, 1 the image itself; ``text``: prompt templates of the class text features.
         limit: rows, evenly spaced over the dataset; ``layout``: meaning of folder levels, ``domain/class``.
         device: ``auto``, ``cpu`` or ``cuda``, which never falls back.
         dtype, batch, workers, threads, chunk_rows: how it is computed; see ``fedcache extract --help``.
         max_bad: images that may be unreadable, ``"1%"`` or a number; weights: backbone -> file; data: name -> folder.
-        skip_missing: go on without backbones whose weights are not at hand.
+        images_key, label_key, group_key: columns of ``arrays:FILE``; ``skip_missing``: backbones without weights.
         follow_links: also read what links lead to outside of the dataset's folder; ``observer``: told the story.
 
     Raises FedcacheError as the command, with its exit code and hint.

@@ -20,7 +20,10 @@ from fedcache.option_info import CLIENTS, COMPUTING, DATA, FEATURES, METHOD, PAR
 from fedcache.parsing import parse_toml
 
 SAMPLING, BAD_UPDATES = ("uniform", "weighted", "poisson"), ("fail", "reject")
-DATASET = "digits, folder:PATH, torchvision:NAME, paper:NAME, a=SPEC,b=SPEC as domains, or a name given to ingest."
+DATASET = (
+    "digits, folder:PATH, arrays:FILE, idx:FOLDER, torchvision:NAME, paper:NAME, a=SPEC,b=SPEC as domains, or a name "
+    "given to ingest."
+)
 BACKBONES = "Names, comma-separated; see `fedcache backbones list`."
 
 FORMER = {"loop": "sequential", "stack": "batched", "dual": "gram"}
@@ -53,6 +56,9 @@ class ExtractConfig:
     layout: str | None = option(
         None, "Meaning of the folder levels, e.g. domain/class, or client/class for a group.", DATA, said="recognised"
     )
+    images_key: str | None = option(None, "Column of images, of arrays:FILE.", DATA, said="by its usual name")
+    label_key: str | None = option(None, "Column of labels, of arrays:FILE.", DATA, said="by its usual name")
+    group_key: str | None = option(None, "Columns kept as groups, comma-separated.", DATA, said="all that can be")
     follow_links: bool = option(False, "Also read what links lead to outside of the dataset's folder.", DATA)
     device: str = option(
         "auto", "Where the model runs; cuda never falls back.", COMPUTING, choices=("auto", "cpu", "cuda")

@@ -23,7 +23,7 @@ from fedcache.errors import Exit
 from fedcache.extract.backbones import BACKBONES, Backbone
 from fedcache.extract.backbones.table import PARAMETERS
 from fedcache.extract.backbones.weights import SUFFIXES
-from fedcache.extract.datasets import digits, folder, info, known, paper, papers, torchvision
+from fedcache.extract.datasets import arrays, digits, folder, idx, info, known, paper, papers, torchvision
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
@@ -632,32 +632,42 @@ def _digits_page() -> str:
     )
 
 
-def _folder_page() -> str:
-    found = info("folder:PATH")
+OWN_FILES = {
+    "folder:PATH": (folder, "folder:photos.zip", "folder:photos.zip --layout domain/class"),
+    "arrays:FILE": (arrays, "arrays:cells.npz", "arrays:cells.npz --label-key grade --group-key hospital,scanner"),
+    "idx:FOLDER": (idx, "idx:mnist/raw", "idx:mnist/raw"),
+}
+"""Kinds of files of one's own: module, a spec to look at, and one to extract."""
+
+
+def _own_files_page(spec: str) -> str:
+    module, example, extracted = OWN_FILES[spec]
+    found = info(spec)
     return text_of(
-        "# folder:PATH",
+        f"# {spec}",
         "",
         f"{found['about'][0].upper()}{found['about'][1:]}.",
         "",
         f"{found['note'][0].upper()}{found['note'][1:]}.",
         "",
-        *_docstring(folder),
+        *_docstring(module),
         "",
         "## How to check it",
         "",
-        "Reads and counts without decoding: how the levels were understood, images, classes, domains.",
+        "Reads and counts without decoding: how it was understood, images, classes, domains.",
         "",
-        "    fedcache datasets info folder:photos.zip",
+        f"    fedcache datasets info {example}",
         "",
-        *_use("folder:photos.zip --layout domain/class"),
+        *_use(extracted),
     )
 
 
 def datasets() -> dict[str, str]:
-    made = {"digits.md": _digits_page(), "folder.md": _folder_page()}
+    own = {spec: f"{spec.partition(':')[0]}.md" for spec in OWN_FILES}
+    made = {"digits.md": _digits_page(), **{page: _own_files_page(spec) for spec, page in own.items()}}
     made |= {f"paper-{name}.md": _paper_page(name) for name in paper.NAMES}
     made |= {f"torchvision-{name}.md": _torchvision_page(name) for name in torchvision.TABLE}
-    files = {"digits": "digits.md", "folder:PATH": "folder.md"}
+    files = {"digits": "digits.md", **own}
     rows = [
         (f"[{e['name']}]({files.get(e['name'], e['name'].replace(':', '-') + '.md')})", e["about"], f"`{e['needs']}`")
         for e in known()

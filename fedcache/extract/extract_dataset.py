@@ -16,6 +16,7 @@ from fedcache.errors import StoreError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
 from fedcache.extract.datasets import Dataset, open_dataset, peek
+from fedcache.extract.datasets.columns import with_keys
 from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning import plan as planning
@@ -65,6 +66,9 @@ def extract(
     planned = [pull_if_needed(p, config, home, observer) for p in planned] if not dry_run else planned
     spec = config.dataset or default_dataset(home, observer)
     spec = f"{INGESTED}:{spec}" if ingested_path(home, spec) is not None and ":" not in spec else spec
+    # Columns that options name are part of what the dataset is: from here on the spec says them.
+    spec = with_keys(spec, config.images_key, config.label_key, config.group_key)
+    config = replace(config, images_key=None, label_key=None, group_key=None)
     store = None if store is None else resolve_path(home, store)
     where: dict[str, Any] = {
         "memory": planning.memory_of(home, rehash=rehash),

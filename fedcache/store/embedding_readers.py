@@ -164,29 +164,33 @@ def _read_npy(path: Path) -> dict[str, Any]:
     return {"features": _npy(path, lambda: path.open("rb"), path.stat().st_size, True)}
 
 
+def h5_items(path: Path, group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, dataset) of an open file, at all levels; raises UsageError for what lies outside of it."""
+    import h5py
+
+    for name in group:
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            raise UsageError(f"{path} holds a link ({prefix}{name}) to elsewhere.", "Copy the data into the file.")
+        item, key = group[name], f"{prefix}{name}"
+        if isinstance(item, h5py.Group):
+            yield from h5_items(path, item, f"{key}/")
+        elif item.external or item.is_virtual:
+            raise UsageError(f"{path}: {key} is stored in another file.", "Copy the data into the file.")
+        else:
+            yield key, item
+
+
 def _read_h5(path: Path) -> dict[str, Any]:
     import h5py
 
     found: dict[str, Any] = {}
-
-    def walk(group: Any, prefix: str) -> None:
-        for name in group:
-            link = group.get(name, getlink=True)
-            if not isinstance(link, h5py.HardLink):
-                raise UsageError(f"{path} holds a link ({prefix}{name}) to elsewhere.", "Copy the data into the file.")
-            item, key = group[name], f"{prefix}{name}"
-            if isinstance(item, h5py.Group):
-                walk(item, f"{key}/")
-            elif item.external or item.is_virtual:
-                raise UsageError(f"{path}: {key} is stored in another file.", "Copy the data into the file.")
-            elif _is_feature(key) and item.dtype.kind == "f" and item.ndim in (2, 3):
+    with h5py.File(path, "r") as file:
+        for key, item in h5_items(path, file):
+            if _is_feature(key) and item.dtype.kind == "f" and item.ndim in (2, 3):
                 found[key] = FileRows(path, item.shape, item.dtype, partial(_h5_parts, path, key, len(item)))
             else:
                 text = item.shape is not None and h5py.check_string_dtype(item.dtype) is not None
                 found[key] = np.array(item.asstr()[()], np.str_) if text else np.asarray(item[()])
-
-    with h5py.File(path, "r") as file:
-        walk(file, "")
     return found
 
 

@@ -1,7 +1,8 @@
 """Datasets: where images, labels, domains and splits come from.
 
-A spec is ``digits``, ``folder:PATH``, ``torchvision:NAME``, ``paper:NAME``, or several of them named as domains of one
-dataset: ``mnist=torchvision:MNIST,svhn=torchvision:SVHN``. Importing this module imports neither torch nor torchvision.
+A spec is ``digits``, files of one's own (``FILES``), ``torchvision:NAME``, ``paper:NAME``, or several of them named as
+domains of one dataset: ``mnist=torchvision:MNIST,svhn=torchvision:SVHN``. Importing this module imports neither torch
+nor torchvision.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import MachineError, UsageError, unknown
-from fedcache.extract.datasets import digits, download, folder, paper, papers, torchvision
+from fedcache.extract.datasets import arrays, digits, download, folder, idx, paper, papers, torchvision
 from fedcache.extract.datasets.dataset import READING, SPLIT_WORDS, TEST, Context, Dataset, Progress, Source, join
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage, decode
@@ -22,7 +23,26 @@ __all__ = ["BadImage", "Dataset", "Source", "decode", "info", "known", "open_dat
 
 
 # Each has ``key(rest, context)``, what the answer depends on, and ``load(rest, context)``, the dataset.
-_KINDS = {"digits": digits, "folder": folder, "torchvision": torchvision, "paper": papers}
+_KINDS = {
+    "digits": digits, "folder": folder, "arrays": arrays, "idx": idx, "torchvision": torchvision, "paper": papers,
+}  # fmt: skip
+FILES = {
+    "folder:PATH": (
+        "a directory, .zip or .tar with one folder per class, or a .csv that lists images",
+        "levels named train, test, val, valid or validation are the split, the last level is the class, "
+        f"what remains is the domain; without a split, {HELD_OUT} is the test set; --layout domain/class overrides",
+    ),
+    "arrays:FILE": (
+        "images and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
+        "columns are found by their usual names, or named: --images-key, --label-key and --group-key, or "
+        "arrays:FILE?images=A&label=B&group=C,D",
+    ),
+    "idx:FOLDER": (
+        "pairs of IDX files of images and labels, as MNIST has them, .gz too",
+        "files named train are the training set, t10k or test the test set",
+    ),
+}
+"""Kinds of files of one's own: what they are, and how they are read."""
 _NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*=")
 
 
@@ -42,7 +62,8 @@ def open_dataset(
     The first time, every byte is read for the uids; they are remembered until a file changes.
 
     Args:
-        spec: ``digits[:synth=N]``, ``folder:PATH``, ``torchvision:NAME``, ``paper:NAME``, or ``NAME=SPEC,NAME=SPEC``.
+        spec: ``digits[:synth=N]``, ``folder:PATH``, ``arrays:FILE``, ``idx:FOLDER``, ``torchvision:NAME``,
+            ``paper:NAME``, or ``NAME=SPEC,NAME=SPEC``.
         memory: remembered digests.
         roots: ``--data NAME=PATH``.
         layout: ``--layout`` of folders, for example ``domain/class``.
@@ -143,10 +164,9 @@ def known(*, roots: Mapping[str, Path] | None = None, data: Path | None = None) 
     """The datasets that can be named: ``{"name", "about", "needs", "ready"}`` each, ready when it can be opened now."""
     context = Context(DigestMemory(data or Path()), roots or {}, data)
     offline = "four domains of ten digits, made offline from installed packages"
-    files = "a directory, .zip or .tar with one folder per class, or a .csv that lists images"
     rows: list[tuple[str, str, str, bool]] = [
         ("digits", offline, 'pip install "fedcache[demo]"', digits.ready()),
-        ("folder:PATH", files, "your files", True),
+        *((name, about, "your files", True) for name, (about, _) in FILES.items()),
     ]
     for name in paper.NAMES:
         get = f"fedcache datasets {'pull' if paper.read(name).pulls else 'info'} {name}"
@@ -171,12 +191,8 @@ def info(name: str, *, roots: Mapping[str, Path] | None = None, data: Path | Non
             "made_from": digits.key(rest, context)[2],
             "note": "another version of these packages may draw other pixels and is then another dataset",
         }
-    if kind == "folder":
-        return {
-            **entries["folder:PATH"],
-            "note": "levels named train, test, val, valid or validation are the split, the last level is the class, "
-            f"what remains is the domain; without a split, {HELD_OUT} is the test set; --layout domain/class overrides",
-        }
+    if (own := _own(kind)) is not None:
+        return {**entries[own], "note": FILES[own][1]}
     if kind == "paper":
         return {**entries[name], **papers.info(rest, context)}
     entry, root = torchvision.entry_of(rest), context.root_of("torchvision", rest)
@@ -234,15 +250,20 @@ def _kind_of(spec: str) -> tuple[str, str]:
     names = [row["name"] for row in known()]
     if kind in _KINDS:
         raise UsageError(
-            f"{spec!r} does not say which; expected {kind}:{'PATH' if kind == 'folder' else 'NAME'}.",
+            f"{spec!r} does not say which; expected {_own(kind) or f'{kind}:NAME'}.",
             "fedcache datasets list",
         )  # fmt: skip
-    bare = {name.partition(":")[2]: name for name in names if ":" in name and name != "folder:PATH"}
+    bare = {name.partition(":")[2]: name for name in names if ":" in name and name not in FILES}
     if spec.lower() in {name.lower() for name in bare}:
         near = [full for name, full in bare.items() if name.lower() == spec.lower()]
         full = bare.get(spec, near[0])
         raise UsageError(f"Unknown dataset {spec!r}. Did you mean {full!r}?", f"--dataset {full}")
     raise unknown("dataset", spec, names, hint="fedcache datasets list   shows all")
+
+
+def _own(kind: str) -> str | None:
+    """The spec of a kind of files of one's own; None of another kind."""
+    return next((spec for spec in FILES if spec.partition(":")[0] == kind), None)
 
 
 def _parts(spec: str) -> dict[str, str] | None:

@@ -195,6 +195,22 @@ def check_images(entries: Entries) -> None:
         )
 
 
+def open_as_listed(path: Path, stamp: tuple[int, int]) -> int:
+    """A descriptor of a file, which the caller closes; MachineError when its (size, mtime_ns) is not ``stamp`` now."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise MachineError(f"{path} cannot be read: {error.strerror}.", "Run the command again") from None
+    found = os.fstat(fd)
+    if (found.st_size, found.st_mtime_ns) != stamp:
+        os.close(fd)
+        raise MachineError(
+            f"{path} has changed since it was listed: {found.st_size:,} bytes, before {stamp[0]:,}.",
+            "Run the command again",
+        )
+    return fd
+
+
 @dataclass(frozen=True, eq=False)
 class ArchiveSource:
     """Reads entries of a zip or tar, one per row, by position."""
@@ -225,15 +241,8 @@ class ArchiveSource:
 
     @cached_property
     def _fd(self) -> int:
-        fd = os.open(self.entries.path, os.O_RDONLY)
+        fd = open_as_listed(self.entries.path, self.entries.stamp)
         weakref.finalize(self, os.close, fd)
-        found = os.fstat(fd)
-        if (found.st_size, found.st_mtime_ns) != self.entries.stamp:
-            raise MachineError(
-                f"{self.entries.path} has changed since it was listed: {found.st_size:,} bytes, "
-                f"before {self.entries.stamp[0]:,}.",
-                "Run the command again",
-            )
         return fd
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,18 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedcache.errors import UsageError
 from fedcache.extract.datasets import archives, dataset, tree
-from fedcache.extract.datasets.dataset import TEST, TRAIN, VALIDATION, Context, Dataset, Source
+from fedcache.extract.datasets.columns import complete_split
+from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.folder_labels import Labels, enter_top_folder, infer, parse_layout, read_csv
 from fedcache.extract.digests import stat_key
 from fedcache.extract.images import EXTENSIONS
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.files import digest_of
 from fedcache.store.groups import Group
-from fedcache.store.samples import HELD_OUT, held_out
 
 _SUFFIXES = (".zip", ".tar", ".csv")
 
@@ -63,7 +62,8 @@ def load(rest: str, context: Context) -> Dataset:
     label[known] = index
     domains, domain_index = dataset.index_of(labels.domains)
     domain = dataset.domain_column(domain_index, domains)
-    split, note = _split(labels.splits, label, domain, uid, path)
+    given = None if labels.splits is None else np.array(labels.splits, dtype=np.uint8)
+    split, note = complete_split(given, label, domain, uid, path)
     reading = f"{path.name or path}: {how}; {dataset.counts(split, classes, domains)}"
     if note:
         reading += f"; {note}"
@@ -173,26 +173,3 @@ def _inside(path: Path, listed: list[str], context: Context) -> list[str]:
         return listed
     real = os.path.realpath(within)
     return [p for p in listed if not tree.leads_out(str(path.parent / p), real)]
-
-
-def _split(
-    splits: list[int] | None, label: NDArray[np.int32], domain: NDArray[np.int16], uid: NDArray[np.uint8], path: Path
-) -> tuple[NDArray[np.uint8], str]:
-    """The split column and a note on what was chosen where the tree does not say."""
-    if splits is None:
-        split = np.full(len(label), TRAIN, dtype=np.uint8)
-        split[held_out(label, domain, uid, split == TRAIN)] = TEST
-        return split, f"no split given: {HELD_OUT} is the test set"
-    split = np.array(splits, dtype=np.uint8)
-    if not np.any(split == TRAIN):
-        raise UsageError(
-            f"{path} has {len(split):,} test or validation images and no training images.",
-            "Give the directory above, which holds train and test",
-        )
-    if np.any(split == TEST):
-        return split, ""
-    if np.any(split == VALIDATION):
-        split[split == VALIDATION] = TEST
-        return split, "no test set: the validation images are used as the test set"
-    split[held_out(label, domain, uid, split == TRAIN)] = TEST
-    return split, f"no test set: {HELD_OUT} is taken from train"

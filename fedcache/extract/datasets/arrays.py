@@ -1,0 +1,165 @@
+"""``arrays:FILE``: images in a .npz, .npy or .h5 file, or in a folder of .npy files, with labels beside them.
+
+Images are uint8, [N, H, W], [N, H, W, 1] or [N, H, W, 3], or with the channels first, which their shape tells; other
+numbers are refused, with the line that converts them, because what they mean is not known. They are found as
+``images``, ``image``, ``data`` or ``x``, labels as ``labels``, ``label``, ``target`` or ``y``, in any case, or by
+``--images-key`` and ``--label-key``; names with a split in them, such as ``x_train``, ``test_images`` or ``val/image``,
+make the split. ``domain`` and ``split`` are columns too, ``class_names`` the names of the classes. Every other column
+with a value for each row becomes a group: ``--group-key hospital,scanner`` keeps only these.
+
+Rows are read one at a time, a compressed array in blocks; nothing is ever unpickled. Each process unpacks a compressed
+array once, so that ``np.savez`` makes faster files than ``np.savez_compressed``, of which images gain little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcache.errors import UsageError
+from fedcache.extract.datasets import columns, tree
+from fedcache.extract.datasets.array_files import SUFFIXES, FileArray, read_arrays
+from fedcache.extract.datasets.columns import Asked, TableRows
+from fedcache.extract.datasets.dataset import SPLIT_WORDS, Context, Dataset
+from fedcache.extract.datasets.row_sources import layout_of
+from fedcache.extract.digests import stat_key
+
+_Columns = Mapping[str, FileArray]
+
+
+def key(rest: str, context: Context) -> list[Any]:
+    """The place, the columns that the spec names, and the stat of every file."""
+    asked = columns.parse_rest(rest)
+    path = _locate(asked.place)
+    named = ["arrays", asked.images, asked.label, None if asked.groups is None else list(asked.groups)]
+    if path.is_dir():
+        return [*named, tree.listing_digest(path, context.within(path))]
+    return [*named, stat_key(path)]
+
+
+def load(rest: str, context: Context) -> Dataset:
+    """The dataset of ``arrays:FILE``.
+
+    Raises UsageError for a missing file, columns that make no sense and numbers that are no pixels, CorruptionError for
+    a damaged file.
+    """
+    asked = columns.parse_rest(rest)
+    path, facts = _locate(asked.place), key(rest, context)
+    arrays = read_arrays(path, context)
+    parts, names, how = [], list[str](), ""
+    for split, held in _by_split(arrays, asked, path):
+        part, classes, how = _part(split, held, asked, path)
+        parts.append(part)
+        names = names or classes
+    return columns.assemble(
+        f"arrays:{rest}", path, parts, asked=asked, class_names=names, how=how, facts=facts, context=context
+    )
+
+
+def _locate(place: str) -> Path:
+    path = Path(place).expanduser()
+    if not place or not path.exists():
+        raise UsageError(
+            f"There is no {str(path) if place else 'path'!r} (seen from {Path.cwd()}); expected a "
+            f"{', '.join(SUFFIXES)} file or a folder of .npy files.",
+            "Give the path of the arrays: --dataset arrays:FILE",
+        )
+    if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
+        raise UsageError(
+            f"{path} is no {', '.join(SUFFIXES)} file.",
+            "np.savez('images.npz', images=images, labels=labels)   makes one",
+        )
+    return path
+
+
+def _by_split(arrays: _Columns, asked: Asked, path: Path) -> list[tuple[int | None, dict[str, FileArray]]]:
+    """The columns of each split whose name they have, under their names without it; of None those without a split.
+
+    Splits that have no images are left out, as are columns without a split where images have one. Images that are named
+    whole (``x_test``) make a table of their own.
+    """
+    if asked.images in arrays:
+        return [(None, dict(arrays))]
+    found: dict[int | None, dict[str, FileArray]] = {}
+    for name, array in arrays.items():
+        base, split = _bare(name)
+        found.setdefault(split, {})[base] = array
+    wanted = [(split, held) for split, held in found.items() if _images_of(held, asked, path) is not None]
+    if not wanted:
+        shapes = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in list(arrays.items())[:8])
+        missing = f"no column {asked.images!r}" if asked.images else "no column of images"
+        raise UsageError(
+            f"{path} has {missing}; it holds {shapes or 'no arrays'}.", "--images-key NAME says which are images"
+        )
+    if len(wanted) > 1 and any(split is None for split, _ in wanted):
+        raise UsageError(
+            f"{path} has images with a split in their name and others without.",
+            "--images-key NAME says which are meant",
+        )
+    return sorted(wanted, key=lambda pair: "" if pair[0] is None else SPLIT_WORDS[pair[0]])
+
+
+def _bare(name: str) -> tuple[str, int | None]:
+    """A column's name without the split in it, and that split: ``x_train`` is x of train."""
+    for mark in ("/", "_", "-"):
+        head, _, tail = name.rpartition(mark)
+        first, _, rest = name.partition(mark)
+        if head and tail.lower() in columns.SPLIT_CODES:
+            return head, columns.SPLIT_CODES[tail.lower()]
+        if rest and first.lower() in columns.SPLIT_CODES:
+            return rest, columns.SPLIT_CODES[first.lower()]
+    return name, None
+
+
+def _images_of(held: _Columns, asked: Asked, path: Path) -> str | None:
+    """The column of images: named, of a usual name, or the only one of uint8 with three axes or four."""
+    if asked.images:
+        return asked.images if asked.images in held else None
+    usual = columns.choose(list(held), columns.IMAGES)
+    if usual is not None and len(held[usual].shape) > 1:
+        return usual
+    like = [name for name, array in held.items() if array.dtype == np.uint8 and len(array.shape) in (3, 4)]
+    return like[0] if len(like) == 1 else None
+
+
+def _part(split: int | None, held: dict[str, FileArray], asked: Asked, path: Path) -> tuple[TableRows, list[str], str]:
+    """The rows of a split, the class names beside them, and a clause on what was read."""
+    name = str(_images_of(held, asked, path))
+    images = held.pop(name)
+    layout = layout_of(images.shape, images.dtype, f"{path}, {name}")
+    count = images.shape[0]
+    classes = columns.choose(list(held), columns.CLASS_NAMES)
+    named = held.pop(classes) if classes is not None and _is_words(held[classes], count) else None
+    rows = {n: a for n, a in held.items() if a.shape in ((count,), (count, 1))}
+    label = columns.choose(list(held if asked.label else rows), columns.LABELS, asked.label, str(path), "--label-key")
+    domain, given = (columns.choose(list(rows), usual) for usual in (columns.DOMAINS, columns.SPLITS))
+    for n, a in held.items():
+        if n.lower() in columns.LABELS and label is None and len(a.shape) in (1, 2) and not asked.label:
+            raise UsageError(
+                f"{path} has {count:,} images in {name}, and {n} has the shape {list(a.shape)}.",
+                "Give every image one label; of one column per class, labels.argmax(1)",
+            )
+
+    def column(name: str | None) -> Any:
+        return None if name is None else held[name].column(f"{path}, {name}")
+
+    taken = {label, domain, given}
+    groups = {
+        n: a.column(f"{path}, {n}").reshape(-1) for n, a in rows.items() if n not in taken and not a.dtype.hasobject
+    }
+    labels = column(label)
+    if labels is not None and len(labels) != count:
+        raise UsageError(f"{path} has {count:,} images and {len(labels):,} labels.", "Give every image one label")
+    part = TableRows(
+        columns.row_names(count, split), images.source(layout), labels, split, column(given), column(domain), groups
+    )
+    kinds = [] if named is None else [str(word) for word in named.column(f"{path}, {classes}").tolist()]
+    return part, kinds, f"images {layout} from {name}" + (f", labels from {label}" if label else ", no labels")
+
+
+def _is_words(array: FileArray, count: int) -> bool:
+    """Whether a column holds names of classes and not a value for each row."""
+    return len(array.shape) == 1 and array.dtype.kind in "US" and (array.shape[0] != count or count < 2)

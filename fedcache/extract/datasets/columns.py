@@ -1,0 +1,365 @@
+"""Images that come as rows of files rather than as files: which column is what, and the dataset that the rows make.
+
+A column is found by its usual name or named in the spec, ``arrays:cells.npz?images=slides&label=grade&group=hospital``,
+which is what ``--images-key``, ``--label-key`` and ``--group-key`` write. Every other column that sorts the rows is
+kept as a group; one that cannot be a group is left out, and the reading says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import UsageError, unknown
+from fedcache.extract.datasets import dataset
+from fedcache.extract.datasets.dataset import ONE_DOMAIN, SPLIT_WORDS, TEST, TRAIN, VALIDATION, Context, Dataset, Source
+from fedcache.extract.recipe import slug as safe
+from fedcache.store.groups import Group, usable_group_name
+from fedcache.store.samples import HELD_OUT, held_out
+
+IMAGES = ("images", "image", "imgs", "img", "pixels", "data", "x")
+LABELS = ("labels", "label", "targets", "target", "y", "fine_labels", "fine_label", "class", "cls", "category")
+DOMAINS = ("domain", "domains")
+SPLITS = ("split", "splits")
+CLASS_NAMES = ("class_names", "classes", "label_names")
+"""Usual names of columns, compared without case; the first that is there is taken."""
+
+SPLIT_CODES = {
+    "train": TRAIN, "training": TRAIN, "test": TEST, "testing": TEST, "t10k": TEST,
+    "val": VALIDATION, "valid": VALIDATION, "validation": VALIDATION, "dev": VALIDATION,
+}  # fmt: skip
+"""Words for a split in the names of files, folders and columns, and in a column of splits, compared without case."""
+
+KEYS = {"images": "--images-key", "label": "--label-key", "group": "--group-key"}
+"""Word of a spec -> option that writes it."""
+
+WITH_COLUMNS = ("arrays", "hf", "webdataset")
+"""Kinds of datasets whose columns can be named."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The part of a spec after its kind: a place, and the columns that it names."""
+
+    place: str
+    images: str = ""  # column of images; found by its usual name when empty
+    label: str = ""  # likewise
+    groups: tuple[str, ...] | None = None  # the columns kept as groups; None for all that can be
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Rows that follow one another in the files, with their columns."""
+
+    names: Sequence[str]  # [n] of the rows inside the dataset
+    source: Source  # row -> image
+    label: Any = None  # [n] numbers or words; None where none is known
+    split: int | None = None  # code of all rows; None when nothing says it
+    splits: Any = None  # [n] words, numbers or booleans, where a column says it
+    domain: Any = None  # [n] words or numbers
+    groups: Mapping[str, Any] = field(default_factory=dict)  # name -> [n] words or numbers
+
+
+def parse_rest(rest: str) -> Asked:
+    """``FILE?images=A&label=B&group=C,D``; a path that exists as it is written has no columns behind a question mark.
+
+    Raises UsageError for another word than these three, or one given twice.
+    """
+    place, mark, tail = rest.rpartition("?")
+    if not mark or Path(rest).expanduser().exists():
+        return Asked(rest)
+    found: dict[str, str] = {}
+    for piece in tail.split("&"):
+        word, _, value = piece.partition("=")
+        if word not in KEYS:
+            raise unknown("word behind '?'", word, KEYS, hint="For example arrays:cells.npz?images=slides&label=grade")
+        if word in found or not value:
+            raise UsageError(
+                f"{rest!r} gives {word} {'twice' if word in found else 'no value'}.", "For example ?label=grade"
+            )
+        found[word] = value
+    groups = tuple(g.strip() for g in found["group"].split(",") if g.strip()) if "group" in found else None
+    return Asked(place, found.get("images", ""), found.get("label", ""), groups)
+
+
+def with_keys(spec: str, images: str | None, label: str | None, group: str | None) -> str:
+    """A spec with the columns that options name written behind it. Raises UsageError where there are none to name."""
+    given = {"images": images, "label": label, "group": group}
+    words = [f"{word}={value}" for word, value in given.items() if value]
+    if not words:
+        return spec
+    option = next(KEYS[word] for word, value in given.items() if value)
+    if spec.partition(":")[0] not in WITH_COLUMNS:
+        raise UsageError(
+            f"{option} names a column, and {spec} is not one of {', '.join(f'{k}:' for k in WITH_COLUMNS)}.",
+            "Of several datasets as domains each says its own: a=arrays:a.npz?label=grade,b=arrays:b.npz?label=class",
+        )
+    return (
+        f"{spec}{'&' if parse_rest(spec.partition(':')[2]).place != spec.partition(':')[2] else '?'}{'&'.join(words)}"
+    )
+
+
+def choose(
+    names: Sequence[str], usual: Sequence[str], asked: str = "", where: str = "", option: str = ""
+) -> str | None:
+    """The column that is meant: the one asked for, else the first of a usual name, else None.
+
+    Raises UsageError when the one asked for is not there.
+    """
+    if asked:
+        if asked not in names:
+            raise unknown(f"column of {where}", asked, names, hint=f"{option} NAME takes one of these")
+        return asked
+    lowered = {name.lower().rpartition("/")[2]: name for name in reversed(names)}  # of an HDF5 file the last level
+    return next((lowered[word] for word in usual if word in lowered), None)
+
+
+def coded_labels(values: Any, named: Sequence[str], where: str) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+    """Labels int32 [N], -1 unknown, and the names of the classes that have a row.
+
+    Args:
+        values: [N] numbers (negative or NaN is unknown), booleans or words (an empty one is unknown).
+        named: class names by number; a number is its own name where there are none.
+        where: for messages.
+
+    Raises:
+        UsageError for floats that are not whole, other shapes, and numbers without a name among names.
+    """
+    column = _flat(np.asarray(values))
+    if column.ndim != 1:
+        what = (
+            "one column per class: labels.argmax(1) gives numbers" if column.ndim == 2 else "one number or word a row"
+        )
+        raise UsageError(f"The labels of {where} have the shape {list(column.shape)}.", f"Expected {what}")
+    if column.dtype.kind == "b":
+        named, column = named or ("False", "True"), column.astype(np.int64)
+    if column.dtype.kind == "f":
+        known = np.isfinite(column)
+        if not (column[known] == np.rint(column[known])).all():
+            raise UsageError(
+                f"The labels of {where} are floats that are not whole, such as {column[known][0]}.",
+                "Name another column: --label-key NAME",
+            )
+        column = np.where(known, column, -1).astype(np.int64)
+    if column.dtype.kind not in "iu":
+        words = ["" if value is None or value != value else str(value).strip() for value in column.tolist()]
+        known = np.array([bool(word) for word in words], dtype=bool)
+        classes, index = dataset.index_of([word for word in words if word])
+        label = np.full(len(words), -1, dtype=np.int32)
+        label[known] = index
+        return label, classes
+    raw = np.where(column < 0, -1, column.astype(np.int64)) if column.dtype.kind == "i" else column.astype(np.int64)
+    used = np.unique(raw[raw >= 0])
+    if len(named) and len(used) and int(used[-1]) >= len(named):
+        raise UsageError(
+            f"{where} has the label {int(used[-1])}, but {len(named)} class names.", "Give every class a name"
+        )
+    label = np.where(raw >= 0, np.searchsorted(used, raw), -1).astype(np.int32)
+    return label, _distinct([named[i] if len(named) else str(i) for i in used.tolist()], used.tolist())
+
+
+def _distinct(names: Sequence[str], numbers: Sequence[int]) -> tuple[str, ...]:
+    """Class names, those that occur twice with their number."""
+    repeated = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+    return tuple(f"{n} #{i}" if n in repeated else str(n) for n, i in zip(names, numbers, strict=True))
+
+
+def coded_splits(values: Any, where: str) -> NDArray[np.uint8]:
+    """Split codes [N] of words, of the numbers 0 train, 1 test and 2 validation, or of booleans: true is the test set.
+
+    Raises UsageError for another word or number.
+    """
+    column = np.asarray(values)
+    if column.dtype.kind == "b":
+        return np.where(column, TEST, TRAIN).astype(np.uint8)
+    if column.dtype.kind in "iu":
+        if not np.isin(column, (TRAIN, TEST, VALIDATION)).all():
+            raise UsageError(
+                f"The splits of {where} are other numbers than 0, 1 and 2.", "0 train, 1 test, 2 validation"
+            )
+        return column.astype(np.uint8)
+    words, index = dataset.index_of([str(value).strip().lower() for value in column.tolist()])
+    for word in words:
+        if word not in SPLIT_CODES:
+            raise unknown(
+                "split", word, SPLIT_CODES, hint=f"Every row of {where} needs one, or the column another name"
+            )
+    return np.array([SPLIT_CODES[word] for word in words], dtype=np.uint8)[index]
+
+
+def complete_split(
+    splits: NDArray[np.uint8] | None,
+    label: NDArray[np.int32],
+    domain: NDArray[np.int16],
+    uid: NDArray[np.uint8],
+    where: Path | str,
+) -> tuple[NDArray[np.uint8], str]:
+    """The split column with a test set in any case, and a note on what was chosen where the data does not say.
+
+    Raises UsageError where there is nothing to train on.
+    """
+    if splits is None:
+        split = np.full(len(label), TRAIN, dtype=np.uint8)
+        split[held_out(label, domain, uid, split == TRAIN)] = TEST
+        return split, f"no split given: {HELD_OUT} is the test set"
+    split = splits.copy()
+    if not np.any(split == TRAIN):
+        raise UsageError(
+            f"{where} has {len(split):,} test or validation images and no training images.",
+            "Give the directory above, or the file that holds train and test",
+        )
+    if np.any(split == TEST):
+        return split, ""
+    if np.any(split == VALIDATION):
+        split[split == VALIDATION] = TEST
+        return split, "no test set: the validation images are used as the test set"
+    split[held_out(label, domain, uid, split == TRAIN)] = TEST
+    return split, f"no test set: {HELD_OUT} is taken from train"
+
+
+def made_groups(
+    parts: Sequence[TableRows], asked: tuple[str, ...] | None, where: str
+) -> tuple[dict[str, Group], dict[str, str]]:
+    """The groups of all rows, and why other columns are none; a part without a column has no value of it.
+
+    Raises UsageError for a column that was asked for and is not there or cannot be one.
+    """
+    names = list(dict.fromkeys(name for part in parts for name in part.groups))
+    for name in asked or ():
+        if name not in names:
+            raise unknown(f"column of {where}", name, names, hint="--group-key NAME,NAME takes these")
+    found: dict[str, Group] = {}
+    left: dict[str, str] = {}
+    for name in names if asked is None else asked:
+        pieces = [part.groups.get(name, [None] * len(part.names)) for part in parts]
+        try:
+            one = np.asarray(pieces[0]) if len(pieces) == 1 else _end_to_end(pieces)
+            slug = usable_group_name(name)
+            if slug in found:
+                raise UsageError(f"There is a group {slug!r} already.", "Rename the column.")
+            found[slug] = Group.of(one)
+        except UsageError as error:
+            if asked is not None:
+                raise UsageError(f"The column {name!r} of {where} is no group: {error.message}", error.hint) from None
+            left[name] = error.message.rstrip(".").lower()
+    return found, left
+
+
+def _end_to_end(pieces: Sequence[Any]) -> NDArray[Any]:
+    """Columns of several parts in one: numbers stay numbers where all of them are."""
+    arrays = [np.asarray(piece) for piece in pieces]
+    if all(array.dtype.kind in "iub" for array in arrays):
+        return np.concatenate(arrays)
+    return np.array([value for array in arrays for value in array.tolist()], dtype=object)
+
+
+def assemble(
+    spec: str,
+    where: Path,
+    parts: Sequence[TableRows],
+    *,
+    asked: Asked,
+    class_names: Sequence[str],
+    how: str,
+    facts: list[Any],
+    context: Context,
+    mirror: bool = True,
+) -> Dataset:
+    """The dataset of rows found in files: labels numbered, rows in the order of their names, a test set in any case.
+
+    Args:
+        spec: as the user wrote it.
+        where: file or folder; its name is that of the dataset.
+        parts: the rows; their names must differ.
+        asked: the columns that the spec names.
+        class_names: by number, where the files have them.
+        how: a clause on how they were read.
+        facts: what the digests depend on (``read_uids``).
+        context: remembered digests and progress.
+        mirror: whether a mirrored image keeps its class.
+
+    Raises UsageError for columns that make no sense, or no rows.
+    """
+    names = [name for part in parts for name in part.names]
+    if not names:
+        raise UsageError(f"{where} holds no images.", "Give a file with at least one row")
+    lengths = [len(part.names) for part in parts]
+    label, classes = coded_labels(_labels_of(parts), class_names, str(where))
+    words = [
+        word.strip() or ONE_DOMAIN
+        for part in parts
+        for word in (
+            [ONE_DOMAIN] * len(part.names) if part.domain is None else map(str, np.asarray(part.domain).tolist())
+        )
+    ]
+    domains, domain_index = dataset.index_of(words)
+    groups, left = made_groups(parts, asked.groups, str(where))
+    # Rows are in the order of their names, for ever; most readers name them in order already.
+    order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
+    names = [names[i] for i in order]
+    source = dataset.JoinedSource(
+        [part.source for part in parts],
+        np.repeat(np.arange(len(parts)), lengths)[order],
+        np.concatenate([np.arange(n) for n in lengths])[order],
+    )
+    uid, unreadable = dataset.read_uids(source, names, facts, context)
+    label, domain = label[order], dataset.domain_column(domain_index[order], domains)
+    given = None
+    if any(part.splits is not None or part.split is not None for part in parts):
+        given = np.concatenate([_splits_of(part, str(where)) for part in parts])[order]
+    split, note = complete_split(given, label, domain, uid, where)
+    notes = [f"{where.name or where}: {how}", dataset.counts(split, classes, domains), note]
+    notes.append(f"{int((label < 0).sum()):,} without a label" if (label < 0).any() else "")
+    notes.append(", ".join(f"{name}: {len(group.words):,} values" for name, group in groups.items()))
+    notes.append(f"not used: {', '.join(f'{name} ({why})' for name, why in left.items())}" if left else "")
+    notes.append(f"{unreadable:,} cannot be read and will be quarantined" if unreadable else "")
+    return Dataset(
+        spec=spec,
+        slug=safe(where.stem if where.is_file() else where.name)[:64].lstrip(".") or "images",
+        classes=classes,
+        domains=domains,
+        names=tuple(names),
+        label=label,
+        domain=domain,
+        split=split,
+        uid=uid,
+        template=None,
+        reading="; ".join(note for note in notes if note),
+        source=source,
+        mirror=mirror,
+        groups={name: group.take(order) for name, group in groups.items()},
+    )
+
+
+def _labels_of(parts: Sequence[TableRows]) -> Any:
+    """The labels of all rows as the files have them; of parts that have none, what means unknown among the others'."""
+    found = [None if part.label is None else np.asarray(part.label) for part in parts]
+    numbers = all(labels is None or labels.dtype.kind in "iufb" for labels in found)
+    blank: Any = -1 if numbers else ""
+    flat = [
+        np.full(len(part.names), blank) if labels is None else _flat(labels)
+        for part, labels in zip(parts, found, strict=True)
+    ]
+    return flat[0] if len(flat) == 1 else np.concatenate(flat) if numbers else _end_to_end(flat)
+
+
+def _flat(labels: NDArray[Any]) -> NDArray[Any]:
+    return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+
+
+def _splits_of(part: TableRows, where: str) -> NDArray[np.uint8]:
+    if part.splits is not None:
+        return coded_splits(part.splits, where)
+    return np.full(len(part.names), TRAIN if part.split is None else part.split, dtype=np.uint8)
+
+
+def row_names(count: int, split: int | None) -> list[str]:
+    """``train/0000000`` and on, or without the word; numbers of one length, so that their order is that of the rows."""
+    prefix = "" if split is None else f"{SPLIT_WORDS[split]}/"
+    width = max(7, len(str(count)))
+    return [f"{prefix}{i:0{width}d}" for i in range(count)]

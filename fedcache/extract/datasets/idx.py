@@ -1,0 +1,193 @@
+"""``idx:FOLDER``: pairs of IDX files as MNIST has them, images and labels, compressed (.gz) or not.
+
+``train-images-idx3-ubyte`` is the training set, ``t10k`` or ``test`` the test set; the names of EMNIST
+(``emnist-letters-train-images-idx3-ubyte``), KMNIST and QMNIST are known, as is one file of images alone. Where a
+folder holds several datasets, the beginning of their names chooses one: ``idx:raw/emnist-letters``. Of QMNIST's labels
+of eight columns the writers are a group. Images are taken as they lie in the file: those of EMNIST are transposed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import re
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import CorruptionError, FedcacheError, UsageError
+from fedcache.extract.datasets import columns, tree
+from fedcache.extract.datasets.array_files import MOST_COLUMN
+from fedcache.extract.datasets.columns import Asked, TableRows
+from fedcache.extract.datasets.dataset import SPLIT_WORDS, Context, Dataset, Source
+from fedcache.extract.datasets.row_sources import BLOCK, BlockRows, FixedRows, Packed, PackedBlocks, layout_of
+from fedcache.extract.digests import stat_key
+
+_IMAGES = re.compile(r"(?P<stem>.*?)(?P<split>train|t10k|test)?-?images[-.]idx\d-ubyte(?P<gz>\.gz)?", re.IGNORECASE)
+_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+_WRITER = 2
+"""Column of QMNIST's labels that numbers the writer (github.com/facebookresearch/qmnist, README)."""
+
+
+def key(rest: str, context: Context) -> list[Any]:
+    """The stat of every file."""
+    files = _locate(rest, context)
+    labels = [file for file in (_labels_beside(images, context) for images in files) if file is not None]
+    return ["idx", [stat_key(file) for file in files], [stat_key(file) for file in labels]]
+
+
+def load(rest: str, context: Context) -> Dataset:
+    """The dataset of ``idx:FOLDER``. Raises UsageError for missing files, CorruptionError for damaged ones."""
+    files, facts = _locate(rest, context), key(rest, context)
+    parts = [_part(file, alone=len(files) == 1, context=context) for file in files]
+    sizes = list(dict.fromkeys(how for _, how in parts))
+    place = Path(rest).expanduser()
+    return columns.assemble(
+        f"idx:{rest}",
+        place.parent / place.name.split(".")[0] if place.is_file() else place,
+        [part for part, _ in parts],
+        asked=Asked(rest),
+        class_names=(),
+        how=f"images {' and '.join(sizes)} from {', '.join(file.name for file in files)}",
+        facts=facts,
+        context=context,
+        mirror=False,  # a mirrored digit or letter is another one
+    )
+
+
+def _locate(rest: str, context: Context) -> list[Path]:
+    """The files of images that are meant, in the order of their splits' words."""
+    place = Path(rest).expanduser()
+    folder = place if place.is_dir() else place.parent
+    listed = sorted(folder.iterdir()) if rest and folder.is_dir() else []
+    within = context.within(folder)
+    if within is not None:
+        listed = [file for file in listed if not tree.leads_out(str(file), str(folder.resolve()))]
+    if place.is_file():
+        return [place]
+    begin = "" if place.is_dir() else place.name.lower()
+    found: dict[str, dict[str, Path]] = {}
+    for file in listed:
+        match = _IMAGES.fullmatch(file.name)
+        if match and file.is_file() and file.name.lower().startswith(begin):
+            # A file that was unpacked lies beside its .gz: the first of a name, without .gz, is taken.
+            split = (match["split"] or "").lower()
+            found.setdefault(match["stem"].rstrip("-_").lower(), {}).setdefault(split, file)
+    if not found:
+        raise UsageError(
+            f"There is no {rest or 'path'!r} with IDX files (seen from {Path.cwd()}); expected for example "
+            "train-images-idx3-ubyte and train-labels-idx1-ubyte, or with .gz.",
+            "Give the folder that holds them: --dataset idx:FOLDER",
+        )
+    if len(found) > 1:
+        raise UsageError(
+            f"{folder} holds {len(found)} datasets: {', '.join(stem or 'without a name' for stem in sorted(found))}.",
+            f"Say which, by the beginning of the names: --dataset idx:{folder / max(found)}",
+        )
+    (files,) = found.values()
+    return [files[split] for split in sorted(files, key=_word)]
+
+
+def _word(split: str) -> str:
+    """The word of a split in the names of rows; empty for a file that names none."""
+    return SPLIT_WORDS[columns.SPLIT_CODES[split]] if split else ""
+
+
+def _labels_beside(images: Path, context: Context) -> Path | None:
+    """The file of labels of a file of images, with or without .gz; None where there is none."""
+    name = images.name.removesuffix(".gz")
+    for ending in ("idx1-ubyte", "idx2-int"):
+        plain = re.sub(r"images([-.])idx\d-ubyte", rf"labels\1{ending}", name, flags=re.IGNORECASE)
+        for file in (images.parent / plain, images.parent / f"{plain}.gz"):
+            within = context.within(images.parent)
+            if plain != name and file.is_file() and not (within and tree.leads_out(str(file), str(within.resolve()))):
+                return file
+    return None
+
+
+def _part(images: Path, *, alone: bool, context: Context) -> tuple[TableRows, str]:
+    """The rows of a file of images and what they are; a test set that is ``alone`` is all there is, and no test set."""
+    shape, dtype, start = _header(images)
+    layout = layout_of(shape, dtype, str(images))
+    stamp = (images.stat().st_size, images.stat().st_mtime_ns)
+    source: Source
+    if images.suffix.lower() == ".gz":
+        _check_stream(images, start + math.prod(shape), context)
+        packed = Packed(images.absolute(), stamp)
+        source = BlockRows(PackedBlocks(packed, start, shape[0], layout.shape), layout)
+    else:
+        if stamp[0] != start + math.prod(shape):
+            raise _damaged(images, f"it has {stamp[0]:,} bytes; {start + math.prod(shape):,} were expected")
+        source = FixedRows(images.absolute(), stamp, start, layout)
+    file, groups, label = _labels_beside(images, context), {}, None
+    if file is not None:
+        label = _numbers(file)
+        if len(label) != shape[0]:
+            raise _damaged(file, f"it has {len(label):,} labels for {shape[0]:,} images")
+        if label.ndim == 2:
+            groups, label = ({"writer": label[:, _WRITER]} if label.shape[1] > _WRITER else {}), label[:, 0]
+    match = _IMAGES.fullmatch(images.name)
+    word = (match["split"] or "").lower() if match else ""
+    split = columns.SPLIT_CODES[word] if word and not (alone and word != "train") else None
+    return TableRows(columns.row_names(shape[0], split), source, label, split, groups=groups), str(layout)
+
+
+def _open(path: Path) -> IO[bytes]:
+    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape, dtype and the byte at which the numbers begin. Raises CorruptionError for another kind of file."""
+    try:
+        with _open(path) as file:
+            magic = file.read(4)
+            axes = magic[3] if len(magic) == 4 else 0
+            raw = file.read(4 * axes)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _damaged(path, str(error)[:80]) from None
+    if magic[:2] != b"\0\0" or magic[2] not in _DTYPES or not 1 <= axes <= 4 or len(raw) != 4 * axes:
+        raise _damaged(path, "it does not begin as an IDX file does")
+    shape = tuple(np.frombuffer(raw, dtype=">u4").astype(np.int64).tolist())
+    return shape, np.dtype(_DTYPES[magic[2]]).newbyteorder("=") if magic[2] != 8 else np.dtype("u1"), 4 + 4 * axes
+
+
+def _numbers(path: Path) -> NDArray[np.int64]:
+    """Labels [N] or [N, K]. Raises CorruptionError for a file of another size than it says."""
+    shape, dtype, start = _header(path)
+    if math.prod(shape) * dtype.itemsize > MOST_COLUMN or len(shape) > 2 or dtype.kind == "f":
+        raise _damaged(path, f"it says that it has {list(shape)} labels of {dtype}")
+    wanted = start + math.prod(shape) * dtype.itemsize
+    try:
+        with _open(path) as file:
+            raw = file.read(wanted + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _damaged(path, str(error)[:80]) from None
+    if len(raw) != wanted:
+        raise _damaged(path, f"it has {len(raw):,} bytes; {wanted:,} were expected")
+    return np.frombuffer(raw, dtype=dtype.newbyteorder(">"), offset=start).astype(np.int64).reshape(shape)
+
+
+def _check_stream(path: Path, wanted: int, context: Context) -> None:
+    """Unpack a .gz once, whose last bytes are its checksum; what it said is remembered until the file changes."""
+    fact = ["length of a gz", *stat_key(path)]
+    length = context.memory.recall(fact)
+    if length is None:
+        length = 0
+        try:
+            with gzip.open(path) as file:
+                while raw := file.read(BLOCK):
+                    length += len(raw)
+                    if length > wanted:  # no need to unpack a bomb to its end
+                        break
+        except (OSError, EOFError, zlib.error) as error:
+            raise _damaged(path, str(error)[:80]) from None
+        context.memory.remember(fact, length)
+    if length != wanted:
+        raise _damaged(path, f"its content has another length than the {wanted:,} bytes that it should have")
+
+
+def _damaged(path: Path, why: str) -> FedcacheError:
+    return CorruptionError(f"{path} is no whole IDX file: {why}.", "Copy or download it again")

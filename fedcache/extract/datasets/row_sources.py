@@ -1,0 +1,261 @@
+"""Images that are rows of an array in a file: read by position, or unpacked block by block, never the whole array.
+
+A row of a plain array is one ``pread``. A compressed one has no way to its n-th row but through all before it: it is
+unpacked in order, a few blocks are kept, and a process that asks for an earlier row begins again. Extraction reads rows
+in order, so that each of its processes unpacks the array once.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import threading
+import weakref
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import UsageError
+from fedcache.extract.datasets.archives import open_as_listed
+from fedcache.extract.images import BadImage
+
+BLOCK = 4 << 20
+"""Bytes that are unpacked at a time."""
+
+KEPT = 4
+"""Blocks that a process keeps: threads may be a batch apart."""
+
+DAMAGED = (zlib.error, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, OSError)
+"""What reading a compressed file raises where it is damaged."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the numbers of a row are pixels."""
+
+    shape: tuple[int, ...]  # of a row in the file
+    order: str  # gray | gray-last | gray-first | rgb-last | rgb-first
+
+    def image(self, row: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """uint8 [H, W], or [H, W, 3] in the order of an image."""
+        if self.order == "gray-last":
+            row = row[:, :, 0]
+        elif self.order == "gray-first":
+            row = row[0]
+        return np.ascontiguousarray(row.transpose(1, 2, 0)) if self.order == "rgb-first" else row
+
+    def __str__(self) -> str:
+        size = list(self.shape)
+        if self.order == "rgb-first":
+            return f"{size[1]} x {size[2]} RGB, channels first"
+        if self.order == "gray-first":
+            size = size[1:]
+        return f"{size[0]} x {size[1]} {'RGB' if self.order == 'rgb-last' else 'gray'}"
+
+
+def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
+    """How rows of an array [N, ...] are images, from its shape alone; three channels may come first or last.
+
+    Raises UsageError, with what to do, for numbers that are no uint8 and shapes that are no images.
+    """
+    row = tuple(int(side) for side in shape[1:])
+    if dtype != np.uint8:
+        hint = "(255 * images).round().astype('uint8')   of images in [0, 1]"
+        if dtype.kind in "iub":
+            hint = "images.astype('uint8')   of numbers from 0 to 255"
+        raise UsageError(
+            f"The images of {where} are {dtype} and not uint8; what their numbers mean is not known.", hint
+        )
+    if len(row) == 2 and 0 not in row:
+        return Layout(row, "gray")
+    if len(row) == 3 and 0 not in row:
+        # Channels last goes first: a row [3, H, 3] could be both, and images are stored that way more often.
+        for at, channels, order in ((2, 3, "rgb-last"), (0, 3, "rgb-first"), (2, 1, "gray-last"), (0, 1, "gray-first")):
+            if row[at] == channels:
+                return Layout(row, order)
+    hint = "images[..., :3]   leaves the fourth channel out" if row[-1:] == (4,) else "images.reshape(-1, 28, 28)"
+    raise UsageError(
+        f"The images of {where} have the shape {list(map(int, shape))}; expected [N, H, W], [N, H, W, 1], [N, H, W, 3] "
+        "or channels first.",
+        hint,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class FixedRows:
+    """Rows that lie one after another in a file, uncompressed."""
+
+    path: Path
+    stamp: tuple[int, int]  # (size, mtime_ns) of the file when it was listed
+    start: int  # byte at which row 0 begins
+    layout: Layout
+
+    def read(self, row: int) -> NDArray[np.uint8]:
+        """The pixels of a row; raises ``BadImage``."""
+        width = math.prod(self.layout.shape)
+        raw = os.pread(self._fd, width, self.start + row * width)
+        if len(raw) != width:
+            raise BadImage("the file ends before this image")
+        return self.layout.image(np.frombuffer(raw, dtype=np.uint8).reshape(self.layout.shape))
+
+    @cached_property
+    def _fd(self) -> int:
+        fd = open_as_listed(self.path, self.stamp)
+        weakref.finalize(self, os.close, fd)
+        return fd
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("path", "stamp", "start", "layout")}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A compressed file, or a compressed member of a zip: what is in it, read in order."""
+
+    path: Path
+    stamp: tuple[int, int]  # (size, mtime_ns) of the file when it was listed
+    member: str = ""  # name inside a zip; empty for a .gz
+
+    def open(self) -> IO[bytes]:
+        """The bytes from their beginning. Raises MachineError when the file has changed, what ``DAMAGED`` lists."""
+        fd = open_as_listed(self.path, self.stamp)
+        if self.member:
+            os.close(fd)
+            with zipfile.ZipFile(self.path) as archive:  # it stays open until its last member is closed
+                return archive.open(self.member)
+        stream: Any = gzip.GzipFile(fileobj=os.fdopen(fd, "rb"))
+        stream.myfileobj = stream.fileobj  # closed with it
+        return stream  # type: ignore[no-any-return]
+
+
+class RowBlocks(Protocol):
+    """What unpacks a file, a block at a time. Picklable."""
+
+    rows: int  # of a block; the last may have fewer
+
+    def block(self, number: int) -> NDArray[np.uint8]:
+        """A block [n, ...]; raises ``BadImage``."""
+
+
+class PackedBlocks:
+    """Blocks of rows in a compressed stream."""
+
+    def __init__(self, packed: Packed, start: int, count: int, shape: tuple[int, ...]) -> None:
+        self.packed, self.start, self.count, self.shape = packed, start, count, shape
+        self.rows = max(1, BLOCK // max(1, math.prod(shape)))
+        self._file: Any = None
+        self._next = 0  # the block at which the open stream stands
+
+    def block(self, number: int) -> NDArray[np.uint8]:
+        """A block, uint8 [n, ...]; raises ``BadImage`` where the data is damaged."""
+        first = number * self.rows
+        width, count = math.prod(self.shape), min(self.rows, self.count - first)
+        try:
+            if self._file is None or number < self._next:
+                self.close()
+                self._file, self._next = self.packed.open(), 0
+                _skip(self._file, self.start)
+            _skip(self._file, (number - self._next) * self.rows * width)
+            raw = self._file.read(count * width)
+        except DAMAGED:
+            self.close()
+            raise BadImage("its data in the file is damaged") from None
+        if len(raw) != count * width:
+            self.close()
+            raise BadImage("the file ends before this image")
+        self._next = number + 1
+        return np.frombuffer(raw, dtype=np.uint8).reshape(count, *self.shape)
+
+    def close(self) -> None:
+        """Close the stream; the next block begins again."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("packed", "start", "count", "shape")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _skip(file: IO[bytes], count: int) -> None:
+    while count > 0:
+        raw = file.read(min(count, BLOCK))
+        if not raw:
+            raise EOFError
+        count -= len(raw)
+
+
+class H5Blocks:
+    """Blocks of rows of an HDF5 dataset, each some of its chunks."""
+
+    def __init__(
+        self, path: Path, stamp: tuple[int, int], key: str, count: int, shape: tuple[int, ...], chunk: int
+    ) -> None:
+        self.path, self.stamp, self.key, self.count, self.shape, self.chunk = path, stamp, key, count, shape, chunk
+        self.rows = chunk * max(1, BLOCK // max(1, math.prod(shape) * chunk))
+        self._data: Any = None
+
+    def block(self, number: int) -> NDArray[np.uint8]:
+        """A block, uint8 [n, ...]; raises ``BadImage`` where the data is damaged."""
+        if self._data is None:
+            os.close(open_as_listed(self.path, self.stamp))  # raises when it has changed
+            import h5py
+
+            self._data = h5py.File(self.path, "r")[self.key]
+        first = number * self.rows
+        try:
+            found: NDArray[np.uint8] = self._data[first : min(first + self.rows, self.count)]
+        except (OSError, RuntimeError):
+            raise BadImage("its data in the file is damaged") from None
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("path", "stamp", "key", "count", "shape", "chunk")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+class BlockRows:
+    """Rows of blocks, a few of which are kept."""
+
+    def __init__(self, blocks: RowBlocks, layout: Layout) -> None:
+        self.blocks, self.layout = blocks, layout
+        self._kept: dict[int, NDArray[np.uint8] | BadImage] = {}
+        self._lock = threading.Lock()
+
+    def read(self, row: int) -> NDArray[np.uint8]:
+        """The pixels of a row; raises ``BadImage``."""
+        number, at = divmod(row, self.blocks.rows)
+        with self._lock:
+            block = self._kept.get(number)
+            if block is None:
+                try:
+                    block = self.blocks.block(number)
+                except BadImage as error:
+                    block = error  # its other rows are not worth unpacking all before them again
+                while len(self._kept) >= KEPT:
+                    del self._kept[next(iter(self._kept))]  # the one read first
+                self._kept[number] = block
+        if isinstance(block, BadImage):
+            raise BadImage(str(block))
+        return self.layout.image(block[at])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"blocks": self.blocks, "layout": self.layout}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]

@@ -1,0 +1,377 @@
+"""Images in arrays: the shape says how they lie, names say what a column is, and nothing is read that need not be."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from command import fedcache, ok
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_images import encoded, write_directory
+
+import fedcache as fc
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import info, open_dataset, peek
+from fedcache.extract.datasets.columns import coded_labels, coded_splits, parse_rest, with_keys
+from fedcache.extract.datasets.row_sources import layout_of
+from fedcache.extract.digests import DigestMemory
+from fedcache.extract.images import BadImage
+from fedcache.store.store import Store
+
+RGB = np.random.default_rng(0).integers(0, 256, (20, 6, 8, 3), dtype=np.uint8)
+GRAY = np.random.default_rng(1).integers(0, 256, (20, 6, 8), dtype=np.uint8)
+LABELS = np.arange(20) % 4
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> DigestMemory:
+    return DigestMemory(tmp_path / "digests")
+
+
+def write(path: Path, **columns: object) -> Path:
+    """A file of columns, in the format of its ending; ``.npz`` compressed where its name says packed."""
+    if path.suffix == ".h5":
+        with h5py.File(path, "w") as file:
+            for name, value in columns.items():
+                array = np.asarray(value)
+                chunks = (3, *array.shape[1:]) if array.ndim > 2 else None
+                file.create_dataset(
+                    name, data=array.astype("S") if array.dtype.kind == "U" else array, chunks=chunks,
+                    compression="gzip" if chunks else None,
+                )  # fmt: skip
+    elif path.suffix == ".npz":
+        (np.savez_compressed if "packed" in path.name else np.savez)(path, **columns)  # type: ignore[arg-type]
+    else:
+        path.mkdir()
+        for name, value in columns.items():
+            np.save(path / f"{name}.npy", np.asarray(value))
+    return path
+
+
+def opened(path: Path, memory: DigestMemory, tail: str = ""):
+    return open_dataset(f"arrays:{path}{tail}", memory=memory)
+
+
+def refused(call, *words: str, code: Exit = Exit.USAGE) -> None:
+    with pytest.raises(FedcacheError) as caught:
+        call()
+    assert caught.value.code == code
+    assert caught.value.hint
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a.h5", "a"])
+def test_every_format_gives_the_same_rows_labels_and_digest(tmp_path: Path, memory: DigestMemory, name: str) -> None:
+    data = opened(write(tmp_path / name, images=RGB, labels=LABELS), memory)
+    assert len(data) == 20
+    assert all(np.array_equal(data.source.read(row), RGB[row]) for row in (0, 19, 7, 8, 3))
+    assert data.label.tolist() == LABELS.tolist()
+    assert (data.classes, data.domains) == (("0", "1", "2", "3"), ("all",))
+    assert data.digest == opened(write(tmp_path / "other.npz", images=RGB, labels=LABELS), memory).digest
+    assert "6 x 8 RGB from images, labels from labels" in data.reading
+    assert "no split given" in data.reading
+    copy = pickle.loads(pickle.dumps(data.source))
+    assert all(np.array_equal(copy.read(row), RGB[row]) for row in (19, 0))
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [(GRAY, GRAY), (GRAY[..., None], GRAY), (GRAY[:, None], GRAY), (RGB, RGB), (RGB.transpose(0, 3, 1, 2).copy(), RGB)],
+    ids=["gray", "gray-last", "gray-first", "rgb-last", "rgb-first"],
+)
+@pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a.h5"])
+def test_the_shape_says_how_the_pixels_lie(
+    tmp_path: Path, memory: DigestMemory, name: str, array: np.ndarray, expected: np.ndarray
+) -> None:
+    data = opened(write(tmp_path / name, images=array, labels=LABELS), memory)
+    assert all(np.array_equal(data.source.read(row), expected[row]) for row in range(20))
+    assert data.uid.tolist() == opened(write(tmp_path / "b.npz", images=expected, y=LABELS), memory).uid.tolist()
+
+
+def test_channels_first_is_said_and_three_by_three_is_taken_for_channels_last() -> None:
+    assert "channels first" in str(layout_of((9, 3, 6, 8), np.dtype("u1"), ""))
+    assert layout_of((9, 3, 6, 3), np.dtype("u1"), "").order == "rgb-last"
+
+
+@settings(max_examples=30)
+@given(
+    rows=st.integers(1, 40),
+    packed=st.booleans(),
+    order=st.permutations(range(12)),
+    block=st.sampled_from([1, 5, 1 << 20]),
+)
+def test_rows_read_in_any_order_and_any_blocks_are_those_of_the_array(tmp_path_factory, rows, packed, order, block):
+    from fedcache.extract.datasets import row_sources
+
+    images = np.random.default_rng(rows).integers(0, 256, (rows, 2, 3), dtype=np.uint8)
+    path = tmp_path_factory.mktemp("any") / ("packed.npz" if packed else "plain.npz")
+    write(path, images=images)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_sources, "BLOCK", block * 6)
+        data = opened(path, DigestMemory(path.parent / "digests"))
+        for row in order:
+            assert np.array_equal(data.source.read(row % rows), images[row % rows])
+
+
+def test_a_compressed_array_is_unpacked_once_when_its_rows_are_read_in_order(
+    tmp_path: Path, memory: DigestMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedcache.extract.datasets import row_sources
+
+    monkeypatch.setattr(row_sources, "BLOCK", 3 * 48)
+    data = opened(write(tmp_path / "packed.npz", images=GRAY, labels=LABELS), memory)
+    begun = []
+    real = row_sources.Packed.open
+    monkeypatch.setattr(row_sources.Packed, "open", lambda packed: begun.append(packed) or real(packed))
+    fresh = pickle.loads(pickle.dumps(data.source))
+    for row in range(20):
+        assert np.array_equal(fresh.read(row), GRAY[row])
+    assert len(begun) == 1
+    assert np.array_equal(fresh.read(0), GRAY[0])  # left long ago: from the beginning
+    assert len(begun) == 2
+
+
+def test_keras_names_make_the_split_and_so_do_medmnist_s(tmp_path: Path, memory: DigestMemory) -> None:
+    keras = opened(
+        write(tmp_path / "mnist.npz", x_train=GRAY[:14], y_train=LABELS[:14], x_test=GRAY[14:], y_test=LABELS[14:]),
+        memory,
+    )
+    assert (keras.names[0], keras.names[-1]) == ("test/0000000", "train/0000013")
+    assert keras.split.tolist() == [1] * 6 + [0] * 14
+    assert keras.label.tolist() == [*LABELS[14:], *LABELS[:14]]
+    columns = {f"{word}_{what}": a[span] for word, span in
+               (("train", slice(0, 10)), ("val", slice(10, 15)), ("test", slice(15, 20)))
+               for what, a in (("images", RGB), ("labels", LABELS[:, None]))}  # fmt: skip
+    med = opened(write(tmp_path / "path.npz", **columns), memory)
+    assert np.bincount(med.split).tolist() == [10, 5, 5]
+    row = med.names.index("validation/0000002")
+    assert med.label[row] == LABELS[12]
+    assert np.array_equal(med.source.read(row), RGB[12])
+
+
+def test_other_columns_are_groups_domains_and_splits(tmp_path: Path, memory: DigestMemory) -> None:
+    split = np.array(["Train", "test"])[np.arange(20) % 5 // 4]
+    path = write(
+        tmp_path / "a.npz", X=RGB, Target=np.array(["cat", "dog", "", "cat"] * 5), hospital=np.arange(20) % 3,
+        age=np.linspace(0, 1, 20), site=np.array(["x", "y"] * 10), domain=np.arange(20) // 10, split=split,
+        bbox=np.ones((20, 4)), names_of_things=np.arange(3),
+    )  # fmt: skip
+    data = opened(path, memory)
+    assert data.classes == ("cat", "dog")
+    assert data.label.tolist()[:4] == [0, 1, -1, 0]
+    assert data.split.tolist() == [0, 0, 0, 0, 1] * 4
+    assert data.domains == ("0", "1")
+    assert {n: g.words for n, g in data.groups.items()} == {"hospital": ("0", "1", "2"), "site": ("x", "y")}
+    assert data.groups["hospital"].codes.tolist() == [0, 1, 2] * 6 + [0, 1]
+    assert "not used: age (floats that are not whole" in data.reading
+    assert "5 without a label" in data.reading
+    assert list(opened(path, memory, "?group=site").groups) == ["site"]
+    refused(lambda: opened(path, memory, "?group=age"), "'age'", "not whole")
+    refused(lambda: opened(path, memory, "?group=sites"), "Did you mean 'site'")
+
+
+def test_groups_are_no_part_of_the_digest_and_labels_are(tmp_path: Path, memory: DigestMemory) -> None:
+    plain = opened(write(tmp_path / "a.npz", x=RGB, y=LABELS), memory)
+    grouped = opened(write(tmp_path / "b.npz", x=RGB, y=LABELS, writer=LABELS[::-1]), memory)
+    other = opened(write(tmp_path / "c.npz", x=RGB, y=LABELS[::-1]), memory)
+    assert plain.digest == grouped.digest != other.digest
+
+
+def test_class_names_are_those_of_the_file(tmp_path: Path, memory: DigestMemory) -> None:
+    data = opened(write(tmp_path / "a.npz", x=RGB, y=LABELS * 2, class_names=np.array(list("abcdefg"))), memory)
+    assert data.classes == ("a", "c", "e", "g")
+    short = write(tmp_path / "b.npz", x=RGB, y=LABELS, class_names=np.array(["a", "b"]))
+    refused(lambda: opened(short, memory), "label 3", "2 class names")
+
+
+@pytest.mark.parametrize(
+    ("values", "named", "expected", "classes"),
+    [
+        ([3, -7, 10, 3], (), [0, -1, 1, 0], ("3", "10")),
+        ([0.0, float("nan"), 2.0], (), [0, -1, 1], ("0", "2")),
+        ([True, False], (), [1, 0], ("False", "True")),
+        (["b ", "", "a"], (), [1, -1, 0], ("a", "b")),
+        ([0, 1, 1], ("x", "x"), [0, 1, 1], ("x #0", "x #1")),
+    ],
+)
+def test_labels_are_numbered_by_class(values, named, expected, classes) -> None:
+    label, found = coded_labels(values, named, "here")
+    assert (label.tolist(), found) == (expected, classes)
+
+
+def test_labels_and_splits_that_make_no_sense_are_refused(tmp_path: Path, memory: DigestMemory) -> None:
+    refused(lambda: coded_labels([0.5], (), "here"), "0.5", "--label-key")
+    refused(lambda: coded_labels(np.eye(4), (), "here"), "argmax")
+    refused(lambda: coded_splits(["train", "trian"], "here"), "Did you mean 'train'")
+    refused(lambda: coded_splits([0, 3], "here"), "0, 1 and 2")
+    assert coded_splits([True, False], "here").tolist() == [1, 0]
+    refused(lambda: opened(write(tmp_path / "a.npz", x=RGB, y=np.eye(4)[LABELS]), memory), "[20, 4]", "argmax")
+    refused(lambda: opened(write(tmp_path / "b.npz", x=RGB, y=LABELS[:5]), memory), "20 images", "[5]")
+    refused(lambda: opened(write(tmp_path / "c.npz", x_test=RGB, y_test=LABELS), memory), "no training images")
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        (RGB / 255, ["float64", "255 * images"]),
+        (RGB.astype("i8"), ["int64", "astype('uint8')"]),
+        (RGB.reshape(20, -1), ["[20, 144]", "reshape"]),
+        (np.concatenate([RGB, RGB[..., :1]], 3), ["[20, 6, 8, 4]", "images[..., :3]"]),
+        (np.asfortranarray(RGB), ["column by column", "ascontiguousarray"]),
+        (RGB[:0], ["no images"]),
+    ],
+)
+def test_what_is_no_pixels_is_refused_with_what_makes_them(tmp_path, memory, images, words) -> None:
+    refused(lambda: opened(write(tmp_path / "a.npz", images=images), memory), *words)
+
+
+def test_a_file_without_images_says_what_it_holds(tmp_path: Path, memory: DigestMemory) -> None:
+    path = write(tmp_path / "a.npz", features=np.ones((4, 3)), scans=RGB, more=RGB)
+    refused(lambda: opened(path, memory), "features float64 [4, 3]", "scans uint8", "--images-key")
+    assert np.array_equal(opened(path, memory, "?images=more").source.read(2), RGB[2])
+    alone = write(tmp_path / "b.npz", scans=RGB, features=np.ones((20, 3)))
+    assert "from scans, no labels" in opened(alone, memory).reading
+    mixed = write(tmp_path / "c.npz", x=RGB, x_train=RGB)
+    refused(lambda: opened(mixed, memory), "--images-key")
+    assert len(opened(mixed, memory, "?images=x_train")) == 20
+
+
+def test_pickled_labels_are_refused_and_nothing_in_them_runs(tmp_path: Path, memory: DigestMemory) -> None:
+    ran = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return Path.touch, (ran,)
+
+    path = write(tmp_path / "a.npz", images=RGB, labels=np.array([Evil()] * 20, dtype=object))
+    refused(lambda: opened(path, memory), "Python objects", "astype(str)")
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a.h5"])
+def test_a_cut_or_altered_file_ends_with_one_sentence(tmp_path: Path, memory: DigestMemory, name: str) -> None:
+    path = write(tmp_path / name, images=RGB, labels=LABELS)
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+    with pytest.raises(FedcacheError) as caught:
+        opened(path, memory)
+    assert caught.value.code in (Exit.USAGE, Exit.CORRUPT)
+    if name != "a.h5":  # a zip holds checksums
+        path.write_bytes(raw[:400] + bytes([raw[400] ^ 1]) + raw[401:])
+        refused(lambda: opened(path, memory), "damaged", "unzip -t", code=Exit.CORRUPT)
+
+
+def test_a_header_that_claims_more_than_there_is_is_refused(tmp_path: Path, memory: DigestMemory) -> None:
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": (10**12, 9, 9)})
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("images.npy", head.getvalue())
+    refused(lambda: opened(tmp_path / "a.npz", memory), "does not fit into")
+
+
+def test_rows_of_a_damaged_block_are_bad_images_and_the_others_are_read(tmp_path, memory, monkeypatch) -> None:
+    from fedcache.extract.datasets import row_sources
+
+    monkeypatch.setattr(row_sources, "BLOCK", 1)  # blocks of one chunk, three rows
+    path = write(tmp_path / "a.h5", images=RGB, labels=LABELS)
+    with h5py.File(path) as file:
+        at = file["images"].id.get_chunk_info(2).byte_offset
+    raw = bytearray(path.read_bytes())
+    raw[at : at + 40] = bytes(40)
+    path.write_bytes(raw)
+    data = opened(path, memory)
+    assert "3 cannot be read and will be quarantined" in data.reading
+    for row in range(20):
+        if row in (6, 7, 8):
+            with pytest.raises(BadImage):
+                data.source.read(row)
+        else:
+            assert np.array_equal(data.source.read(row), RGB[row])
+
+
+@pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a.h5"])
+def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, memory: DigestMemory, name: str) -> None:
+    path = write(tmp_path / name, images=RGB, labels=LABELS)
+    source = pickle.loads(pickle.dumps(opened(path, memory).source))
+    with path.open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(FedcacheError, match="has changed since it was listed"):
+        source.read(0)
+
+
+def test_links_out_of_an_h5_file_or_folder_are_not_followed(tmp_path: Path, memory: DigestMemory) -> None:
+    secret = write(tmp_path / "secret.h5", images=RGB)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["images"] = h5py.ExternalLink(str(secret), "images")
+    refused(lambda: opened(tmp_path / "a.h5", memory), "link")
+    inside = write(tmp_path / "inside", labels=LABELS)
+    np.save(tmp_path / "out.npy", RGB)
+    (inside / "images.npy").symlink_to(tmp_path / "out.npy")
+    refused(lambda: opened(inside, memory), "no column of images")
+
+
+def test_missing_files_other_endings_and_odd_specs_are_refused(tmp_path: Path, memory: DigestMemory) -> None:
+    refused(lambda: opened(tmp_path / "no.npz", memory), "There is no")
+    (tmp_path / "a.mat").write_bytes(b"x")
+    refused(lambda: opened(tmp_path / "a.mat", memory), ".npz, .npy, .h5", "savez")
+    path = write(tmp_path / "a.npz", x=RGB, y=LABELS)
+    refused(lambda: opened(path, memory, "?lable=y"), "Did you mean 'label'")
+    refused(lambda: opened(path, memory, "?label=y&label=y"), "twice")
+    refused(lambda: opened(path, memory, "?label=z"), "'z'", "--label-key")
+    refused(lambda: open_dataset("arrays", memory=memory), "arrays:FILE")
+
+
+def test_options_write_the_columns_into_the_spec() -> None:
+    assert with_keys("arrays:a.npz", "A", None, "b,c") == "arrays:a.npz?images=A&group=b,c"
+    assert with_keys("arrays:a.npz?images=A", None, "y", None) == "arrays:a.npz?images=A&label=y"
+    assert with_keys("digits", None, None, None) == "digits"
+    refused(lambda: with_keys("folder:x", None, "y", None), "--label-key", "arrays:")
+    asked = parse_rest("a.npz?images=A&group=b, c")
+    assert (asked.place, asked.images, asked.groups) == ("a.npz", "A", ("b", "c"))
+
+
+def test_what_was_opened_is_remembered_until_the_file_or_the_columns_change(
+    tmp_path: Path, memory: DigestMemory
+) -> None:
+    path = write(tmp_path / "a.npz", x=RGB, y=LABELS, z=LABELS[::-1])
+    assert peek(f"arrays:{path}", memory=memory) is None
+    data = opened(path, memory)
+    assert peek(f"arrays:{path}", memory=memory) == (data.slug, data.digest) == ("a", data.digest)
+    assert peek(f"arrays:{path}?label=z", memory=memory) is None
+    write(path, x=GRAY, y=LABELS)
+    assert peek(f"arrays:{path}", memory=memory) is None
+
+
+def test_equal_pixels_have_equal_features_in_arrays_and_in_png_files(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.npz", images=RGB, labels=LABELS, hospital=LABELS[::-1])
+    folder = write_directory(
+        tmp_path / "png", {f"{LABELS[i]}/{i:07d}.png": encoded(image) for i, image in enumerate(RGB)}
+    )
+    ours = fc.extract(f"arrays:{path}", ["random-projection", "pixels"], size=16, workers=0, batch=4)
+    theirs = fc.extract(f"folder:{folder}", ["random-projection", "pixels"], size=16, workers=0, batch=4)
+    order = [int(name.rpartition("/")[2].removesuffix(".png")) for name in theirs.samples.name]
+    assert ours.path != theirs.path
+    assert ours.group("hospital").codes.tolist() == LABELS[::-1].tolist()
+    for key in ours.arrays:
+        a, b = (store.reader(key).rows(np.arange(20)) for store in (ours, theirs))
+        assert np.array_equal(a[order], b)
+        assert a.any()
+
+
+def test_the_command_reads_arrays_by_the_columns_it_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "cells.npz", slides=RGB, thumbs=GRAY, grade=LABELS, hospital=LABELS // 2, ward=LABELS)
+    words = ("extract", "--dataset", f"arrays:{path}", "--backbones", "pixels", "--size", "8", "--workers", 0, "--json")
+    assert fedcache(*words).code == Exit.USAGE
+    done = ok(*words, "--images-key", "slides", "--label-key", "grade", "--group-key", "hospital")
+    store = Store.open(Path(done.data["path"]))
+    assert (len(store.samples.classes), list(store.groups)) == (4, ["hospital"])
+    told = ok("datasets", "info", f"arrays:{path}?images=slides&label=grade", "--json").data
+    assert told["images"] == 20
+    assert info("arrays:x.npz")["note"]

@@ -1,0 +1,162 @@
+"""IDX files under the names of MNIST, EMNIST, KMNIST and QMNIST, written by the tests byte by byte."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedcache as fc
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import info, open_dataset, peek
+from fedcache.extract.digests import DigestMemory
+
+TRAIN = np.random.default_rng(0).integers(0, 256, (30, 5, 7), dtype=np.uint8)
+TEST = np.random.default_rng(1).integers(0, 256, (10, 5, 7), dtype=np.uint8)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> DigestMemory:
+    return DigestMemory(tmp_path / "digests")
+
+
+def write(folder: Path, images: str, array: np.ndarray, labels: str = "", numbers: object = None) -> Path:
+    """A pair of files; compressed where its name ends in .gz."""
+    folder.mkdir(parents=True, exist_ok=True)
+    raw = struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes()
+    (folder / images).write_bytes(gzip.compress(raw) if images.endswith(".gz") else raw)
+    if labels:
+        held = np.arange(len(array)) % 10 if numbers is None else np.asarray(numbers)
+        if "int" in labels:
+            raw = struct.pack(">III", 0xC02, *held.shape) + held.astype(">i4").tobytes()
+        else:
+            raw = struct.pack(">II", 0x801, len(held)) + held.astype("u1").tobytes()
+        (folder / labels).write_bytes(gzip.compress(raw) if labels.endswith(".gz") else raw)
+    return folder / images
+
+
+def refused(call, *words: str, code: Exit = Exit.USAGE) -> None:
+    with pytest.raises(FedcacheError) as caught:
+        call()
+    assert caught.value.code == code
+    assert caught.value.hint
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+def check(folder: Path, memory: DigestMemory) -> None:
+    data = open_dataset(f"idx:{folder}", memory=memory)
+    assert (np.bincount(data.split).tolist(), data.classes) == ([30, 10], tuple("0123456789"))
+    for split, images in (("train", TRAIN), ("test", TEST)):
+        for i in (0, 9, 4):
+            row = data.names.index(f"{split}/{i:07d}")
+            assert np.array_equal(data.source.read(row), images[i])
+            assert data.label[row] == i % 10
+    assert not data.mirror
+    assert "images 5 x 7 gray" in data.reading
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("train", "test"), [("train-", "t10k-"), ("emnist-letters-train-", "emnist-letters-test-"), ("x_train-", "x_test-")]
+)
+def test_pairs_under_their_published_names_are_read(tmp_path, memory, ending, train, test) -> None:
+    for begin, images in ((train, TRAIN), (test, TEST)):
+        write(tmp_path / "raw", f"{begin}images-idx3-ubyte{ending}", images, f"{begin}labels-idx1-ubyte{ending}")
+    check(tmp_path / "raw", memory)
+
+
+def test_a_dot_in_the_name_and_both_packed_and_unpacked_files_are_read_once(tmp_path, memory) -> None:
+    for begin, images in (("train-", TRAIN), ("t10k-", TEST)):
+        write(tmp_path / "raw", f"{begin}images.idx3-ubyte", images, f"{begin}labels.idx1-ubyte")
+        write(tmp_path / "raw", f"{begin}images.idx3-ubyte.gz", images, f"{begin}labels.idx1-ubyte.gz")
+    check(tmp_path / "raw", memory)
+
+
+def test_writers_of_qmnist_are_a_group(tmp_path, memory) -> None:
+    table = np.stack([np.arange(30) % 10, np.zeros(30), np.arange(30) // 3, *[np.arange(30)] * 5], 1)
+    write(tmp_path / "raw", "qmnist-train-images-idx3-ubyte.gz", TRAIN, "qmnist-train-labels-idx2-int.gz", table)
+    data = open_dataset(f"idx:{tmp_path / 'raw'}", memory=memory)
+    assert data.groups["writer"].words == tuple(map(str, range(10)))
+    assert data.groups["writer"].codes.tolist() == [i // 3 for i in range(30)]
+    assert data.label.tolist() == [i % 10 for i in range(30)]
+    assert "no test set" in data.reading
+    assert data.names[0] == "train/0000000"
+
+
+def test_one_file_a_test_set_alone_and_images_without_labels(tmp_path, memory) -> None:
+    file = write(tmp_path / "raw", "t10k-images-idx3-ubyte", TEST, "t10k-labels-idx1-ubyte")
+    for place in (file, tmp_path / "raw"):
+        data = open_dataset(f"idx:{place}", memory=memory)
+        assert "no split given" in data.reading
+        assert data.names[9] == "0000009"
+    bare = write(tmp_path / "bare", "train-images-idx3-ubyte", TRAIN)
+    data = open_dataset(f"idx:{bare}", memory=memory)
+    assert (set(data.label.tolist()), data.classes, data.slug) == ({-1}, (), "train-images-idx3-ubyte")
+
+
+def test_of_several_datasets_in_a_folder_the_beginning_of_the_names_chooses(tmp_path, memory) -> None:
+    raw = tmp_path / "raw"
+    for name in ("digits", "letters"):
+        write(raw, f"emnist-{name}-train-images-idx3-ubyte", TRAIN, f"emnist-{name}-train-labels-idx1-ubyte")
+    refused(lambda: open_dataset(f"idx:{raw}", memory=memory), "emnist-digits, emnist-letters", "--dataset idx:")
+    assert len(open_dataset(f"idx:{raw / 'emnist-letters'}", memory=memory)) == 30
+    refused(lambda: open_dataset(f"idx:{raw / 'mnist'}", memory=memory), "IDX files")
+    refused(lambda: open_dataset("idx", memory=memory), "idx:FOLDER")
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_cut_long_and_foreign_files_are_refused(tmp_path, memory, ending) -> None:
+    names = (f"train-images-idx3-ubyte{ending}", f"train-labels-idx1-ubyte{ending}")
+    file = write(tmp_path / "raw", names[0], TRAIN, names[1])
+    raw = file.read_bytes()
+    pack = gzip.compress if ending else bytes
+    plain = gzip.decompress(raw) if ending else raw
+    for bad in (raw[: len(raw) // 2], pack(plain[:-1]), pack(plain + b"x"), pack(b"PK" + plain[2:]), pack(b"")):
+        file.write_bytes(bad)
+        refused(lambda: open_dataset(f"idx:{file}", memory=memory), "no whole IDX file", code=Exit.CORRUPT)
+    file.write_bytes(pack(struct.pack(">IIII", 0x803, 2**32 - 1, 2**32 - 1, 2**32 - 1) + bytes(64)))
+    refused(lambda: open_dataset(f"idx:{file}", memory=memory), "no whole IDX file", code=Exit.CORRUPT)
+    write(tmp_path / "raw", names[0], TRAIN, names[1], np.zeros(29))
+    refused(lambda: open_dataset(f"idx:{file}", memory=memory), "29 labels for 30 images", code=Exit.CORRUPT)
+
+
+@settings(max_examples=40)
+@given(raw=st.binary(max_size=80), packed=st.booleans())
+def test_any_bytes_end_with_one_sentence(tmp_path_factory, raw, packed) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    file = folder / f"train-images-idx3-ubyte{'.gz' if packed else ''}"
+    file.write_bytes(gzip.compress(raw) if packed else raw)
+    with pytest.raises(FedcacheError):
+        open_dataset(f"idx:{folder}", memory=DigestMemory(folder / "digests"))
+
+
+def test_a_link_out_of_the_folder_is_left_out(tmp_path, memory) -> None:
+    write(tmp_path / "else", "train-images-idx3-ubyte", TRAIN)
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "train-images-idx3-ubyte").symlink_to(tmp_path / "else" / "train-images-idx3-ubyte")
+    refused(lambda: open_dataset(f"idx:{raw}", memory=memory), "IDX files")
+    assert len(open_dataset(f"idx:{raw}", memory=memory, follow_links=True)) == 30
+    write(tmp_path / "else", "t10k-images-idx3-ubyte", TEST, "t10k-labels-idx1-ubyte")
+    write(tmp_path / "half", "t10k-images-idx3-ubyte", TEST)
+    (tmp_path / "half" / "t10k-labels-idx1-ubyte").symlink_to(tmp_path / "else" / "t10k-labels-idx1-ubyte")
+    assert open_dataset(f"idx:{tmp_path / 'half'}", memory=memory).classes == ()
+
+
+def test_idx_files_and_the_same_rows_in_a_keras_file_are_one_dataset(tmp_path, memory) -> None:
+    for begin, images in (("train-", TRAIN), ("t10k-", TEST)):
+        write(tmp_path / "raw", f"{begin}images-idx3-ubyte", images, f"{begin}labels-idx1-ubyte")
+    labels = np.arange(30) % 10
+    np.savez(tmp_path / "m.npz", x_train=TRAIN, y_train=labels, x_test=TEST, y_test=labels[:10])
+    one, other = f"idx:{tmp_path / 'raw'}", f"arrays:{tmp_path / 'm.npz'}"
+    assert open_dataset(one, memory=memory).digest == open_dataset(other, memory=memory).digest
+    assert peek(one, memory=memory) is not None
+    assert info(one)["note"]
+    store = fc.extract(one, "pixels", size=8, workers=0)
+    assert len(store.samples.name) == 40
