@@ -52,6 +52,13 @@ class SchemeArguments:
         CLIENTS,
         said="the scheme's",
     )
+    validation: str | None = option(
+        None,
+        "Rows to choose by: this share (0.2) of every client's training rows, or split, the dataset's own; they are "
+        "neither trained nor tested on.",
+        CLIENTS,
+        said="none",
+    )
 
 
 @dataclass(frozen=True)

@@ -99,22 +99,32 @@ def partition(
         "store": str(opened.path),
         "clients": [
             {"name": r.client, "train": r.train, "test": r.test, "classes": r.classes, "counts": list(r.counts)}
+            | ({} if made.validation is None else {"validation": r.validation})
             for r in rows
         ],
         "clients_left_out": everybody - len(rows),
+        **({} if made.validation is None else {"validation": len(made.validation)}),
     }
     report_notes(made, observer)
     lines = [made.summary(), f"Saved as {saved}:  fedcache train --partition {saved} {train_example(opened)}"]
     if plot is not None:
         lines.append(str(plot))
     few = rows if everybody <= SHOWN else rows[:20]
+    chosen_by = () if made.validation is None else ("validation",)
     cells = [
-        (r.client, r.train, r.test, r.classes, " ".join(map(str, r.counts)) if len(r.counts) <= 20 else "") for r in few
+        (
+            r.client,
+            r.train,
+            *(r.validation for _ in chosen_by),
+            r.test,
+            r.classes,
+            " ".join(map(str, r.counts)) if len(r.counts) <= 20 else "",
+        )
+        for r in few
     ]
     title = "" if len(few) == everybody else f"the first {len(few)} of {everybody} clients"
-    shown = TextTable(
-        title, ("client", "train", "test", "classes", "rows of each class"), cells, right=("train", "test", "classes")
-    )
+    names = ("client", "train", *chosen_by, "test", "classes", "rows of each class")
+    shown = TextTable(title, names, cells, right=("train", *chosen_by, "test", "classes"))
     return CommandResult(data, lines, Exit.OK, [shown])
 
 

@@ -287,14 +287,16 @@ def check_partitions(store: Store) -> dict[Path, str]:
 def write_shards(
     store: Store, partition: Partition, out: str | Path | None, observer: Observer, name: str | None = None
 ) -> Path:
-    """One ordinary store per client: its training rows and its test rows, every array and text feature.
+    """One ordinary store per client: its rows to train, test and choose by, every array and text feature.
 
     Returns:
         the directory that holds them, as ``train --clients-from`` takes it.
     """
     target = Path(out) if out else store.path.with_name(f"{store.path.stem}-{name or partition.default_name()}")
     observer.note(f"Writing {len(partition.clients)} client stores to {target}.")
-    export.write_shards(store, [(c.name, c.train, c.test) for c in partition.clients], target)
+    clients = list(partition.clients)
+    rows = [(c.name, c.train, c.test) for c in clients]
+    export.write_shards(store, rows, target, [c.validation for c in clients])
     return target
 
 

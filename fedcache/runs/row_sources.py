@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import StoreError, UsageError, unknown
 from fedcache.extract.planning.plan import say_templates
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import ClientOverrides, Method
-from fedcache.federate.partition.client_table import all_train_rows
+from fedcache.federate.partition.client_table import ClientTable, Validation, all_train_rows
 from fedcache.federate.partition.partition import Client, Partition
+from fedcache.federate.partition.row_lists import RowLists
 from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.features import RunFeatures, encoders_of_run, read_client_stores, read_images, read_store
@@ -260,13 +262,15 @@ class ShardRows:
 
     def partitions(self, method: Method, seeds: Sequence[int]) -> tuple[dict[int, Partition], str | None]:
         """Each client holds the rows of its store, as the store splits them."""
-        labels = []
+        labels: list[NDArray[np.int32]] = []
+        chosen_by: list[NDArray[np.int64]] = []
         for store, places in zip(self.stores, self._places, strict=True):
             s, name = store.samples, str(store.dataset["shard"]["client"])
             good = s.ok == 1
             train, test = good & (s.split == 0), good & (s.split == 1)
             self._clients.append(Client(name, places[train], places[test]))
             labels.append(s.label[train])
+            chosen_by.append(places[good & (s.split == 2)])
         if "labels" in method.needs and any((label < 0).any() for label in labels):
             raise UsageError(
                 f"{method.name} needs labels, and rows of the client stores in {self.config.clients_from} have none.",
@@ -275,12 +279,14 @@ class ShardRows:
         warning = single_class_warning(method, np.concatenate(labels), self.stores[0].samples.classes)
         if warning is not None:
             self.preparation.observer.warn(warning)
+        test = np.unique(np.concatenate([c.test for c in self._clients]))
+        validation = Validation.of_clients(RowLists.of(chosen_by)) if any(map(len, chosen_by)) else None
         partition = Partition(
             scheme="shards-of-a-store",
             args={},
             seed=0,
-            clients=tuple(self._clients),
-            test=np.unique(np.concatenate([c.test for c in self._clients])),
+            clients=ClientTable.of(self._clients, test, validation),
+            test=test,
             dataset=str(self.stores[0].dataset["shard"]["parent"]),
             pool=1 + max(int(places.max(initial=-1)) for places in self._places),
             dropped=0,

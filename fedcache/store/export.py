@@ -18,21 +18,29 @@ from fedcache.store.machine import explain_disk_errors
 from fedcache.store.store import Samples, Store
 from fedcache.store.text_features import read_text
 
-TRAIN, TEST = 0, 1
+TRAIN, TEST, VALIDATION = 0, 1, 2
+NONE = np.empty(0, np.int64)
 
 
 def write_shard(
-    store: Store, path: Path, *, client: str, number: int, train: NDArray[np.int64], test: NDArray[np.int64]
+    store: Store,
+    path: Path,
+    *,
+    client: str,
+    number: int,
+    train: NDArray[np.int64],
+    test: NDArray[np.int64],
+    validation: NDArray[np.int64] = NONE,
 ) -> Store:
     """Write one client's rows as a store at ``path``; an equal one that is there is kept.
 
     The rows keep their order, and their split says what the client does with them. The manifest's dataset names the
     parent and the parent's row numbers, so that training from shards can equal training by index to the bit. ``number``
-    is the client's place among the clients, ``train`` and ``test`` are rows of the parent.
+    is the client's place among the clients; ``train``, ``test`` and ``validation`` are rows of the parent.
     """
-    rows = np.union1d(train, test)
+    rows = np.unique(np.concatenate([train, test, validation]))
     s = store.samples
-    split = np.where(np.isin(rows, train), TRAIN, TEST).astype(np.uint8)
+    split = np.where(np.isin(rows, train), TRAIN, np.where(np.isin(rows, test), TEST, VALIDATION)).astype(np.uint8)
     samples = Samples(
         uid=s.uid[rows],
         name=tuple(s.name[r] for r in rows),
@@ -89,9 +97,15 @@ def write_shard(
 
 
 def write_shards(
-    store: Store, clients: Sequence[tuple[str, NDArray[np.int64], NDArray[np.int64]]], out: Path
+    store: Store,
+    clients: Sequence[tuple[str, NDArray[np.int64], NDArray[np.int64]]],
+    out: Path,
+    validation: Sequence[NDArray[np.int64] | None] | None = None,
 ) -> list[Path]:
-    """One store per client under ``out``, named by number and client; shards that are there already are kept."""
+    """One store per client under ``out``, named by number and client; shards that are there already are kept.
+
+    ``clients`` are names with training rows and test rows, ``validation`` the rows that each chooses by.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     make_private(out)
     width = len(str(max(0, len(clients) - 1)))
@@ -99,7 +113,10 @@ def write_shards(
     for number, (name, train, test) in enumerate(clients):
         safe = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:80]
         path = out / f"{number:0{width}d}-{safe}.zarr"
-        write_shard(store, path, client=name, number=number, train=train, test=test)
+        held = None if validation is None else validation[number]
+        write_shard(
+            store, path, client=name, number=number, train=train, test=test, validation=NONE if held is None else held
+        )
         made.append(path)
     return made
 

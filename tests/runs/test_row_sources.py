@@ -158,11 +158,26 @@ def test_rows_that_several_client_stores_hold_are_read_once(tmp_path: Path) -> N
         ("p", [1, 2, 3], [6, 7, 8, 9, 10]), ("q", [0, 2, 4, 5], [6, 7, 8, 9, 10]),
     ]  # fmt: skip
     assert partition.test.tolist() == [6, 7, 8, 9, 10]
+    assert partition.validation is None
     assert (partition.dataset, partition.pool) == (place.dataset["digest"], 11)
     assert inputs.dataset == {"slug": inputs.dataset["slug"], "digest": place.dataset["digest"], "rows": 17, "ok": 17}
     assert inputs.choices == {"backbones": ["a"]}
     assert heard.notes[0] == f"2 client stores in {folder}."
     assert inputs.seconds["extract"] == 0.0
+
+
+def test_client_stores_bring_the_rows_to_choose_by(tmp_path: Path) -> None:
+    place, test = store(), np.arange(15, ROWS)
+    held = [("p", np.array([1, 7]), test), ("q", np.array([0, 9, 14]), test)]
+    write_shards(place, held, tmp_path / "sites", [np.array([5, 6]), None])
+    config = TrainConfig(method="fedncm", clients_from=str(tmp_path / "sites"), backbones=("a",), participation="all")
+    inputs = prepare_run(
+        config, row_source(config, PartitionConfig(), Preparation(Home.from_environment(), Heard(), Stop()))
+    )
+    (partition,) = inputs.partitions.values()
+    # Rows 0, 1, 5, 6, 7, 9, 14, 15, .. of the parent: 5 and 6 are the third and the fourth.
+    assert [c.validation.tolist() for c in partition.clients if c.validation is not None] == [[2, 3], []]
+    assert [c.train.tolist() for c in partition.clients] == [[1, 4], [0, 5, 6]]
 
 
 def test_what_client_stores_cannot_serve_is_refused(tmp_path: Path) -> None:

@@ -4,18 +4,20 @@ The head holds the words of the partition and its digest, which is that of its J
 are ``{"count", "names"}``, with null for numbered names. Arrays are ``train`` (rows of all clients, one after the
 other) with ``train_sizes`` [M] and ``test`` (the global test rows). Where clients have test rows of their own, ``own``
 with ``own_sizes`` [M] and ``shares`` [M], 1 for a client that is tested on the global ones; or the rule that chooses
-them: ``order``, ``starts``, ``classes`` with ``classes_sizes`` [M], and ``taken`` (``MatchedLists``).
+them: ``order``, ``starts``, ``classes`` with ``classes_sizes`` [M], and ``taken`` (``MatchedLists``). Where there are
+rows to choose by, ``validation``, with ``validation_sizes`` [M] where clients have their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fedcache.federate.partition.client_table import ClientTable
-from fedcache.federate.partition.json_file import LARGEST_ROW, check_words, corrupt, is_name, words_of
+from fedcache.federate.partition.client_table import ClientTable, Validation
+from fedcache.federate.partition.json_file import LARGEST_ROW, WITH_VALIDATION, check_words, corrupt, is_name, words_of
 from fedcache.federate.partition.matched_lists import MatchedLists
 from fedcache.federate.partition.row_lists import NumberedNames, RowLists, sorted_once
 from fedcache.store.array_file import unpack
@@ -23,12 +25,17 @@ from fedcache.store.array_file import unpack
 _ALL_SHARE = {"train", "train_sizes", "test"}
 _OWN = {"own", "own_sizes", "shares"}
 _MATCHED = {"order", "starts", "classes", "classes_sizes", "taken"}
+_VALIDATION = {"validation", "validation_sizes"}
 
 
 def arrays_of(table: ClientTable) -> dict[str, np.ndarray]:
     """The arrays of a file, by name."""
     arrays = {"train": table.train.rows, "train_sizes": table.train_sizes, "test": table.common}
-    tests = table.tests
+    tests, held = table.tests, table.validation
+    if held is not None and held.own is not None:
+        arrays |= {"validation": held.own.rows, "validation_sizes": held.own.sizes}
+    elif held is not None:
+        arrays["validation"] = held.rows
     if table.shares.all():
         return arrays
     if isinstance(tests, RowLists):
@@ -59,7 +66,10 @@ def decode(raw: memoryview, origin: str) -> dict[str, Any]:
     names, count = clients["names"], clients["count"]
     if names is not None and not (isinstance(names, list) and len(names) == count and all(map(is_name, names))):
         raise corrupt(origin, f"names should be {count} names of 1 to 255 characters")
-    if arrays.keys() not in (_ALL_SHARE, _ALL_SHARE | _OWN, _ALL_SHARE | _MATCHED):
+    tests = arrays.keys() - _VALIDATION in (_ALL_SHARE, _ALL_SHARE | _OWN, _ALL_SHARE | _MATCHED)
+    if not tests or ("validation" in arrays) != (content["schema"] == WITH_VALIDATION) or (
+        "validation_sizes" in arrays and "validation" not in arrays
+    ):  # fmt: skip
         raise corrupt(origin, f"its arrays are {', '.join(sorted(arrays))[:80] or 'none'}")
     train = _lists(arrays, "train", count, origin)
     test = _rows(arrays, "test", origin)
@@ -71,6 +81,10 @@ def decode(raw: memoryview, origin: str) -> dict[str, Any]:
         table = ClientTable(called, train, test, shares, own)
     else:
         table = ClientTable.dealt(called, train, test, _matched(arrays, count, origin) if "order" in arrays else None)
+    if "validation_sizes" in arrays:
+        table = replace(table, validation=Validation.of_clients(_lists(arrays, "validation", count, origin)))
+    elif "validation" in arrays:
+        table = replace(table, validation=Validation(_rows(arrays, "validation", origin), None))
     return {**words, "clients": table, "test": test}
 
 

@@ -16,13 +16,19 @@ PART, ROWS = 1 << 14, 1 << 20
 
 
 def canonical_parts(words: Mapping[str, Any], table: ClientTable) -> Iterator[bytes]:
-    """The JSON of an object of ``words``, ``clients`` and ``test``, with one spelling."""
-    for place, name in enumerate(sorted([*words, "clients", "test"])):
+    """The JSON of an object of ``words``, ``clients`` and ``test``, with one spelling; of ``validation`` where all
+    clients have the same.
+    """
+    held = table.validation
+    shared = ["validation"] if held is not None and held.own is None else []
+    for place, name in enumerate(sorted([*words, "clients", "test", *shared])):
         yield f'{"," if place else "{"}"{name}":'.encode()
         if name == "clients":
             yield from _clients_json(table)
         elif name == "test":
             yield from _rows_json(table.common)
+        elif name == "validation" and held is not None:
+            yield from _rows_json(held.rows)
         else:
             yield canonical_json(words[name])
     yield b"}"
@@ -38,7 +44,9 @@ def _rows_json(rows: np.ndarray) -> Iterator[bytes]:
 
 def _blocks(table: ClientTable) -> Iterator[tuple[int, int]]:
     """Where blocks begin and end that have at most ``PART`` clients and ``ROWS`` rows, or one client."""
-    rows = np.cumsum(table.train_sizes + table.tests.sizes)
+    held = table.validation
+    own = 0 if held is None or held.own is None else held.own.sizes
+    rows = np.cumsum(table.train_sizes + table.tests.sizes + own)
     start = 0
     while start < len(table):
         fits = int(np.searchsorted(rows, ROWS + (rows[start - 1] if start else 0), "right"))
@@ -48,15 +56,20 @@ def _blocks(table: ClientTable) -> Iterator[tuple[int, int]]:
 
 
 def _clients_json(table: ClientTable) -> Iterator[bytes]:
-    """Canonical JSON of the list of clients: name, test rows or null for the common ones, training rows of each."""
+    """Canonical JSON of the list of clients: name, test rows or null for the common ones, training rows of each, and
+    validation rows where clients have their own.
+    """
     plain = isinstance(table.names, NumberedNames)  # nothing in them needs an escape
     yield b"["
     for start, stop in _blocks(table):
         said = []
         train, test = (lists.words(start, stop) for lists in (table.train, table.tests))
         shares = table.shares[start:stop].tolist()
-        for name, rows, shared, own in zip(table.names[start:stop], train, shares, test, strict=True):
+        ends = ["}"] * len(train)
+        if table.validation is not None and table.validation.own is not None:
+            ends = [f',"validation":[{rows}]}}' for rows in table.validation.own.words(start, stop)]
+        for name, rows, shared, own, end in zip(table.names[start:stop], train, shares, test, ends, strict=True):
             quoted = f'"{name}"' if plain else canonical_json(name).decode()
-            said.append(f'{{"name":{quoted},"test":{"null" if shared else f"[{own}]"},"train":[{rows}]}}')
+            said.append(f'{{"name":{quoted},"test":{"null" if shared else f"[{own}]"},"train":[{rows}]{end}')
         yield (b"," if start else b"") + ",".join(said).encode()
     yield b"]"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedcache.federate.partition.client_table import ClientRows, ClientTable
+from fedcache.federate.partition.client_table import ClientRows, ClientTable, Validation
 from fedcache.federate.partition.matched_lists import TestLists
 from fedcache.federate.partition.row_lists import NumberedNames, RowLists, is_among
 
@@ -17,6 +17,8 @@ def not_rows(clients: Sequence[ClientRows], test: np.ndarray) -> str | None:
         return "it has no clients"
     if isinstance(clients, ClientTable):
         lists = [("training rows", clients.train.rows), ("the clients' test rows", _held(clients.tests))]
+        if clients.validation is not None:
+            lists.append(("validation rows", clients.validation.rows))
     else:
         lists = [(f"{what} rows of {c.name!r}", rows) for c in clients
                  for what, rows in (("training", c.train), ("test", c.test))]  # fmt: skip
@@ -42,7 +44,26 @@ def problem_of(table: ClientTable, test: np.ndarray) -> str | None:
         return "the global test rows are not ascending and non-negative"
     tested = table.tested
     both = tested[is_among(tested, table.train.rows)]
-    return f"row {both[0]} is trained and tested on ({len(both)} such rows)" if len(both) else None
+    if len(both):
+        return f"row {both[0]} is trained and tested on ({len(both)} such rows)"
+    return None if table.validation is None else _problem_of_validation(table, table.validation)
+
+
+def _problem_of_validation(table: ClientTable, held: Validation) -> str | None:
+    """As ``problem_of``, of the rows to choose by."""
+    rows, own = held.rows, held.own
+    if not len(rows):
+        return "there is no row among its validation rows"
+    if own is not None and len(own) != len(table):
+        return f"{len(table)} clients have {len(own)} lists of validation rows"
+    if own is not None and (client := _out_of_order(own)) is not None:
+        return f"validation rows of {table.names[client]!r} are not ascending and non-negative"
+    if _out_of_order(RowLists.of([rows])) is not None:
+        return "the validation rows are not ascending and non-negative"
+    for what, others in (("trained", table.train.rows), ("tested", table.tested)):
+        if len(both := rows[is_among(rows, others)]):
+            return f"row {both[0]} is {what} on and is a validation row ({len(both)} such rows)"
+    return None
 
 
 def _held(tests: TestLists) -> np.ndarray:
@@ -62,6 +83,8 @@ def beyond(table: ClientTable, rows: int) -> str | None:
     """The first list that holds a row from ``rows`` on, and that row, in words; None when none does."""
     if len(table.common) and table.common[-1] >= rows:
         return f"test holds {table.common[-1]}"
+    if table.validation is not None and table.validation.rows[-1] >= rows:
+        return f"validation holds {table.validation.rows[-1]}"
     first = [(np.searchsorted(held.ends, np.flatnonzero(held.rows >= rows)[:1], "right"), held)
              for held in (table.train, table.tests) if isinstance(held, RowLists)]  # fmt: skip
     found = [(int(place[0]) - 1, order, held) for order, (place, held) in enumerate(first) if len(place)]

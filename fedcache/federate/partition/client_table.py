@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, overload
 
 import numpy as np
@@ -35,6 +36,20 @@ class Client:
     name: str  # a domain, or ``client-07``
     train: np.ndarray  # int64, ascending
     test: np.ndarray  # int64, ascending; the rows a personalised evaluation of this client uses
+    validation: np.ndarray | None = None  # int64, ascending; the rows to choose by; None where there are none at all
+
+
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """Rows to choose by, which nobody trains on and nobody is tested on."""
+
+    rows: np.ndarray  # int64, ascending: all of them
+    own: RowLists | None  # of each of the M clients, some of them empty; None where every client has all of them
+
+    @classmethod
+    def of_clients(cls, own: RowLists) -> Validation:
+        """Validation rows that belong to clients."""
+        return cls(own.distinct, own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +62,7 @@ class ClientTable(Sequence[Client]):
         common: int64 [T]: the test rows that clients share, held once.
         shares: bool [M]: whether a client is tested on exactly these.
         tests: M lists of test rows; nobody asks for those of clients that share.
+        validation: rows to choose by; None for none.
     """
 
     names: Sequence[str]
@@ -54,9 +70,10 @@ class ClientTable(Sequence[Client]):
     common: np.ndarray
     shares: np.ndarray
     tests: TestLists
+    validation: Validation | None = None
 
     @classmethod
-    def of(cls, clients: Sequence[ClientRows], common: np.ndarray) -> ClientTable:
+    def of(cls, clients: Sequence[ClientRows], common: np.ndarray, validation: Validation | None = None) -> ClientTable:
         """The table of single clients; those tested on the rows of ``common`` share it."""
         if isinstance(clients, ClientTable) and clients.common is common:
             return clients
@@ -65,22 +82,28 @@ class ClientTable(Sequence[Client]):
             RowLists.of([c.train for c in clients]),
             common,
             [c.test for c in clients],
+            validation,
         )
 
     @classmethod
     def dealt(
-        cls, names: Sequence[str], train: RowLists, common: np.ndarray, tests: Sequence[np.ndarray] | None
+        cls,
+        names: Sequence[str],
+        train: RowLists,
+        common: np.ndarray,
+        tests: Sequence[np.ndarray] | None,
+        validation: Validation | None = None,
     ) -> ClientTable:
         """A table of lists; ``tests`` are the clients' own test rows, None when all share."""
         if tests is None:
             none = RowLists.of_sizes(common[:0], np.zeros(len(train), np.int64))
-            return cls(names, train, common, np.ones(len(train), bool), none)
+            return cls(names, train, common, np.ones(len(train), bool), none, validation)
         if isinstance(tests, MatchedLists):  # of the common rows as many are the same
             same = np.array_equal(np.sort(tests.order), common)
-            return cls(names, train, common, same & (tests.sizes == len(common)), tests)
+            return cls(names, train, common, same & (tests.sizes == len(common)), tests, validation)
         shares = np.fromiter((t is common or np.array_equal(t, common) for t in tests), bool, len(train))
         own = RowLists.of([common[:0] if shared else t for t, shared in zip(tests, shares, strict=True)])
-        return cls(names, train, common, shares, own)
+        return cls(names, train, common, shares, own, validation)
 
     @property
     def tested(self) -> np.ndarray:
@@ -109,6 +132,24 @@ class ClientTable(Sequence[Client]):
         """The test rows of a client."""
         return self.common if self.shares[i] else self.tests[i]
 
+    @cached_property
+    def for_validation(self) -> ClientTable | None:
+        """The same clients with their validation rows in the place of test rows; None where there are none."""
+        held = self.validation
+        if held is None or held.own is None:
+            return None if held is None else ClientTable.dealt(self.names, self.train, held.rows, None)
+        return ClientTable(self.names, self.train, held.rows, np.zeros(len(self), bool), held.own)
+
+    def without_validation(self) -> ClientTable:
+        """The same clients with their own validation rows back among the training rows."""
+        held = self.validation
+        if held is None or held.own is None:
+            return replace(self, validation=None)
+        of = np.concatenate([self.train.owner, held.own.owner])
+        rows = np.concatenate([self.train.rows, held.own.rows])[np.argsort(of, kind="stable")]
+        train = RowLists.of_sizes(rows, self.train.sizes + held.own.sizes).ascending()
+        return replace(self, train=train, validation=None)
+
     def __len__(self) -> int:
         return len(self.train)
 
@@ -119,7 +160,9 @@ class ClientTable(Sequence[Client]):
     def __getitem__(self, i: int | slice) -> Client | tuple[Client, ...]:
         if isinstance(i, slice):
             return tuple(self[k] for k in range(*i.indices(len(self))))
-        return Client(self.names[i], self.train[i], self.test_of(i))
+        held = self.validation
+        chosen_by = None if held is None else held.rows if held.own is None else held.own[i]
+        return Client(self.names[i], self.train[i], self.test_of(i), chosen_by)
 
     def __iter__(self) -> Iterator[Client]:
         return (self[i] for i in range(len(self)))

@@ -236,7 +236,9 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Cal
 def _as_tried(scheme: Scheme, args: Values, instead: dict[str, Value]) -> dict[str, Value]:
     """``instead`` with the derived arguments at the values they were tried at, where others would follow from it."""
     derived = scheme.rederived({**args, **instead})
-    kept = {a.name: args[a.name] for a in scheme.arguments if a.default is None and a.kind != "names"}
+    kept = {
+        a.name: args[a.name] for a in scheme.arguments if a.name in derived and a.default is None and a.kind != "names"
+    }
     return instead | {name: value for name, value in kept.items() if value != derived[name]}
 
 

@@ -2,7 +2,8 @@
 
 ``{"schema", "scheme", "args", "seed", "dataset", "clients": [{"name", "train", "test"}], "test", "pool", "dropped",
 "notes", "digest"}``; row lists ascend; a client whose ``test`` is null is tested on the global ``test``, which keeps
-the file of a hundred such clients small.
+the file of a hundred such clients small. A partition with rows to choose by has another schema, and ``validation``
+beside ``test``: of every client, or of the whole where all clients have the same.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.federate.partition.scheme import LARGEST_SEED
 from fedcache.parsing import parse_json
 
-SCHEMA = "fedcache.partition/1"
+SCHEMA, WITH_VALIDATION = "fedcache.partition/1", "fedcache.partition/2"
+SCHEMAS = SCHEMA, WITH_VALIDATION
 LARGEST_FILE = 1 << 28  # bytes; ten million rows take a third of it
 LARGEST_ROW = 2**48
 _SCHEME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
@@ -45,7 +47,8 @@ def read_json(raw: memoryview, origin: str) -> object:
 def decode(payload: object, *, origin: str) -> dict[str, Any]:
     """The fields of a partition, with exact types; ``clients`` as (name, train, test) and ``digest`` as claimed.
 
-    ``payload`` is any JSON value, which messages call ``origin``. Raises CorruptionError, naming the field.
+    ``validation`` is None, the rows of all clients, or a list of each client's. ``payload`` is any JSON value, which
+    messages call ``origin``. Raises CorruptionError, naming the field.
     """
 
     def need(is_right: bool, where: str, expected: str) -> None:
@@ -60,27 +63,34 @@ def decode(payload: object, *, origin: str) -> dict[str, Any]:
                 raise corrupt(origin, f"{where} holds {str(row)[:40]!r}, expected rows from 0 to {LARGEST_ROW - 1}")
         return np.array(value, np.int64)
 
-    payload = check_fields(payload, _WORDS | _LISTS, origin)
+    shared = isinstance(payload, dict) and payload.get("schema") == WITH_VALIDATION and "validation" in payload
+    payload = check_fields(payload, {**_WORDS, **_LISTS, **(_VALIDATION if shared else {})}, origin)
     test = row_list(payload["test"], "test")
+    validation: Any = row_list(payload["validation"], "validation") if shared else None
+    keys, expected = {"name", "train", "test"}, "name, train and test"
+    if payload["schema"] == WITH_VALIDATION and not shared:
+        validation, keys, expected = [], {*keys, "validation"}, "name, train, test and validation"
     clients = []
     for place, client in enumerate(payload["clients"]):
         where = f"client {place}"
-        need(isinstance(client, dict) and client.keys() == {"name", "train", "test"}, where, "name, train and test")
+        need(isinstance(client, dict) and client.keys() == keys, where, expected)
         need(is_name(client["name"]), f"{where} name", "text of 1 to 255 characters")
         own = test if client["test"] is None else row_list(client["test"], f"{where} test")
         clients.append((client["name"], row_list(client["train"], f"{where} train"), own))
-    return {**words_of(payload), "clients": clients, "test": test}
+        if "validation" in keys:
+            validation.append(row_list(client["validation"], f"{where} validation"))
+    return {**words_of(payload), "clients": clients, "test": test, "validation": validation}
 
 
 def check_fields(payload: object, fields: Fields, origin: str) -> dict[str, Any]:
     """``payload``, when it is an object of exactly these fields. Raises CorruptionError, naming the field."""
     if not isinstance(payload, dict):
         raise corrupt(origin, f"it holds {type(payload).__name__}, expected an object")
-    if (schema := payload.get("schema")) != SCHEMA:
+    if (schema := payload.get("schema")) not in SCHEMAS:
         raise corrupt(origin, f"schema should be {SCHEMA!r}, found {str(schema)[:60]!r}")
     missing, extra = sorted(fields.keys() - payload.keys()), sorted(payload.keys() - fields.keys())
     if missing or extra:
-        raise corrupt(origin, f"its fields should be those of {SCHEMA}: missing {missing[:3]}, unknown {extra[:3]}")
+        raise corrupt(origin, f"its fields should be those of {schema}: missing {missing[:3]}, unknown {extra[:3]}")
     for name, (is_right, expected) in fields.items():
         if not is_right(payload[name]):
             raise corrupt(origin, f"{name} should be {expected}")
@@ -135,7 +145,7 @@ def _matches(pattern: re.Pattern[str]) -> Callable[[object], bool]:
 
 
 _WORDS: Fields = {
-    "schema": (lambda value: value == SCHEMA, SCHEMA),
+    "schema": (lambda value: value in SCHEMAS, " or ".join(SCHEMAS)),
     "scheme": (_matches(_SCHEME), "a name of lower-case letters, digits and hyphens"),
     "args": (_is_args, "an object of plain values"),
     "seed": (lambda value: type(value) is int and 0 <= value <= LARGEST_SEED, "an integer of 63 bits"),
@@ -152,3 +162,4 @@ _LISTS: Fields = {
     "clients": (lambda value: isinstance(value, list), "a list"),
     "test": (lambda value: isinstance(value, list), "a list"),
 }
+_VALIDATION: Fields = {"validation": (lambda value: isinstance(value, list), "a list")}

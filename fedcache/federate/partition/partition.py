@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,22 +21,20 @@ from fedcache.errors import FedcacheError, StoreError, UsageError, unknown
 from fedcache.federate.partition import array_form, json_file
 from fedcache.federate.partition.canonical import canonical_parts
 from fedcache.federate.partition.checks import beyond, not_rows, problem_of
-from fedcache.federate.partition.client_table import Client, ClientTable
-from fedcache.federate.partition.matched_lists import MatchedLists
+from fedcache.federate.partition.chosen_tests import leaks, tests_of_clients
+from fedcache.federate.partition.client_table import Client, ClientTable, Validation
 from fedcache.federate.partition.natural import NATURAL
-from fedcache.federate.partition.row_lists import NumberedNames, RowLists, is_among, sorted_once
-from fedcache.federate.partition.rows import TEST, TRAIN, Columns, Dealt, MatchedTests, Streams, make_pool
+from fedcache.federate.partition.row_lists import NumberedNames, RowLists, sorted_once
+from fedcache.federate.partition.rows import TEST, TRAIN, Columns, RowPool, Streams, make_pool
 from fedcache.federate.partition.scheme import Argument, InfeasibleError, Scheme, Value, checked_seed
 from fedcache.federate.partition.schemes import SCHEMES as OF_POOLS
+from fedcache.federate.partition.validation import with_validation
 from fedcache.notebooks import html_table
 from fedcache.store.array_file import is_array_file, mapped, pack
 from fedcache.store.files import Buffer, write_atomic
 
 SCHEMES: Mapping[str, Scheme] = {**OF_POOLS, NATURAL.name: NATURAL}
 """All partition schemes by name."""
-
-MOST_TESTED = 10**10
-"""Test rows of all clients together, of which a digest can be taken in minutes."""
 
 SHOWN = 1000
 """Clients of a table in a notebook."""
@@ -58,13 +56,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ClientRow:
-    """One line of the table that ``describe`` makes; ``counts`` are training rows of each class."""
+    """One line of the table that ``describe`` makes: rows to train, test and choose by; ``counts`` are training rows of
+    each class.
+    """
 
     client: str
     train: int
     test: int
     classes: int
     counts: tuple[int, ...]
+    validation: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +108,17 @@ class Partition:
         """The clients as arrays."""
         return ClientTable.of(self.clients, self.test)
 
+    @property
+    def validation(self) -> np.ndarray | None:
+        """int64, ascending: all rows to choose by; None where there are none."""
+        held = self.table.validation
+        return None if held is None else held.rows
+
+    def without_validation(self) -> Partition:
+        """The partition as it is made without ``validation``: rows to choose by are trained on again."""
+        args = {k: v for k, v in self.args.items() if k != "validation"}
+        return replace(self, args=args, clients=self.table.without_validation())
+
     @cached_property
     def digest(self) -> str:
         """sha256 of the canonical payload without its ``digest``."""
@@ -125,16 +137,22 @@ class Partition:
     def to_payload(self) -> dict[str, Any]:
         """The content of a partition file as plain JSON values, rows and digest included."""
         t = self.table
-        clients = [
+        clients: list[dict[str, Any]] = [
             {"name": name, "train": train.tolist(), "test": None if shared else test.tolist()}
             for name, train, shared, test in zip(t.names, t.train, t.shares.tolist(), t.tests, strict=True)
         ]
-        return {**self._words(), "clients": clients, "test": self.test.tolist(), "digest": self.digest}
+        made = {**self._words(), "clients": clients, "test": self.test.tolist(), "digest": self.digest}
+        if t.validation is not None and t.validation.own is None:
+            made["validation"] = t.validation.rows.tolist()
+        elif t.validation is not None and t.validation.own is not None:
+            for client, rows in zip(clients, t.validation.own, strict=True):
+                client["validation"] = rows.tolist()
+        return made
 
     def _words(self) -> dict[str, Any]:
         """Everything but clients, test rows and digest, as ``json_file`` describes it."""
         return {
-            "schema": json_file.SCHEMA,
+            "schema": json_file.SCHEMA if self.validation is None else json_file.WITH_VALIDATION,
             "scheme": self.scheme,
             "args": {k: list(v) if isinstance(v, tuple) else v for k, v in self.args.items()},
             "seed": self.seed,
@@ -234,9 +252,11 @@ class Partition:
         """One line for each of the first ``most`` clients: rows, test rows, classes owned, rows of each class."""
         t, counts = self.table, self.counts(columns, most)
         described = len(counts)
-        train, test = (sizes[:described].tolist() for sizes in (t.train_sizes, t.test_sizes))
-        each = zip(t.names[:described], train, test, (counts > 0).sum(1).tolist(), counts.tolist(), strict=True)
-        return [ClientRow(name, held, tested, owned, tuple(of)) for name, held, tested, owned, of in each]
+        chosen_by = np.zeros(len(t), np.int64) if t.for_validation is None else t.for_validation.test_sizes
+        train, test, held = (sizes[:described].tolist() for sizes in (t.train_sizes, t.test_sizes, chosen_by))
+        owned = (counts > 0).sum(1).tolist()
+        each = zip(t.names[:described], train, test, owned, map(tuple, counts.tolist()), held, strict=True)
+        return [ClientRow(*line) for line in each]
 
     def summary(self) -> str:
         """One line for a person."""
@@ -244,8 +264,17 @@ class Partition:
         return (
             f"{self.scheme}, seed {self.seed}: {len(sizes)} clients with {sizes.min()} to {sizes.max()} training rows, "
             f"{sizes.sum()} in all; {self.dropped} of {self.pool} rows left out; {self.test_protocol} tests, "
-            f"{len(self.test)} global test rows"
+            f"{len(self.test)} global test rows{self._validation_words()}"
         )
+
+    def _validation_words(self) -> str:
+        """The end of the summary, where there are rows to choose by."""
+        held, how = self.table.validation, self.args.get("validation")
+        if held is None:
+            return ""
+        of = "of the dataset's own split" if how == "split" else f"taken from the training rows (share {how})"
+        none = 0 if held.own is None else int((held.own.sizes == 0).sum())
+        return f"; {len(held.rows)} validation rows {of}" + (f", {none} clients have none" if none else "")
 
 
 def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Partition:
@@ -291,7 +320,8 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
             f"Give the dataset a test split, or cut test rows out of each client: {SCHEMES['label-shift'].command({})}",
         )
     names = dealt.names or NumberedNames(len(train))
-    clients = ClientTable.dealt(names, train, test, _tests(how, dealt, test, train, columns, streams, values))
+    tests = tests_of_clients(how, dealt, test, train, columns, streams, values)
+    clients = ClientTable.dealt(names, train, test, tests)
     if len(bare := np.flatnonzero(clients.test_sizes == 0)):
         raise UsageError(
             f"Scheme {scheme}: no test row has a class of client {names[int(bare[0])]!r} ({len(bare)} of {len(names)} "
@@ -301,60 +331,27 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
     held = trained
     held[clients.tests.distinct] = True
     held[test] |= bool(clients.shares.any())
+    chosen_by = values.get("validation")
     return Partition(
         scheme=scheme,
         args=values,
         seed=seed,
-        clients=clients,
+        clients=clients if chosen_by is None else _with_validation(clients, how, values, pool),
         test=test,
         dataset=columns.digest,
-        notes=(*notes, *_leaks(columns, train.rows, clients.tested)),
+        notes=(*notes, *leaks(columns, train.rows, clients.tested)),
         pool=len(dealt_from),
         dropped=int((~held[dealt_from]).sum()),
     )
 
 
-def _tests(
-    how: Scheme,
-    dealt: Dealt,
-    test: np.ndarray,
-    train: RowLists,
-    columns: Columns,
-    streams: Streams,
-    values: Mapping[str, Value],
-) -> Sequence[np.ndarray] | None:
-    """The clients' test rows: those the scheme chose, or by ``test_protocol`` from the global ones; None for these."""
-    if dealt.test is not None and any(rows is not dealt.test[0] for rows in dealt.test):
-        return RowLists.of(dealt.test).ascending()
-    if dealt.test is not None:
-        chosen = MatchedLists.alike(dealt.test[0], len(train))
-    elif values.get("test_protocol") == "matched":
-        chosen = MatchedLists.of(MatchedTests(test, columns.label, streams("test")), train, columns.label)
-    else:
-        return None
-    if (total := int(chosen.sizes.sum())) > MOST_TESTED:
-        fit = MOST_TESTED // len(chosen.order)
-        raise how.infeasible(
-            values,
-            f"Scheme {how.name} with {values.get('test_protocol')} tests: {len(train):,} clients have {total:,} test "
-            f"rows in all, at most {MOST_TESTED:,} are listed for the digest; {fit:,} clients never have more.",
-            {"clients": fit},
-        )
-    return chosen
-
-
-def _leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[str]:
-    """A note when an image is both trained and tested on under two names.
-
-    Identities are compared by their first half, and in full where that agrees.
-    """
-    half = np.ascontiguousarray(columns.uid[:, :8]).view(np.uint64)[:, 0]
-    alike = is_among(half[tested], half[trained])
-    if not alike.any():
-        return []
-    near = {uid.tobytes() for uid in columns.uid[trained[is_among(half[trained], half[tested[alike]])]]}
-    twice = sum(uid.tobytes() in near for uid in columns.uid[tested[alike]])
-    return [f"{twice} of {len(tested)} test rows are the same image as a training row (equal bytes)"] if twice else []
+def _with_validation(clients: ClientTable, how: Scheme, values: Mapping[str, Value], pool: RowPool) -> ClientTable:
+    """The clients with the validation rows that are asked for."""
+    chosen_by, columns = values["validation"], pool.columns
+    assert isinstance(chosen_by, float | str)
+    by = columns.sorted_by(str(values["by"])) if how is NATURAL else None
+    own = by is not None and values["inside"] is None and not clients.shares.any()
+    return with_validation(clients, chosen_by, columns, pool.domains, by, own=own)
 
 
 def load(path: Path, *, dataset: str | None = None, rows: int | None = None) -> Partition:
@@ -367,7 +364,10 @@ def from_payload(
 ) -> Partition:
     """The partition of a payload, as ``Partition.to_payload`` made it; arguments and errors as of ``load``."""
     fields = json_file.decode(payload, origin=origin)
-    fields["clients"] = [Client(*parts) for parts in fields["clients"]]
+    own, validation = fields.pop("validation"), None
+    if own is not None:
+        validation = Validation(own, None) if isinstance(own, np.ndarray) else Validation.of_clients(RowLists.of(own))
+    fields["clients"] = ClientTable.of([Client(*parts) for parts in fields["clients"]], fields["test"], validation)
     return _checked(fields, dataset, rows, origin, vouched=False)
 
 

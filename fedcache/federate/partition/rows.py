@@ -12,7 +12,7 @@ from fedcache.errors import CorruptionError, UsageError, unknown
 from fedcache.store.files import canonical_json
 from fedcache.store.groups import Group
 
-TRAIN, TEST = 0, 1
+TRAIN, TEST, VALIDATION = 0, 1, 2
 SPLITS = {TRAIN: "training", TEST: "test"}
 
 

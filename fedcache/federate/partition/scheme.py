@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Value = int | float | bool | str | tuple[str, ...] | None
 Values = Mapping[str, Value]
-Kind = Literal["int", "float", "bool", "choice", "word", "names"]
+Kind = Literal["int", "float", "bool", "choice", "word", "names", "share"]
 
 LARGEST_SEED = 2**63 - 1
 
@@ -46,7 +46,7 @@ class Argument:
     """One argument of a scheme."""
 
     name: str  # as a Python keyword; ``--name`` or ``--option name=`` on the command line
-    kind: Kind  # int, float, bool, choice (one of ``choices``), word or names (several)
+    kind: Kind  # int, float, bool, choice (one of ``choices``), word, names (several), share (or one of ``choices``)
     default: Value  # used when the argument is not given; None means "derived from the others", or "all" for names
     help: str  # one sentence
     low: float = -math.inf  # smallest value; not itself allowed when ``above`` is set
@@ -76,6 +76,8 @@ class Argument:
                 return "a name"
             case "names":
                 return "one or several names"
+            case "share":
+                return " or ".join(["a share above 0 and below 1", *self.choices])
         kind = "an integer" if self.kind == "int" else "a number"
         low = f"{'above' if self.above else 'from'} {self.low:,g}" if math.isfinite(self.low) else ""
         high = f"up to {self.high:,.0f}" if math.isfinite(self.high) else ""
@@ -105,6 +107,8 @@ class Argument:
                 if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
                     return None
                 return tuple(names)
+            case "share":
+                return value if isinstance(value, str) and value in self.choices else _share(value)
         if isinstance(value, bool):  # True is an int to Python, but nobody means one client by it
             return None
         try:
@@ -122,10 +126,14 @@ class Scheme:
     name: str  # as on the command line
     summary: str  # one sentence for lists and help
     paper: str  # where the scheme comes from
-    arguments: tuple[Argument, ...]  # what it reads; an argument it does not declare is an error
+    # what it reads, and what every partition may have; an argument it does not declare is an error
+    arguments: tuple[Argument, ...]
     deal: Callable[[RowPool, Values, Streams], Dealt]  # the rows of every client, from a pool and resolved arguments
     needs_labels: bool = True  # rows with unknown label cannot be dealt
     derive: Callable[[Values], Values] = dict  # fills the arguments whose default depends on others
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", (*self.arguments, VALIDATION))
 
     def argument(self, name: str) -> Argument:
         """The declared argument of that name. Raises UsageError, with "did you mean"."""
@@ -155,7 +163,7 @@ class Scheme:
         shown = [
             a
             for a in self.arguments
-            if a.named or args.get(a.name, a.default) != (a.default if a.default is not None else usual[a.name])
+            if a.named or args.get(a.name, a.default) != (a.default if a.default is not None else usual.get(a.name))
         ]
         parts = [f"{a.tag}{_spelt(args.get(a.name))}" for a in sorted(shown, key=lambda a: a.tag)]
         return "-".join([self.name, *parts, f"s{seed}"])
@@ -174,8 +182,19 @@ class Scheme:
         return InfeasibleError(why, self.command({**args, **instead}), instead)
 
 
+VALIDATION = Argument(
+    "validation",
+    "share",
+    None,
+    "rows to choose by: this share of the training rows of every client, class by class, or the dataset's own split",
+    choices=("split",),
+    tag="val",
+    later=True,
+)
+"""An argument of every scheme."""
+
 _FLAGS = {
-    **{name: name for name in ("clients", "alpha", "shards", "shots", "domain", "by", "tests")},
+    **{name: name for name in ("clients", "alpha", "shards", "shots", "domain", "by", "tests", "validation")},
     "hold_out": "hold-out",
     "min_rows": "min-rows",
     "max_clients": "max-clients",
@@ -190,6 +209,15 @@ def _shown(value: Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def _share(value: object) -> float | None:
+    """A number above 0 and below 1, also as text; None for anything else."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    return number if 0.0 < number < 1.0 else None
 
 
 def _default(argument: Argument) -> str:

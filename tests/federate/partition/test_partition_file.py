@@ -139,7 +139,7 @@ CLIENT = {"name": "a", "train": [0], "test": [4]}
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"schema": "fedcache.partition/2"}, "schema should be"),
+        ({"schema": "fedcache.partition/3"}, "schema should be"),
         ({"scheme": "../evil"}, "scheme should be"),
         ({"scheme": None}, "scheme should be"),
         ({"args": []}, "args should be"),

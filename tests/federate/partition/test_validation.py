@@ -1,0 +1,301 @@
+"""Rows to choose by: which they are, that nobody trains or is tested on them, and the files that hold them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from partition_rows import any_columns, columns_from, even_columns
+
+from fedcache.errors import Exit, FedcacheError, UsageError
+from fedcache.federate.partition.partition import SCHEMES, Partition, from_payload, load, make
+from fedcache.federate.partition.row_lists import RowLists
+from fedcache.federate.partition.validation import by_group_and_uid, hold_out
+from fedcache.store.array_file import pack, unpack
+from fedcache.store.files import digest_of
+from fedcache.store.groups import Group
+
+PLAIN = make("dirichlet", even_columns(30, 9, 3), clients=4, alpha=0.5)
+OWN = make("dirichlet", even_columns(30, 9, 3), clients=4, alpha=0.5, validation=0.2)
+WITH_SPLIT = columns_from([0, 1] * 12, [0] * 24, [0, 0, 1, 2] * 6, [1] * 23 + [0], 2, 1)
+SPLIT = make("iid", WITH_SPLIT, clients=3, validation="split")
+
+
+def uids(rows: int) -> np.ndarray:
+    return np.random.default_rng(7).integers(0, 256, (rows, 16)).astype(np.uint8)
+
+
+def one_by_one(train: list[list[int]], label: np.ndarray, uid: np.ndarray, share: float) -> list[list[int]]:
+    """The rule once more, row by row: lists of rows that are taken."""
+    taken = []
+    for rows in train:
+        given, before = {}, 0
+        classes = {c: sorted((r for r in rows if label[r] == c), key=lambda r: (uid[r].tobytes(), r))
+                   for c in sorted({int(label[r]) for r in rows})}  # fmt: skip
+        for c, own in classes.items():
+            up_to = math.floor(share * (before + len(own)) + 1e-9)
+            given[c] = min(up_to - math.floor(share * before + 1e-9), len(own) - 1)
+            before += len(own)
+        if not any(given.values()) and len(rows) > 1:
+            given[max(classes, key=lambda c: len(classes[c]))] = 1  # the first of equals
+        taken.append(sorted(r for c, own in classes.items() for r in own[: given[c]]))
+    return taken
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6),
+    classes=st.integers(1, 4),
+    share=st.floats(0.01, 0.99),
+    seed=st.integers(0, 99),
+)
+def test_of_each_class_the_rows_with_the_smallest_uids_are_taken_up_to_the_share(sizes, classes, share, seed):
+    rng, n = np.random.default_rng(seed), sum(sizes)
+    label, uid = rng.integers(-1, classes, n), rng.integers(0, 3, (n, 16)).astype(np.uint8)
+    dealt = RowLists.of_sizes(rng.permutation(n), np.array(sizes)).ascending()
+    left, taken = hold_out(dealt, label, uid, share)
+    assert [rows.tolist() for rows in taken] == one_by_one([r.tolist() for r in dealt], label, uid, share)
+    for own, kept, gone in zip(dealt, left, taken, strict=True):
+        assert sorted([*kept, *gone]) == own.tolist()
+        assert len(kept) or not len(own)
+
+
+def test_a_share_of_a_client_worked_by_hand():
+    # One client: 5 rows of class 0, 3 of class 1, 2 of class 2, which is 10 rows, of which 0.3 are 3.
+    # Class 0: floor(0.3 * 5) = 1. Up to class 1: floor(0.3 * 8) = 2, one more. Up to class 2: floor(0.3 * 10) = 3.
+    label = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2])
+    uid = np.zeros((10, 16), np.uint8)
+    uid[:, 0] = [9, 8, 1, 7, 6, 5, 4, 3, 2, 0]  # smallest of class 0 is row 2, of class 1 row 7, of class 2 row 9
+    left, taken = hold_out(RowLists.of([np.arange(10)]), label, uid, 0.3)
+    assert taken[0].tolist() == [2, 7, 9]
+    assert left[0].tolist() == [0, 1, 3, 4, 5, 6, 8]
+
+
+def test_a_client_of_one_row_has_none_and_of_two_it_has_one():
+    left, taken = hold_out(RowLists.of([np.array([0]), np.array([1, 2])]), np.array([0, 0, 1]), uids(3), 0.2)
+    assert [len(t) for t in taken] == [0, 1]
+    assert [len(t) for t in left] == [1, 1]
+    assert taken[1].tolist() == [1]  # of equal classes the first
+
+
+def attempt(scheme: str, columns, **args) -> Partition | FedcacheError:
+    try:
+        return make(scheme, columns, **args)
+    except FedcacheError as error:
+        return error
+
+
+def some_arguments(draw, scheme):
+    given = {}
+    for argument in scheme.arguments:
+        match argument.kind:
+            case "int":
+                given[argument.name] = draw(st.none() | st.integers(1, 8))
+            case "choice":
+                given[argument.name] = draw(st.none() | st.sampled_from(argument.choices))
+            case "bool":
+                given[argument.name] = draw(st.none() | st.booleans())
+    return given
+
+
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), columns=any_columns(), seed=st.integers(0, 99), how=st.sampled_from([0.2, 0.5, 0.9, "split"]))
+def test_nobody_trains_on_validation_rows_and_given_back_the_partition_is_that_without(
+    scheme, data, columns, seed, how
+):
+    args = some_arguments(data.draw, scheme) | {"clients": data.draw(st.integers(1, 6))}
+    args = {k: v for k, v in args.items() if k in {a.name for a in scheme.arguments}}
+    plain = attempt(scheme.name, columns, seed=seed, **args)
+    made = attempt(scheme.name, columns, seed=seed, **args, validation=how)
+    if isinstance(made, FedcacheError):
+        assert made.code == Exit.USAGE
+        return
+    rows = made.validation
+    trained = np.concatenate([c.train for c in made.clients])
+    tested = np.concatenate([made.test, *(c.test for c in made.clients)])
+    assert len(rows)
+    assert not np.intersect1d(rows, trained).size
+    assert not np.intersect1d(rows, tested).size
+    assert (columns.ok[rows] == 1).all()
+    assert (columns.split[rows] == 2).all() == (how == "split")
+    assert np.array_equal(np.unique(np.concatenate([c.validation for c in made.clients])), rows)
+    for one, before in zip(made.clients, plain.clients, strict=True):
+        assert one.name == before.name
+        assert np.array_equal(one.test, before.test)
+        own = one.train if how == "split" else np.concatenate([one.train, one.validation])
+        assert np.array_equal(np.sort(own), before.train)
+    assert made.without_validation().digest == plain.digest != made.digest
+    assert made.without_validation().to_payload() == plain.to_payload()
+    assert make(scheme.name, columns, seed=seed, **args, validation=how).digest == made.digest
+
+
+def test_own_rows_of_the_split_are_everybodys():
+    # Rows 3, 7, 11, .. are of split validation; the last, 23, is unreadable.
+    assert SPLIT.validation.tolist() == [3, 7, 11, 15, 19]
+    assert SPLIT.table.for_validation.shares.all()
+    assert SPLIT.clients[2].validation.tolist() == [3, 7, 11, 15, 19]
+    assert SPLIT.summary().endswith("; 5 validation rows of the dataset's own split")
+
+
+WARDS = ["n", "n", "n", "s", "s", "s", "e", "e", "e", "n", "s", "e"]
+
+
+def wards(**args) -> Partition:
+    """Three wards with two training rows, a test row, and a validation row each."""
+    split = [0, 0, 1] * 3 + [2, 2, 2]
+    plain = columns_from([0, 1, 0] * 4, [0] * 12, split, [1] * 12, 2, 1)
+    return make("natural", replace(plain, groups=lambda _: Group.of(WARDS)), by="ward", validation="split", **args)
+
+
+def test_a_value_of_a_column_is_scored_on_its_own_validation_rows_and_none_that_is_held_out_counts():
+    assert {c.name: c.validation.tolist() for c in wards().clients} == {"n": [9], "s": [10], "e": [11]}
+    assert wards(tests="global").validation.tolist() == [9, 10, 11]
+    assert wards(tests="global").table.validation.own is None
+    assert wards(hold_out="e").validation.tolist() == [9, 10]
+
+
+def test_a_summary_and_a_name_tell_of_validation_rows():
+    assert "; 16 validation rows taken from the training rows (share 0.2)" in OWN.summary()
+    assert OWN.default_name() == "dirichlet-a0.5-m4-val0.2-s0"
+    assert [row.validation for row in OWN.describe(even_columns(30, 9, 3))] == [len(c.validation) for c in OWN.clients]
+    assert [row.validation for row in PLAIN.describe(even_columns(30, 9, 3))] == [0] * 4
+    assert PLAIN.validation is None
+    assert PLAIN.clients[0].validation is None
+
+
+def test_a_partition_without_validation_rows_is_the_file_that_it_always_was():
+    payload = PLAIN.to_payload()
+    assert payload["schema"] == "fedcache.partition/1"
+    assert "validation" not in payload["args"]
+    assert payload["clients"][0].keys() == {"name", "train", "test"}
+    assert PLAIN.digest == "f6cef950aca3c46c8c18595f38b66c16eb3fcaebb21f23ab45a0b78199e5c630"
+
+
+@pytest.mark.parametrize("made", [OWN, SPLIT], ids=["own", "split"])
+def test_both_forms_of_the_file_are_read_back(made, tmp_path):
+    for name in ("p.partition", "p.json"):
+        made.save(tmp_path / name)
+        again = load(tmp_path / name)
+        assert again.to_payload() == made.to_payload()
+        assert again.digest == made.digest == digest_of({k: v for k, v in made.to_payload().items() if k != "digest"})
+        assert [c.validation.tolist() for c in again.clients] == [c.validation.tolist() for c in made.clients]
+    assert json.loads((tmp_path / "p.json").read_bytes()) == made.to_payload()
+
+
+@pytest.mark.parametrize("made", [OWN, SPLIT], ids=["own", "split"])
+def test_a_cut_or_flipped_file_is_refused(made):
+    raw = b"".join(made.to_file())
+    for damaged in (*(raw[:n] for n in range(0, len(raw), 37)), *(
+        raw[:n] + bytes([raw[n] ^ 4]) + raw[n + 1 :] for n in range(0, len(raw), 11))):  # fmt: skip
+        with pytest.raises(FedcacheError) as error:
+            Partition.from_file(memoryview(damaged))
+        assert error.value.code == Exit.CORRUPT
+
+
+def forged(made: Partition, change) -> dict:
+    payload = made.to_payload()
+    change(payload)
+    return {**payload, "digest": digest_of({k: v for k, v in payload.items() if k != "digest"})}
+
+
+FORGERIES = {
+    "trained on": (OWN, lambda p: p["clients"][0].update(validation=p["clients"][1]["train"][:1]), "is trained on"),
+    "tested on": (OWN, lambda p: p["clients"][0].update(validation=[p["test"][0]]), "is tested on"),
+    "no list": (OWN, lambda p: p["clients"][0].update(validation=7), "client 0 validation should be a list"),
+    "no row": (OWN, lambda p: p["clients"][0].update(validation=["7"]), "client 0 validation holds"),
+    "none at all": (OWN, lambda p: [c.update(validation=[]) for c in p["clients"]], "no row among its validation"),
+    "one without": (OWN, lambda p: p["clients"][1].pop("validation"), "client 1 should be name, train, test and"),
+    "of schema 1": (OWN, lambda p: p.update(schema="fedcache.partition/1"), "client 0 should be name, train and test"),
+    "both": (OWN, lambda p: p.update(validation=[1]), "client 0 should be name, train and test"),
+    "split, no list": (SPLIT, lambda p: p.update(validation=None), "validation should be a list"),
+    "split, falling": (SPLIT, lambda p: p["validation"].reverse(), "the validation rows are not ascending"),
+    "split, none": (SPLIT, lambda p: p.update(validation=[]), "no row among its validation"),
+    "split of schema 1": (SPLIT, lambda p: p.update(schema="fedcache.partition/1"), "unknown ['validation']"),
+}
+
+
+@pytest.mark.parametrize(("made", "change", "message"), FORGERIES.values(), ids=FORGERIES)
+def test_a_forged_list_is_refused_in_words(made, change, message):
+    with pytest.raises(FedcacheError) as error:
+        from_payload(forged(made, change))
+    assert error.value.code == Exit.CORRUPT
+    assert message in error.value.message
+
+
+def test_a_list_out_of_order_names_the_client():
+    def change(payload):
+        client = next(c for c in payload["clients"] if len(c["validation"]) > 1)
+        client["validation"].reverse()
+
+    with pytest.raises(FedcacheError, match=r"validation rows of 'client-\d' are not ascending"):
+        from_payload(forged(OWN, change))
+
+
+def test_rows_beyond_the_store_are_refused():
+    beyond = forged(SPLIT, lambda p: p["validation"].append(100))
+    with pytest.raises(FedcacheError, match="validation holds 100, expected rows from 0 to 23"):
+        from_payload(beyond, rows=24)
+
+
+@pytest.mark.parametrize("lost", ["validation", "validation_sizes"])
+def test_an_array_that_is_missing_is_refused(lost):
+    content, arrays = unpack(memoryview(b"".join(OWN.to_file())))
+    left = {name: values for name, values in arrays.items() if name != lost}
+    raw = b"".join(pack(content, left))
+    with pytest.raises(FedcacheError) as error:
+        Partition.from_file(memoryview(raw))
+    assert error.value.code == Exit.CORRUPT
+
+
+def test_sizes_that_do_not_add_up_are_refused():
+    content, arrays = unpack(memoryview(b"".join(OWN.to_file())))
+    raw = b"".join(pack(content, {**arrays, "validation_sizes": arrays["validation_sizes"] * 2}))
+    with pytest.raises(FedcacheError, match="validation_sizes should be 4 numbers with the sum"):
+        Partition.from_file(memoryview(raw))
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 1.0, -0.2, True, "half", "1.5", "nan", (0.2,)])
+def test_what_is_no_share_is_refused_with_what_is(wrong):
+    with pytest.raises(UsageError, match="expected a share above 0 and below 1 or split") as error:
+        make("iid", even_columns(30, 9, 3), validation=wrong)
+    assert "--validation" in error.value.hint
+
+
+def test_nothing_to_take_is_refused_with_what_can_be_done():
+    with pytest.raises(UsageError, match="every client has one") as error:
+        make("iid", even_columns(2, 2, 3), clients=6, validation=0.2)
+    assert "--clients" in error.value.hint
+    with pytest.raises(UsageError, match="no row of split validation") as error:
+        make("iid", even_columns(2, 2, 3), clients=2, validation="split")
+    assert error.value.hint == "Take a share of the training rows:  --validation 0.2"
+
+
+def test_clients_that_hold_the_same_rows_give_them_up_together_or_are_refused():
+    shared = even_columns(6, 2, 2)
+    made = make("few-shot", shared, clients=5, shots=3, sharing=True, skew="iid", validation=0.2)
+    for a, b in itertools.permutations(made.clients, 2):
+        assert not np.intersect1d(a.train, b.validation).size
+    uid = np.zeros((2, 16), np.uint8)
+    uid[1] = 1
+    with pytest.raises(
+        UsageError, match="1 of 2 would have none left"
+    ):  # the first gives row 0, which is all of the other
+        hold_out(RowLists.of([np.array([0, 1]), np.array([0])]), np.array([0, 0]), uid, 0.5)
+
+
+@given(
+    groups=st.lists(st.sampled_from([0, 1, 5, 2**40]), max_size=40), kinds=st.integers(1, 300), seed=st.integers(0, 9)
+)
+def test_rows_are_ordered_by_group_then_by_all_of_the_uid_then_as_they_stand(groups, kinds, seed):
+    rng = np.random.default_rng(seed)
+    uid = np.zeros((len(groups), 16), np.uint8)
+    uid[:, rng.integers(0, 16)] = rng.integers(0, kinds, len(groups)) % 256  # many are equal, or but for their end
+    expected = sorted(range(len(groups)), key=lambda r: (groups[r], uid[r].tobytes(), r))
+    assert by_group_and_uid(np.array(groups, np.int64), uid).tolist() == expected
