@@ -41,13 +41,13 @@ def ingest(
 
 
 def partition(
-    store: Store | str | Path | None, clients: object, seed: int, name: str | None, **options: Any
+    store: Store | str | Path | None, scheme: object, seed: int, name: str | None, /, **options: Any
 ) -> Partition:
     """A partition by a scheme or of clients that are given, saved in the store; ``options`` are those of the scheme."""
     made = opened(store)
-    if is_given(clients):
-        return given_partition(made, clients, seed=seed, name=name, **options)
-    return make_partition(made, None if clients is None else str(clients), seed=seed, name=name, **options)
+    if is_given(scheme):
+        return given_partition(made, scheme, seed=seed, name=name, **options)
+    return make_partition(made, None if scheme is None else str(scheme), seed=seed, name=name, **options)
 
 
 def shard(store: Store | str | Path | None, parts: Partition, out: str | Path | None) -> Path:

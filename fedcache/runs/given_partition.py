@@ -29,7 +29,7 @@ def is_given(clients: object) -> bool:
 
 
 def given_partition(
-    store: Store, clients: object, *, seed: int = 0, name: str | None = None, replace: bool = False, **arguments: Any
+    store: Store, clients: object, /, *, seed: int = 0, name: str | None = None, replace: bool = False, **arguments: Any
 ) -> Partition:
     """The partition that somebody brings, saved in the store.
 

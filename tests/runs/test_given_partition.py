@@ -64,6 +64,12 @@ def test_an_array_of_clients_is_a_column_of_the_data(store: fc.Store) -> None:
     assert len(few.clients) == 1
 
 
+def test_clients_that_are_given_may_be_divided_again(store: fc.Store) -> None:
+    ids = ["n" if row % 2 else "s" for row in range(store.rows)]
+    made = fc.partition(store, ids, inside="iid", clients=2)
+    assert [c.name for c in made.clients] == ["n/client-0", "n/client-1", "s/client-0", "s/client-1"]
+
+
 def test_a_csv_names_rows_and_clients_in_any_order(store: fc.Store, tmp_path: Path) -> None:
     lines = [f"{i:02d}.png,{'a' if i < 20 else 'b'}" for i in reversed(range(ROWS))]
     (tmp_path / "who.csv").write_text("name,client\n" + "\n".join(lines) + "\n")
