@@ -61,7 +61,7 @@ class Parts:
         where = Home(home)
         planned, _ = plan(config, where, Silent())
         self.data = open_dataset(self.spec, data=where.data, memory=memory_of(where))
-        self.jobs = [FeatureJob(p.recipe.key, p.backbone.name, p.weights, p.recipe, self.data.mirror) for p in planned]
+        self.jobs = [FeatureJob(p.recipe.key, p.backbone, p.weights, p.recipe, self.data.mirror) for p in planned]
         settings = ComputeSettings("cpu", "float32", BATCH, 1)
         self.runner = BatchRunner(self.jobs, self.data.source, self.data.uid, len(self.data.names), settings)
         self.keys = [j.key for j in self.jobs]

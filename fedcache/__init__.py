@@ -7,7 +7,7 @@
     run = fc.train("fed3r", store, parts)
     run.accuracy.mean
 
-Importing it imports neither torch nor numpy; a class is loaded when it is first used.
+Importing it imports neither torch nor numpy; what needs either is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from fedcache.progress import Round
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from fedcache.calls.backbones import backbone as backbone
     from fedcache.extract.recipe import Recipe as Recipe
     from fedcache.extract.result import Extraction as Extraction
     from fedcache.federate.engine.method import Method as Method
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
     from fedcache.runs.run import Run as Run
     from fedcache.store.store import Store as Store
 
-_CLASSES = {
+_LATER = {
+    "backbone": "fedcache.calls.backbones",
     "Extraction": "fedcache.extract.result",
     "FedClassifier": "fedcache.models.fed_classifier",
     "Grid": "fedcache.grids.result",
@@ -61,15 +63,15 @@ _CLASSES = {
 }
 
 __all__ = [
-    *_CLASSES, "FedcacheError", "Round", "__version__",
+    *_LATER, "FedcacheError", "Round", "__version__",
     "compare", "evaluate", "extract", "grid", "ingest", "load_model", "partition", "personalise", "report", "shard",
     "train",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in _CLASSES:
-        return getattr(import_module(_CLASSES[name]), name)
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'fedcache' has no attribute {name!r}")
 
 

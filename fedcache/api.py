@@ -15,6 +15,7 @@ from fedcache.config import ExtractConfig, SaveModels, TrainConfig
 from fedcache.progress import Observer
 
 if TYPE_CHECKING:
+    from fedcache.calls.backbones import Backbones
     from fedcache.calls.runs import Queries
     from fedcache.federate.engine.method import Method
     from fedcache.federate.partition.partition import Partition
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 @names_checked
 def extract(
-    dataset: str | None = None, backbones: str | Sequence[str] = (), *,
+    dataset: str | None = None, backbones: Backbones = (), *,
     store: str | Path | None = None, size: int | None = None, views: int | None = None,
     text: str | Sequence[str] = (), recipe: Mapping[str, str] | None = None, limit: int | None = None,
     layout: str | None = None, device: str | None = None, dtype: str | None = None, batch: int | None = None,
@@ -46,10 +47,9 @@ def extract(
 
     Args:
         dataset: a spec of ``fedcache datasets list``, such as ``folder:PATH``, or ``a=SPEC,b=SPEC``; None: last.
-        backbones: one name or several; ``store``: directory, instead of the one under FEDCACHE_HOME.
+        backbones: one name or several, or torch modules; ``store``: directory, not the one under FEDCACHE_HOME.
         size: pixels of the side, where it is not the backbone's native one; ``recipe`` holds other departures.
-        views: stored views of each image, 1 the image itself; ``text``: prompt templates of the class text features.
-        limit: rows, evenly spaced over the dataset; ``layout``: meaning of folder levels, ``domain/class``.
+        views: of each image, 1 itself; ``text``: class templates; limit: rows, evenly spaced; layout: of folder levels.
         device: ``auto``, ``cpu`` or ``cuda``, which never falls back.
         dtype, batch, workers, threads, chunk_rows: how it is computed; see ``fedcache extract --help``.
         max_bad: images that may be unreadable, ``"1%"`` or a number; weights: backbone -> file; data: name -> folder.

@@ -510,7 +510,7 @@ def backbones() -> dict[str, str]:
     says = (
         "Frozen models that fedcache knows by name. `fedcache backbones list` says which would work right now. Beyond "
         "the table, `timm:NAME`, `open_clip:ARCH@TAG` and `random-projection:WIDTH` name what those libraries and a "
-        "seed have. To add a row: [a backbone of your own](../add-a-backbone.md).",
+        "seed have, and names with other prefixes [models of your own](../add-a-backbone.md).",
     )
     head = ("backbone", "features", "pixels", "text tower", "source")
     return {

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedcache.calls.backbones import backbone_names
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import UsageError
 from fedcache.extract.extract_dataset import extract as extract_dataset
@@ -27,7 +28,8 @@ def opened(store: Store | str | Path | None) -> Store:
 
 def extract(given: Mapping[str, Any], store: str | Path | None, observer: Observer | None) -> Store:
     """The store of an extraction; ``given`` are fields of ``ExtractConfig``."""
-    config = resolve(ExtractConfig, given, {}, "extract()")
+    named = {**given, "backbones": backbone_names(given["backbones"])} if given.get("backbones") else given
+    config = resolve(ExtractConfig, named, {}, "extract()")
     place = Path(store) if store else None
     return extract_dataset(config, Home.from_environment(), store=place, observer=observer).store
 

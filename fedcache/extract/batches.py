@@ -23,7 +23,7 @@ from fedcache.extract.images import BadImage, decode, resize, view
 from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:
-    from fedcache.extract.backbones import FrozenEncoder, Weights
+    from fedcache.extract.backbones import Backbone, FrozenEncoder, Weights
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class FeatureJob:
     """One array of a run."""
 
     key: str  # of the array
-    backbone: str  # name of the model to load
+    backbone: Backbone  # the model to load
     weights: Weights  # where its weights lie
     recipe: Recipe  # that its inputs follow
     mirror: bool = True  # whether a mirrored view keeps its class
@@ -121,9 +121,7 @@ class BatchRunner:
         self.source, self.uid, self.rows, self.settings = source, uid, rows, settings
         self.device = torch.device(settings.device)
         self.encoders: dict[str, FrozenEncoder] = {
-            job.key: registry.load(
-                registry.lookup(job.backbone), job.weights, job.recipe, device=settings.device, dtype=settings.dtype
-            )
+            job.key: registry.load(job.backbone, job.weights, job.recipe, device=settings.device, dtype=settings.dtype)
             for job in jobs
         }
 

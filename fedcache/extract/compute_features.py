@@ -16,7 +16,6 @@ from functools import partial
 import numpy as np
 
 from fedcache.errors import CorruptionError, StoppedError, UsageError
-from fedcache.extract.backbones import lookup
 from fedcache.extract.batches import ComputeSettings, FeatureJob
 from fedcache.extract.chunk_writer import ChunkCollector, chunk_rows_for
 from fedcache.extract.datasets import Dataset
@@ -98,7 +97,7 @@ def _open_writers(
     """A writer per array, locked until the stack closes; sorted by key so that two runs cannot wait for each other."""
     shapes, chunk_rows = {}, {}
     for job in jobs:  # all checked before the first lock is taken
-        shapes[job.key] = feature_shape(job, data, lookup(job.backbone).width)
+        shapes[job.key] = feature_shape(job, data, job.backbone.width)
         row_bytes = math.prod(shapes[job.key][1:]) * np.dtype(job.recipe.dtype).itemsize
         as_before = earlier.chunk_rows.get(job.key) if earlier else None
         chunk_rows[job.key] = options.chunk_rows or as_before or chunk_rows_for(settings.batch, row_bytes)
@@ -160,7 +159,7 @@ class _Run:
             self._timed(partial(run_batches, self.tasks, workers, collector))
         jobs = {job.key: job for job in self.jobs}
         for key, templates in text.items():
-            backbone, classes = jobs[key].backbone, self.data.classes
+            backbone, classes = jobs[key].backbone.name, self.data.classes
             meta = {"backbone": backbone, "weights": jobs[key].recipe.weights, "classes": list(classes)}
             store.put_text(backbone, list(templates), workers.text(key, classes, templates), meta)
 

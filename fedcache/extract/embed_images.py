@@ -24,6 +24,7 @@ from PIL import Image
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import MachineError, UsageError
 from fedcache.extract import backbones as registry
+from fedcache.extract.backbones.own import output_of
 from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.compute_features import ExtractionOptions, extract_arrays
 from fedcache.extract.datasets import archives, tree
@@ -152,7 +153,8 @@ def locate_recipe(recipe: Recipe, home: Home, given: Mapping[str, Path] | None =
     Raises MachineError, when the weights are not here or are other ones. ``given`` are files by backbone, that of
     ``--weights``.
     """
-    backbone = registry.lookup(recipe.backbone, home=home.root)
+    file, output = (given or {}).get(recipe.backbone), output_of(recipe)
+    backbone = registry.lookup(recipe.backbone, home=home.root, file=file, output=output, size=recipe.size)
     weights = registry.locate(backbone, given=given or {}, home=home.root, memory=memory_of(home), offline=home.offline)
     if weights.path is None and weights.download is not None:
         raise MachineError(

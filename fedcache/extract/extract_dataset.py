@@ -63,6 +63,13 @@ def extract(
     if engine is not None:
         engine.check_extraction(config.workers)
     planned, skipped = planning.plan(config, home, observer, rehash=rehash)
+    config = on_cpu_where_needed(planning.bare_config(config), planned, observer)
+    here = [p.backbone.name for p in planned if p.backbone.here_only]
+    if engine is not None and here:
+        raise UsageError(
+            f"{', '.join(here)} is in the memory of this process, which no worker of an engine can load.",
+            "Leave out the engine, or write a factory:  module:PACKAGE.MODULE:FACTORY",
+        )
     planned = [pull_if_needed(p, config, home, observer) for p in planned] if not dry_run else planned
     spec = config.dataset or default_dataset(home, observer)
     spec = f"{INGESTED}:{spec}" if ingested_path(home, spec) is not None and ":" not in spec else spec
@@ -122,6 +129,24 @@ def pull_if_needed(planned: PlannedArray, config: ExtractConfig, home: Home, obs
     observer.note(f"{planned.backbone.name}: downloading {planned.weights.download}")
     weights = registry.pull(planned.backbone, home=home.root, memory=planning.memory_of(home))
     return replace(planned, weights=weights, recipe=planning.recipe_of(planned.backbone, weights, config))
+
+
+def on_cpu_where_needed(config: ExtractConfig, planned: Sequence[PlannedArray], observer: Observer) -> ExtractConfig:
+    """The configuration with the CPU in place of ``auto``, where a backbone's library computes nowhere else.
+
+    Raises UsageError where another device or dtype was asked for.
+    """
+    names = [p.backbone.name for p in planned if p.backbone.cpu_only]
+    if not names:
+        return config
+    if config.device == "cuda" or config.dtype not in ("auto", "float32"):
+        raise UsageError(
+            f"{', '.join(names)} is computed on the CPU in float32, and {config.device}, {config.dtype} was asked for.",
+            "--device cpu --dtype float32; extract other backbones in a command of their own.",
+        )
+    if config.device == "auto":
+        observer.note(f"Device cpu: the library of {', '.join(names)} computes there.")
+    return replace(config, device="cpu")
 
 
 def default_dataset(home: Home, observer: Observer) -> str:

@@ -20,8 +20,11 @@ VERSION = 1
 """Raised when fedcache's own decode, resize or view code changes a value."""
 
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+BYTES = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
+"""Inputs from 0 to 255."""
 NORMS: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
     "unit": UNIT,
+    "bytes": BYTES,
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
@@ -119,7 +122,8 @@ class Recipe:
     def override(self, options: Mapping[str, str]) -> Recipe:
         """The recipe with ``--recipe key=value`` departures applied.
 
-        Keys: size, resize, interpolation, crop_pct, norm (unit | half | imagenet | clip), dtype, views, view_seed.
+        Keys: size, resize, interpolation, crop_pct, norm (unit | bytes | half | imagenet | clip), dtype, views,
+        view_seed.
 
         >>> native = Recipe("clip-rn50", "", size=224)
         >>> small = native.override({"size": "96"})

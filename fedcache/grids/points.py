@@ -21,6 +21,7 @@ from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.policy import NO_ATTACK
 from fedcache.federate.trust.robust_rules import parse_rule
 from fedcache.runs.spec import TIMING_OPTIONS, TRUST_OPTIONS, parse_participation
+from fedcache.store.own_names import PREFIXES
 
 RUN_KEYS = ("rounds", "participation", "backbones", "domain", *TIMING_OPTIONS, *TRUST_OPTIONS)
 PARTITION_KEYS = ("scheme", "clients", "alpha", "shards", "shots", "by", "hold_out", "tests")
@@ -121,8 +122,9 @@ def _run_value(name: str, value: str) -> Any:
         return None if value == NO_ATTACK else parse_attack(value)
     if name == "backbones":
         for one in value.split("+"):
-            if not re.fullmatch(r".+-[0-9a-f]+", one):
-                lookup(one)  # a name with the digest of its recipe is that of an array
+            # A name with the digest of its recipe is that of an array; the user's own are looked for in the store.
+            if not re.fullmatch(r".+-[0-9a-f]+", one) and not one.startswith(PREFIXES):
+                lookup(one)
     if name in ("max_rows_per_client", "asynchronous"):
         return _number(name, value, int, "a whole number of at least 1", 1)
     if name in NUMBERS:

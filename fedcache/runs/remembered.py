@@ -25,10 +25,10 @@ from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.methods import NAMES, find_method
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import check_files, has_model, measured_of, read_result
-from fedcache.runs.identity import INSTALLED, ROOT
 from fedcache.runs.run import Run
 from fedcache.runs.store_choice import wants_encoders
 from fedcache.store.files import file_sha256, sha256_hex
+from fedcache.store.own_code import INSTALLED, ROOT
 
 QUICK = 1.0
 """Seconds of loading up to which what was just trained is asked for once more at once, to note the answer. What loads

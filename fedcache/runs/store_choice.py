@@ -26,6 +26,7 @@ from fedcache.extract.recipe import Recipe
 from fedcache.progress import Observer
 from fedcache.store.catalog import finished_stores, is_ingested
 from fedcache.store.manifest import match_arrays, names_of
+from fedcache.store.own_names import bare_name
 from fedcache.store.store import Store
 from fedcache.store.text_features import TEXT_ORDER
 
@@ -319,7 +320,7 @@ def find_or_extract(
             store.refresh()
             spent = time.perf_counter() - began
         have = {str(a.recipe.get("backbone")) for a in store.arrays.values()} | set(store.arrays)
-        has_all = all(name.partition("@")[0] in have for name in train.backbones)
+        has_all = all(bare_name(name).partition("@")[0] in have for name in train.backbones)
         if store.arrays and (train.dataset is None or has_all):
             return store, spent
         if is_ingested(store):

@@ -19,6 +19,7 @@ from fedcache.notebooks import html_table
 from fedcache.parsing import parse_json
 from fedcache.store.chunks import DTYPES
 from fedcache.store.files import digest_of, parse_signed, read_whole, to_signed, write_atomic
+from fedcache.store.own_names import bare_name
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -230,8 +231,9 @@ def names_of(key: str, info: ArrayInfo) -> tuple[str, str, str]:
 
 
 def match_arrays(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
-    """Keys of the arrays that a name may mean."""
-    return [key for key, info in arrays.items() if name in names_of(key, info)]
+    """Keys of the arrays that a name may mean, also one with the path of a user's model."""
+    words = {name, bare_name(name)}
+    return [key for key, info in arrays.items() if words & {*names_of(key, info)}]
 
 
 def select_arrays(arrays: Mapping[str, ArrayInfo], backbones: str | Sequence[str] | None, store: str) -> list[str]:

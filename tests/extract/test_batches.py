@@ -42,7 +42,7 @@ def job(name: str = "random-projection:4", key: str = "a", **changed: Any) -> Fe
     row = lookup(name)
     weights = Weights(None, "none" if name == "pixels" else "seed:0", "seeded")
     recipe = replace(row.recipe, weights=weights.sha256, **changed)
-    return FeatureJob(key, name, weights, recipe, how={"device": "cpu"})
+    return FeatureJob(key, row, weights, recipe, how={"device": "cpu"})
 
 
 def data(rows: int = 10) -> Any:

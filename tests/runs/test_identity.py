@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedcache.federate.methods import METHODS
-from fedcache.runs.identity import DETERMINING, ROOT, digest_of_code
+from fedcache.runs.identity import DETERMINING, digest_of_code
 from fedcache.store.files import tree_digest
+from fedcache.store.own_code import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -137,7 +137,7 @@ def test_what_has_no_honest_digest_is_refused_and_says_how(tmp_path: Path, write
     refused(replace(module.METHOD, name="fedavg"), "is not the fedavg that comes with fedcache", "name='my-fedavg'")
     typed: dict[str, object] = {}
     exec(FILE, typed)  # as a notebook's cell does
-    refused(typed["METHOD"], "cannot be read", "Write the method into a .py file")  # type: ignore[arg-type]
+    refused(typed["METHOD"], "cannot be read", "Write it into a .py file")  # type: ignore[arg-type]
     refused(
         replace(module.METHOD, predict=module.partial(module.aggregate, object())),
         "holds an object of type object",

@@ -30,13 +30,14 @@ from fedcache.runs.client_columns import client_columns
 from fedcache.runs.directory import DamagedRunError, RunDirectory, read_result, write_result
 from fedcache.runs.features import read_store
 from fedcache.runs.garbage import Garbage, _old_runs, remove
-from fedcache.runs.identity import Identity, _imported_names, _ReachedCode
+from fedcache.runs.identity import Identity
 from fedcache.runs.open_run import named_method
 from fedcache.runs.partitions import default_partition
 from fedcache.runs.personalise_run import client_of_store
 from fedcache.runs.results import _unpacked
 from fedcache.runs.run import values_of
 from fedcache.runs.training_device import on_device
+from fedcache.store.own_code import ReachedCode, _imported_names
 
 
 def refused(kind: type[FedcacheError], message: str, call: Callable[[], Any]) -> FedcacheError:
@@ -48,7 +49,7 @@ def refused(kind: type[FedcacheError], message: str, call: Callable[[], Any]) ->
 
 
 def test_what_a_method_holds_is_described_so_that_other_values_differ() -> None:
-    code = _ReachedCode("mine")
+    code = ReachedCode("the method 'mine'")
     x = np.array([[1.0, 2.0]], np.float32)
     said = code.describe(torch.from_numpy(x))
     assert said == code.describe(x) == code.describe(np.asfortranarray(x))

@@ -41,6 +41,11 @@ class Backbone:
         shares: another name whose weights are the same file.
         fixed: the model takes its native input size only.
         licence: of the weights, as their publisher states it; empty where none is known.
+        own: brought by the user: a name with a prefix, of which no published digest is known.
+        place: where the file or folder of such a backbone lies, or lay when it was named last.
+        here_only: it is in the memory of this process, and no other process can load it.
+        cpu_only: its library computes on the CPU.
+        raw: it takes the bytes of the pixels; mean and std have no meaning.
     """
 
     name: str
@@ -61,6 +66,11 @@ class Backbone:
     shares: str | None = None
     fixed: bool = False
     licence: str = ""
+    own: bool = False
+    place: str = ""
+    here_only: bool = False
+    cpu_only: bool = False
+    raw: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -73,11 +83,15 @@ class Backbone:
         return bool(self.files)
 
     def accepts(self, recipe: Recipe) -> None:
-        """Refuse, before anything is loaded, another size of a model that takes one size only; UsageError."""
+        """Refuse, before anything is loaded, another size or norm of a model that takes one only; UsageError."""
         if self.fixed and recipe.size != self.recipe.size:
             raise UsageError(
                 f"{self.name} takes images of {self.recipe.size} px only, and the recipe asks for {recipe.size} px.",
                 f"Leave out the size, or write --recipe {self.name}:size={self.recipe.size}",
+            )
+        if self.raw and (recipe.mean, recipe.std) != (self.recipe.mean, self.recipe.std):
+            raise UsageError(
+                f"{self.name} takes the pixels as they are, and the recipe asks for a norm.", "Leave out norm."
             )
 
 

@@ -131,6 +131,18 @@ def clip_encoder(
     )  # fmt: skip
 
 
+def one_row_each(features: Tensor, *, channels_last: bool = False) -> Tensor:
+    """Features [B, D] of an output: [B, D] itself, the mean over tokens of [B, T, D], or over places of [B, D, H, W].
+
+    With ``channels_last`` the four axes are [B, H, W, D]. The output must have from two to four axes.
+    """
+    if features.ndim == 3:
+        return features.mean(1)
+    if features.ndim == 4:
+        return features.mean((1, 2) if channels_last else (2, 3))
+    return features
+
+
 def no_text(name: str) -> FedcacheError:
     """The error of asking a backbone without a text tower for text features."""
     return UsageError(

@@ -1,7 +1,7 @@
-"""The table: every backbone with a name, the prefixes that open a library's own names, and how a row is loaded.
+"""The table: every backbone with a name, the prefixes that open other names, and how a row is loaded.
 
 Rows are data, so looking one up imports no torch; a library's name is derived from its configuration once and then
-remembered under ``<home>/recipes``.
+remembered under ``<home>/recipes``. A name with a prefix of ``OWN`` is a model that the user brings.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fedcache.extract.backbones import (
     glyph_clip,
     metadataset,
     open_clip,
+    own_module,
     packaged,
     pixels,
     random,
@@ -25,8 +26,10 @@ from fedcache.extract.backbones import (
     torchvision,
 )
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.own import Choice, remember, row_of
 from fedcache.extract.recipe import VERSION, Recipe, slug
 from fedcache.store.files import digest_of, file_sha256, make_private
+from fedcache.store.own_names import MODULE
 from fedcache.store.sealed import read_sealed, write_sealed
 
 if TYPE_CHECKING:
@@ -43,6 +46,8 @@ DERIVE: Mapping[str, Callable[[str], Backbone]] = {
 }
 """What makes the row of a library's own name, by its prefix."""
 
+OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {MODULE: own_module.derive}
+"""What makes the row of a model that the user brings, by its prefix."""
 
 _RESNET18 = 11_171_904  # with the Meta-Dataset stem (5x5) and no classifier
 PARAMETERS = {
@@ -67,25 +72,41 @@ PARAMETERS = {
 cut off and without a text tower. Numbers, so that nothing is loaded to look one up."""
 
 
-def lookup(name: str, *, home: Path | None = None) -> Backbone:
-    """The row of a name of the table, ``timm:<name>``, ``open_clip:<arch>@<tag>`` or ``random-projection:<D>``.
+def lookup(
+    name: str, *, home: Path | None = None, file: Path | None = None, output: str | None = None, size: int | None = None
+) -> Backbone:
+    """The row of a name of the table, of a library's (``timm:<name>``, ``open_clip:<arch>@<tag>``), or of a user's.
 
-    Rows of library names are remembered under ``home``. UsageError, with "did you mean", for a name nobody has.
+    Rows of library names, and where a user's models lie, are remembered under ``home``. UsageError, with "did you
+    mean", for a name nobody has, and for what is no model; MachineError for a file that is not there.
+
+    Args:
+        name: as the user writes it.
+        home: ``$FEDCACHE_HOME``.
+        file: of ``--weights NAME=FILE``, for a user's model.
+        output: of ``--recipe output=NAME``, likewise; None for its only one.
+        size: of the recipe, likewise, where a model takes any; None for its own.
     """
     if name in BACKBONES:
         return BACKBONES[name]
+    own = next((derive for prefix, derive in OWN.items() if name.startswith(prefix)), None)
+    if own is not None:
+        row = own(name, Choice(home, file, output, size))
+        if home is not None and not row.here_only:
+            remember(row, home)
+        return row
     derive = next((derive for prefix, derive in DERIVE.items() if name.startswith(prefix)), None)
     if derive is None:
-        raise unknown(
-            "backbone", name, BACKBONES, hint=f"Known: {', '.join(BACKBONES)}; or timm:NAME, open_clip:ARCH@TAG"
-        )
+        prefixes = ", ".join(["timm:NAME", "open_clip:ARCH@TAG", *(f"{prefix}..." for prefix in OWN)])
+        raise unknown("backbone", name, BACKBONES, hint=f"Known: {', '.join(BACKBONES)}; or {prefixes}")
     remembered = None if home is None else home / "recipes" / f"{slug(name)}-{digest_of(name)[:8]}.json"
-    row = _recall(remembered, name) if remembered is not None else None
-    if row is None:
-        row = derive(name)
-        if remembered is not None:
-            make_private(remembered.parent)
-            write_sealed(remembered, _what(name), {**asdict(row), "recipe": row.recipe.to_dict()})
+    found = _recall(remembered, name) if remembered is not None else None
+    if found is not None:
+        return found
+    row = derive(name)
+    if remembered is not None:
+        make_private(remembered.parent)
+        write_sealed(remembered, _what(name), {**asdict(row), "recipe": row.recipe.to_dict()})
     return row
 
 
@@ -93,14 +114,10 @@ def _recall(path: Path, name: str) -> Backbone | None:
     """A remembered row; None when there is none, or it is damaged or of another version and must be derived again."""
     try:
         found = read_sealed(path, _what(name))
-        if found is None:
-            return None
-        data = dict(found.content)
-        data["recipe"] = Recipe.from_dict(data["recipe"])
-        data["files"] = tuple(data["files"])
-        data["sha256"] = tuple((file, digest) for file, digest in data["sha256"])
-        row = Backbone(**data)
+        row = None if found is None else row_of(found.content)
     except (ValueError, KeyError, TypeError, FedcacheError):
+        return None
+    if row is None:
         return None
     # Preprocessing of another version of fedcache must not be passed off as this one's, nor the other way round.
     return row if row.name == name == row.recipe.backbone and row.recipe.version == VERSION else None

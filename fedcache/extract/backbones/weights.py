@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import FedcacheError, MachineError, UsageError
+from fedcache.extract.backbones import own_module
 from fedcache.extract.backbones.backbone import Backbone, Download, Weights
 from fedcache.extract.backbones.checkpoints import IMPORTED, read_state
+from fedcache.extract.backbones.own import remembered_rows
 from fedcache.extract.backbones.table import BACKBONES, load, lookup
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.recipe import slug
@@ -62,6 +64,13 @@ def locate(
         MachineError, when they are nowhere (naming the places, the published digest and what would
             work instead) or are not the published file; UsageError, for a file where none is used.
     """
+    if backbone.provider == "own_module":
+        if backbone.name in given:
+            raise UsageError(
+                f"{backbone.name} brings its own weights, so none can be given.",
+                "Leave out the file: the module has them.",
+            )
+        return own_module.weights_of(backbone)
     seed = _seed(backbone, given)
     if seed is not None:
         return seed
@@ -90,6 +99,7 @@ def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path) -> tuple[
                 raise MachineError(f"--weights {name}={path}: there is no such file.", "Check the path.")
             return path, f"--weights {name}={path}"
     for place, candidates in (
+        ("", iter([Path(backbone.place)] if backbone.place else [])),
         ("", _at_home(backbone, home / "weights")),
         ("the Python package ", _in_wheel(backbone)),
         ("the Hugging Face cache, ", _in_hub_cache(backbone)),
@@ -117,11 +127,18 @@ def ready(*, given: Mapping[str, Path], home: Path) -> list[str]:
 def known(
     *, given: Mapping[str, Path], home: Path, memory: DigestMemory, offline: bool = False
 ) -> list[dict[str, Any]]:
-    """The table as plain values, each row with ``ready``, ``origin`` and ``hint`` (what would make it ready)."""
+    """The table and the user's own models as plain values.
+
+    Each row has ``ready``, ``origin`` and ``hint`` (what would make it ready); no code of the user's is run to say so.
+    """
     entries = []
-    for row in BACKBONES.values():
+    for row in (*BACKBONES.values(), *remembered_rows(home)):
         try:
-            weights: Weights | None = locate(row, given=given, home=home, memory=memory, offline=offline)
+            weights: Weights | None
+            if row.provider == "own_module":
+                weights = Weights(None, "", f"built by {row.name.partition(':')[2]} when it is used")
+            else:
+                weights = locate(row, given=given, home=home, memory=memory, offline=offline)
             hint = f"fedcache backbones pull {row.name}" if weights is not None and weights.download else ""
         except FedcacheError as error:
             weights, hint = None, error.hint
@@ -132,6 +149,7 @@ def known(
                 "text_width": row.text_width,
                 "size": row.recipe.size,
                 "provider": row.provider,
+                "yours": row.own,
                 "about": row.source,
                 "ready": weights is not None and weights.download is None,
                 "sha256": weights.sha256 if weights is not None else "",

@@ -23,6 +23,7 @@ from fedcache.store.catalog import (
     resolve_path,
 )
 from fedcache.store.journal import journals
+from fedcache.store.own_names import bare_name
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store, slug_of
 
@@ -229,8 +230,9 @@ class UnfinishedArray:
 
     def means(self, name: str) -> bool:
         """Whether a word of ``--backbones`` may mean this array."""
-        bare = slug(name.partition("@")[0]) == slug(self.backbone)
-        return name == self.key or (bare and ("@" not in name or self.label in (None, name)))
+        named = bare_name(name)
+        same = slug(named.partition("@")[0]) == slug(self.backbone)
+        return name == self.key or (same and ("@" not in named or self.label in (None, named)))
 
     def state(self, store: Store) -> str:
         """A clause for messages."""

@@ -17,6 +17,7 @@ from fedcache.extract.device import known_device, known_dtype
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.recipe import Recipe
 from fedcache.progress import Observer
+from fedcache.store.own_names import PREFIXES, bare_name
 from fedcache.store.store import Store
 
 
@@ -64,14 +65,14 @@ def plan(
     for template in config.text:
         prompts((), template)
     memory = memory_of(home, rehash=rehash)
+    config, wanted = looked_up(config, home)
     given = {name: Path(path).expanduser() for name, path in config.weights.items()}
     for name in given:
-        registry.lookup(name)
+        if not name.startswith(PREFIXES):
+            registry.lookup(name)
     planned: list[PlannedArray] = []
     skipped: list[str] = []
     missing: list[MachineError] = []
-    # Unknown names first: a typo in the second name should not wait for the download of the first.
-    wanted = [registry.lookup(name, home=home.root) for name in dict.fromkeys(config.backbones)]
     for backbone in wanted:  # before any weights are sought, and long before a store is made
         backbone.accepts(recipe_of(backbone, Weights(None, "", ""), config))
     for backbone in wanted:
@@ -93,6 +94,52 @@ def plan(
             "The weights of every backbone asked for are missing.", "See `fedcache backbones list` for what is ready."
         )
     return planned, skipped
+
+
+def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Backbone]]:
+    """The rows of all backbones, and the configuration with the bare names of those that are the user's.
+
+    Unknown names are refused before any weights are sought: a typo in the second name should not wait for the download
+    of the first. Raises as ``lookup``.
+    """
+    files = {bare_name(name): Path(path) for name, path in config.weights.items()}
+    options = [(bare_name(at), option, value) for (at, _, option), value in split_keys(config)]
+    rows: dict[str, Backbone] = {}
+    for name in config.backbones:
+        bare = bare_name(name)
+        # The output of a user's model and its size decide how wide its features are, so they belong to the row.
+        said = {option: value for at, option, value in options if at in ("", bare)}
+        size = said.get("size", config.size)
+        row = registry.lookup(
+            name,
+            home=home.root,
+            file=files.get(bare),
+            output=said.get("output"),
+            size=int(size) if size is not None and str(size).isdigit() else None,
+        )
+        if row.name in rows and rows[row.name] != row:
+            raise UsageError(
+                f"Two files are called {row.name}: {rows[row.name].place} and {row.place}.",
+                "Rename one of them: a store knows a backbone by the name of its file.",
+            )
+        rows[row.name] = row
+    return bare_config(config), list(rows.values())
+
+
+def split_keys(config: ExtractConfig) -> list[tuple[tuple[str, str, str], str]]:
+    """Keys of ``--recipe`` as (backbone, ":", option), the first two empty for all backbones, with their values."""
+    return [(key.rpartition(":"), value) for key, value in config.recipe.items()]
+
+
+def bare_config(config: ExtractConfig) -> ExtractConfig:
+    """The configuration with backbones, recipes and weights under the names that stores know."""
+    recipe = {f"{bare_name(name)}{colon}{option}": value for (name, colon, option), value in split_keys(config)}
+    return replace(
+        config,
+        backbones=tuple(dict.fromkeys(map(bare_name, config.backbones))),
+        recipe=recipe,
+        weights={bare_name(name): path for name, path in config.weights.items()},
+    )
 
 
 def parse_max_bad(text: str, rows: int) -> int:
@@ -130,6 +177,8 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
             )
     if backbone.recipe.dtype == "uint8":
         changes.pop("dtype", None)
+    if backbone.own:
+        changes.pop("output", None)  # it is in the row already
     return replace(backbone.recipe, weights=weights.sha256).override(changes)
 
 

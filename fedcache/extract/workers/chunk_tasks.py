@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import MachineError
-from fedcache.extract.backbones import lookup
 from fedcache.extract.batches import BatchRunner, ComputedBatch, ComputeSettings, FeatureJob, decode_batch, make_runner
 from fedcache.extract.chunk_writer import ChunkCollector
 from fedcache.extract.datasets import Dataset, Source
@@ -200,12 +199,12 @@ def _check_machine(spec: TaskSpec) -> None:
     for job in spec.jobs:
         if job.weights.path is not None and not job.weights.path.exists():
             raise MachineError(
-                f"{host} does not see the weights of {job.backbone}: {job.weights.path}.",
+                f"{host} does not see the weights of {job.backbone.name}: {job.weights.path}.",
                 "Weights must lie at the same path on all nodes, e.g. in $FEDCACHE_HOME/weights on a shared disk.",
             )
         if job.key not in spec.arrays:
             continue
-        mine = how_record(device, settings.dtype, settings.batch, settings.threads, lookup(job.backbone).provider)
+        mine = how_record(device, settings.dtype, settings.batch, settings.threads, job.backbone.provider)
         if mine != dict(job.how):
             changed = sorted({*mine.items()} ^ {*job.how.items()}, key=str)
             raise MachineError(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcache.errors import FedcacheError
 from fedcache.extract.batches import BatchRunner, ComputedBatch, ComputeSettings, FeatureJob, decode_batch, make_runner
 from fedcache.extract.chunk_writer import ChunkCollector
 from fedcache.extract.datasets import Dataset, Source
@@ -149,7 +150,8 @@ class GpuFeeder(BatchWorkers):
 
 # What runs inside a worker process.
 
-_runner: BatchRunner | None = None
+_runner: BatchRunner | FedcacheError | None = None
+"""What computes in this worker, or why nothing can."""
 
 
 def init_cpu_worker(
@@ -158,11 +160,16 @@ def init_cpu_worker(
     """Prepare a worker process that decodes and computes: threads are fixed, backbones are loaded."""
     keep_freed_memory()
     global _runner
-    _runner = make_runner(jobs, source, uid, rows, settings)
+    try:
+        _runner = make_runner(jobs, source, uid, rows, settings)
+    except FedcacheError as error:  # told by the first call: an initializer that raises ends the pool with a traceback
+        _runner = error
 
 
 def call_runner(method: str, *args: Any) -> Any:
-    """A method of this worker process's ``BatchRunner``."""
+    """A method of this worker process's ``BatchRunner``; raises what kept it from being made."""
+    if isinstance(_runner, FedcacheError):
+        raise _runner
     return getattr(_runner, method)(*args)
 
 
@@ -184,7 +191,10 @@ def open_workers(
 
     Once ``stop`` was asked for, their end is a StoppedError; else it is a MachineError.
     """
-    if workers == 0 or (workers is None and settings.device == "cpu" and tasks < IN_PROCESS_BATCHES):
+    few = workers is None and settings.device == "cpu" and tasks < IN_PROCESS_BATCHES
+    # A module in this process's memory can be loaded by no other.
+    here_only = settings.device == "cpu" and any(job.backbone.here_only for job in jobs)
+    if workers == 0 or few or here_only:
         return InProcess(jobs, data, settings)
     if settings.device == "cuda":
         return GpuFeeder(jobs, data, settings, workers or max(1, cores - 1), stop)

@@ -228,7 +228,12 @@ def make_program(predictor: Predictor, home: Home, given: Any = None, *, feature
         planned = [locate_recipe(recipe, home, given) for recipe in read_recipes(model)]
         for item in planned:
             encoder = backbones.load(item.backbone, item.weights, item.recipe)
-            assert isinstance(encoder, ModuleEncoder)  # the one that is none has images, not features
+            if type(encoder) is not ModuleEncoder:  # another library computes it, or a function makes its inputs
+                raise UsageError(
+                    f"{item.backbone.name} cannot be part of an exported program: it is no torch module that takes "
+                    "pixels.",
+                    "fedcache predict answers with it; -o head.safetensors exports the head, which reads its features.",
+                )
             encoders.append(encoder)
         inputs, reads = image_inputs([item.recipe for item in planned])
     module = ImageModel(predictor, encoders, reads).eval()

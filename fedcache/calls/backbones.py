@@ -1,0 +1,50 @@
+"""Modules of Python as backbones, as ``fc.backbone`` and ``fc.extract(backbones=[module])`` take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedcache.errors import UsageError
+from fedcache.extract.backbones import own_module
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    Backbones = str | nn.Module | Sequence[str | nn.Module]
+
+
+def backbone(
+    module: nn.Module, name: str | None = None, *, transform: Callable[[Any], Tensor] | None = None,
+    size: int | None = None, mean: Sequence[float] | None = None, std: Sequence[float] | None = None,
+) -> str:  # fmt: skip
+    """Make a torch module a backbone of this process: ``fc.extract("digits", [fc.backbone(net, "mine", size=64)])``.
+
+    Args:
+        module: maps [B, 3, size, size] to [B, D]; [B, T, D] and [B, D, H, W] are averaged. What runs is a copy in
+            evaluation mode.
+        name: None for that of its class.
+        transform: from a Pillow image (RGB, already size x size) to the module's input without the batch; None scales
+            to [0, 1] and normalises by ``mean`` and ``std``.
+        size, mean, std: of its input; None for the module's attributes of these names, else 224 and ImageNet's.
+
+    Returns:
+        its name, ``module:NAME``, which ``extract``, ``train`` and all other functions take in this process.
+
+    Raises UsageError for what is no module, fails on two images, or holds something whose digest is not known.
+    """
+    return own_module.register(module, name, transform=transform, size=size, mean=mean, std=std)
+
+
+def backbone_names(backbones: Any) -> tuple[str, ...]:
+    """Names of backbones, with modules among them made known to this process; UsageError for two of one name."""
+    given = [backbones] if isinstance(backbones, str) or not isinstance(backbones, list | tuple) else list(backbones)
+    made: dict[str, Any] = {}
+    for one in given:
+        for name in one.split(",") if isinstance(one, str) else (own_module.register(one),):
+            if made.get(name, one) is not one and not (isinstance(one, str) and isinstance(made[name], str)):
+                raise UsageError(
+                    f"Two backbones are called {name}.", "fc.backbone(module, name='another') gives one another name."
+                )
+            made[name] = one
+    return tuple(name.strip() for name in made if name.strip())

@@ -1,0 +1,203 @@
+"""What backbones that a user brings have in common: where they lay last, their output as one row per image, checks.
+
+A row of one is made from its file or code, not read from the table. The home remembers it by its bare name, so that a
+run, a prediction or a resumed extraction finds the file again; what counts is its sha256, wherever it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder
+from fedcache.extract.digests import DigestMemory, stat_key
+from fedcache.extract.recipe import VERSION, Recipe, slug
+from fedcache.store.files import canonical_json, digest_of, make_private, sha256_hex
+from fedcache.store.own_names import bare_name
+from fedcache.store.sealed import read_sealed, write_sealed
+
+WHAT = {"kind": "own backbone"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is known beside the name when a row of a user's backbone is made."""
+
+    home: Path | None = None  # where places and facts are remembered
+    file: Path | None = None  # the file of ``--weights NAME=FILE``
+    output: str | None = None  # of ``--recipe output=NAME``
+    size: int | None = None  # of ``--size`` or ``--recipe size=N``
+
+
+def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) -> Path:
+    """The file (or folder) that a name with a prefix means: the one given, the path, or where it lay last.
+
+    Raises UsageError for a name that cannot be one, MachineError where there is nothing.
+    """
+    text, bare = name.removeprefix(prefix), bare_name(name)
+    if not text or any(sign in bare for sign in ",@\n") or bare == prefix:
+        raise UsageError(
+            f"{name!r} names no {'folder' if folder else 'file'}: a name may hold no comma, no @ and no line break.",
+            f"For example {prefix}models/encoder{'' if folder else '.' + prefix.rstrip(':')}",
+        )
+    written = Path(text).expanduser()
+    places = [] if choice.file is None else [choice.file.expanduser()]
+    places += [written] if choice.file is None else []
+    if choice.file is None and choice.home is not None:
+        remembered = recall(bare, choice.home)
+        places += [Path(remembered.place)] if remembered is not None and str(written) == written.name else []
+        places.append(choice.home / "weights" / slug(bare.removeprefix(prefix)))
+    for place in places:
+        if place.is_dir() if folder else place.is_file():
+            return place.absolute()
+    looked = "; ".join(dict.fromkeys(map(str, places)))
+    raise MachineError(
+        f"There is no {'folder' if folder else 'file'} for {name} (looked at: {looked}; seen from {Path.cwd()}).",
+        f"Name it with its path, or give --weights {bare}={'FOLDER' if folder else 'FILE'}",
+    )
+
+
+def facts_of(path: Path, words: tuple[str | None, ...], choice: Choice, read: Callable[[], Any]) -> Any:
+    """What ``read`` says of a file, a JSON value, remembered under the home until the file changes."""
+    if choice.home is None:
+        return read()
+    memory = DigestMemory(choice.home / "digests")
+    key = ["own backbone", VERSION, *words, *stat_key(path)]
+    known = memory.recall(key)
+    if known is None:
+        known = read()
+        memory.remember(key, known)
+    return known
+
+
+def remember(row: Backbone, home: Path) -> None:
+    """Note a row, and with it where its file lies."""
+    path = _note_of(row.name, home)
+    content = {**asdict(row), "recipe": row.recipe.to_dict()}
+    with suppress(FedcacheError):  # damaged: written again
+        found = read_sealed(path, WHAT)
+        if found is not None and canonical_json(found.content) == canonical_json(content):
+            return
+    make_private(path.parent)
+    write_sealed(path, WHAT, content)
+
+
+def recall(name: str, home: Path) -> Backbone | None:
+    """The row of a bare name as it was noted last; None without one that can be read."""
+    return _read(_note_of(name, home))
+
+
+def remembered_rows(home: Path) -> list[Backbone]:
+    """All rows that are noted, by name."""
+    paths = sorted((home / "recipes").glob("own-*.json"))
+    return sorted((row for row in map(_read, paths) if row is not None), key=lambda row: row.name)
+
+
+def _note_of(name: str, home: Path) -> Path:
+    return home / "recipes" / f"own-{slug(name)[:80]}-{digest_of(name)[:8]}.json"
+
+
+def _read(path: Path) -> Backbone | None:
+    try:
+        found = read_sealed(path, WHAT)
+        return None if found is None else row_of(found.content)
+    except (ValueError, KeyError, TypeError, FedcacheError):
+        return None
+
+
+def row_of(content: Any) -> Backbone:
+    """A row from its plain values; raises whatever a damaged one raises."""
+    data = dict(content)
+    data["recipe"] = Recipe.from_dict(data["recipe"])
+    data["files"] = tuple(data["files"])
+    data["sha256"] = tuple((file, digest) for file, digest in data["sha256"])
+    return Backbone(**data)
+
+
+def pooling_of(output: str, rank: int) -> str:
+    """The recipe's word for an output: its name, and that it is averaged where a row per image is not what it gives."""
+    return output if rank == 2 else f"avg({output})"
+
+
+def output_of(recipe: Recipe) -> str:
+    """The output that ``pooling_of`` made a word of."""
+    word = recipe.pooling
+    return word[4:-1] if word.startswith("avg(") and word.endswith(")") else word
+
+
+def needed_library(package: str, name: str, extra: str) -> Any:
+    """An optional library, imported; MachineError with the command that installs it."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise MachineError(
+            f"{name} needs {package}, which is not installed or cannot be imported ({reason(error)}).",
+            f"pip install 'fedcache[{extra}]'",
+        ) from error
+
+
+def unchanged_bytes(path: Path, sha256: str) -> bytes:
+    """The bytes of a file, hashed as they are used: CorruptionError unless they have the sha256 given ("" is any)."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise MachineError(
+            f"{path} cannot be read ({error.strerror}).", "Check the path and its permissions."
+        ) from error
+    if sha256 and sha256_hex(raw) != sha256:
+        raise CorruptionError(
+            f"{path} has changed since its features were planned (sha256 {sha256_hex(raw)[:12]}, then {sha256[:12]}).",
+            "Run the same command again: another file makes another array.",
+        )
+    return raw
+
+
+def tried(encoder: FrozenEncoder, backbone: Backbone, recipe: Recipe) -> FrozenEncoder:
+    """The encoder, once it has given two rows of the backbone's width, all finite, for images of the recipe's size.
+
+    UsageError says what it gave instead: the first batch of an extraction must not be where that is seen.
+    """
+    found = shape_of(encoder, backbone.name, recipe.size)
+    if found != (2, backbone.width):
+        raise UsageError(
+            f"{backbone.name} gives {list(found)} for two images of {recipe.size} px, expected [2, {backbone.width}].",
+            f"Its own size is {backbone.recipe.size} px: leave out the size.",
+        )
+    return encoder
+
+
+def shape_of(encoder: FrozenEncoder, name: str, size: int) -> tuple[int, ...]:
+    """Shape of what an encoder gives for two images of ``size`` px; UsageError where it fails or is not finite."""
+    import torch
+
+    images = torch.arange(2 * size * size * 3).remainder(251).to(torch.uint8).reshape(2, size, size, 3)
+    try:
+        features = encoder.image(images)
+    except FedcacheError:
+        raise
+    except Exception as error:  # the user's code or file: whatever it raises is told in a sentence
+        raise UsageError(
+            f"{name} fails on two images of {size} px: {reason(error)}", "Mend it, or name another size: --size N"
+        ) from error
+    if not bool(features.isfinite().all()):
+        raise UsageError(
+            f"{name} gives numbers that are not finite for two images of {size} px.",
+            "Check its weights, and what its inputs should be: --recipe norm=unit, half, imagenet, clip or bytes",
+        )
+    return tuple(features.shape)
+
+
+def reason(error: BaseException) -> str:
+    """An exception's type and the first line of what it says, cut to what a sentence can hold."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else f"{type(error).__name__}."
+
+
+def with_recipe(row: Backbone, **changed: Any) -> Backbone:
+    """The row with another native recipe."""
+    return replace(row, recipe=replace(row.recipe, **changed))

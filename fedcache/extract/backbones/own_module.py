@@ -1,0 +1,356 @@
+"""``module:PACKAGE.MODULE:FACTORY``, and modules handed over in Python: the user's own torch modules as backbones.
+
+A factory takes nothing and returns an ``nn.Module``, or one and a transform; every process that computes calls it. A
+module in memory is known to this process alone and runs here. Either is identified by its tensors and its code
+(``digest_of_module``), so that trained weights or a changed line of ``forward`` make another array.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from fedcache.errors import CorruptionError, FedcacheError, UsageError
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.encoder import ModuleEncoder, one_row_each
+from fedcache.extract.backbones.own import Choice, pooling_of, reason, shape_of, tried
+from fedcache.extract.recipe import NORMS, UNIT, Recipe
+from fedcache.store.files import digest_of, sha256_hex
+from fedcache.store.own_code import NoDigestError, ReachedCode
+from fedcache.store.own_names import MODULE
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+SIZE = 224
+"""Pixels of the side where a module says nothing."""
+
+PLAIN = (type(None), bool, int, float, str)
+"""Types of attributes that are part of a module's identity as they are."""
+
+Triple = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class OwnModule:
+    """A module of the user's, and how images are made ready for it."""
+
+    module: nn.Module  # never changed: what runs is a copy
+    transform: Callable[[Any], Tensor] | None  # from a Pillow image to the module's input, without the batch
+    size: int
+    mean: Triple
+    std: Triple
+    rank: int  # axes of its output
+    width: int
+
+
+_IN_MEMORY: dict[str, OwnModule] = {}
+_BUILT: dict[str, tuple[Any, OwnModule]] = {}
+"""Spec -> factory and what it returned: called once in a process, and again for another function of that name."""
+
+
+def register(
+    module: Any, name: str | None = None, *, transform: Callable[[Any], Tensor] | None = None,
+    size: int | None = None, mean: Sequence[float] | None = None, std: Sequence[float] | None = None,
+) -> str:  # fmt: skip
+    """Make a module known to this process as a backbone, and return its name: ``module:NAME``.
+
+    Args:
+        module: an ``nn.Module`` that maps [B, 3, size, size] to [B, D], [B, T, D] or [B, D, H, W]; the last two are
+            averaged. It is copied before it runs, and neither its mode nor its gradients change.
+        name: None for that of its class.
+        transform: from a Pillow image, RGB, size x size, to the module's input without the batch; None normalises.
+        size, mean, std: of its input; None for the module's attributes of these names, else 224 and ImageNet's.
+
+    Raises:
+        UsageError, for what is no module, fails on images, or has no digest.
+    """
+    from torch import nn
+
+    if not isinstance(module, nn.Module):
+        raise UsageError(
+            f"A backbone is {type(module).__name__}, expected a name or a torch nn.Module.",
+            "See `fedcache backbones list`, or give a torch.nn.Module.",
+        )
+    label = type(module).__name__ if name is None else name
+    if not label or any(sign in label for sign in ":,@\n"):
+        raise UsageError(f"{label!r} is no name for a backbone.", "For example fc.backbone(module, name='mine')")
+    label = f"{MODULE}{label.removeprefix(MODULE)}"
+    _IN_MEMORY[label] = _checked(label, module, transform, size=size, mean=mean, std=std)
+    digest_of_module(label, _IN_MEMORY[label])  # refused now, and not when an extraction begins
+    return label
+
+
+def derive(name: str, choice: Choice) -> Backbone:
+    """The row of ``module:...``; UsageError where nothing of that name can be made."""
+    own = _own(name)
+    transformed = own.transform is not None
+    mean, std = UNIT if transformed else (own.mean, own.std)
+    pooling = pooling_of("output", own.rank)
+    return Backbone(
+        name=name,
+        provider="own_module",
+        width=own.width,
+        recipe=Recipe(name, "", size=own.size, mean=mean, std=std, pooling=pooling),
+        source="a module in the memory of this process" if name in _IN_MEMORY else f"yours: {name}",
+        own=True,
+        here_only=name in _IN_MEMORY,
+        raw=transformed,
+    )
+
+
+def weights_of(backbone: Backbone) -> Weights:
+    """The digest of a module's tensors and code in place of a file's."""
+    place = "in the memory of this process" if backbone.here_only else f"built by {backbone.name.removeprefix(MODULE)}"
+    return Weights(None, digest_of_module(backbone.name, _own(backbone.name)), place)
+
+
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
+    """A copy of the module in evaluation mode; CorruptionError when it is not the one that was planned."""
+    own = _own(backbone.name)
+    found = digest_of_module(backbone.name, own)
+    if weights.sha256 and found != weights.sha256:
+        raise CorruptionError(
+            f"{backbone.name} has other weights or code now ({found[:12]}) than when its features were planned "
+            f"({weights.sha256[:12]}).",
+            "A factory must give the same weights whenever it is called: load them from a file, or draw them after "
+            "torch.manual_seed(0).",
+        )
+    return tried(_encoder(backbone.name, own, recipe, device=device, dtype=dtype), backbone, recipe)
+
+
+def _own(name: str) -> OwnModule:
+    """What a name means: a module in memory, or what its factory returns."""
+    if name in _IN_MEMORY:
+        return _IN_MEMORY[name]
+    place, _, attribute = name.removeprefix(MODULE).partition(":")
+    if not attribute:
+        raise UsageError(
+            f"{name} is no module that this process knows.",
+            f"fc.backbone(module, name={place!r})   makes it known; module:PACKAGE.MODULE:FACTORY works everywhere.",
+        )
+    factory = _factory(name, place, attribute)
+    if name in _BUILT and _BUILT[name][0] is factory:
+        return _BUILT[name][1]
+    try:
+        made = factory()
+    except FedcacheError:
+        raise
+    except Exception as error:  # the user's code: whatever it raises is told in a sentence
+        raise UsageError(
+            f"{attribute}() of {place} fails: {reason(error)}", "Mend it; it is called without arguments."
+        ) from error
+    module, transform = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    _BUILT[name] = (factory, _checked(name, module, transform))
+    return _BUILT[name][1]
+
+
+def _factory(name: str, place: str, attribute: str) -> Callable[[], Any]:
+    """The function that a spec names; the working directory is looked at after everything that is installed."""
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        found: Any = import_module(place)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # an import runs the user's code
+        raise UsageError(
+            f"{name} cannot be imported: {reason(error)}",
+            "Write module:PACKAGE.MODULE:FACTORY; PACKAGE is installed, or lies in the working directory.",
+        ) from error
+    if not callable(found):
+        raise UsageError(
+            f"{name} is {type(found).__name__}, expected a function without arguments that returns an nn.Module.",
+            f"def {attribute.rpartition('.')[2]}(): return my_module",
+        )
+    made: Callable[[], Any] = found
+    return made
+
+
+def _checked(
+    name: str, module: Any, transform: Any, *, size: int | None = None, mean: Any = None, std: Any = None
+) -> OwnModule:
+    """A module with its attributes read and its output tried; UsageError says what is wrong."""
+    from torch import nn
+
+    if not isinstance(module, nn.Module) or not (transform is None or callable(transform)):
+        what = type(module).__name__ + (f" and {type(transform).__name__}" if transform is not None else "")
+        raise UsageError(
+            f"{name} returns {what}, expected an nn.Module, or one and a transform.",
+            "return module   or   return module, transform",
+        )
+    side = size if size is not None else getattr(module, "size", None)
+    side = SIZE if side is None else side
+    if isinstance(side, bool) or not isinstance(side, int) or not 8 <= side <= 2048:
+        raise UsageError(f"The size of {name} is {side!r}, expected a number of pixels from 8 to 2048.", "size=224")
+    given = {
+        word: _triple(name, word, value if value is not None else getattr(module, word, None), default)
+        for word, value, default in zip(("mean", "std"), (mean, std), NORMS["imagenet"], strict=True)
+    }
+    if 0 in given["std"]:
+        raise UsageError(f"std of {name} holds a zero.", "std=(0.229, 0.224, 0.225)")
+    untried = OwnModule(module, transform, side, given["mean"], given["std"], 2, 0)
+    ranks: list[int] = []
+    recipe = Recipe(name, "", size=side, mean=untried.mean, std=untried.std)
+    width = shape_of(_encoder(name, untried, recipe, device="cpu", dtype="float32", ranks=ranks), name, side)[1]
+    return OwnModule(module, transform, side, untried.mean, untried.std, ranks[0], width)
+
+
+def _triple(name: str, word: str, value: Any, default: Triple) -> Triple:
+    if value is None:
+        return default
+    try:
+        red, green, blue = (float(v) for v in value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{word} of {name} is {str(value)[:60]!r}, expected three numbers.", f"{word}={default}"
+        ) from error
+    return red, green, blue
+
+
+def _encoder(
+    name: str, own: OwnModule, recipe: Recipe, *, device: str, dtype: str, ranks: list[int] | None = None
+) -> FrozenEncoder:
+    """The encoder over a copy of the module; ``ranks`` is told how many axes its output has."""
+    try:
+        module = copy.deepcopy(own.module)
+    except Exception as error:  # tensors that are results of computations cannot be copied
+        raise UsageError(
+            f"{name} cannot be copied: {reason(error)}", "Give a module whose tensors are parameters and buffers."
+        ) from error
+
+    def image(x: Tensor) -> Tensor:
+        out = module(x)
+        shape = getattr(out, "shape", None)
+        if (
+            shape is None
+            or not hasattr(out, "isfinite")
+            or len(shape) not in (2, 3, 4)
+            or (len(shape) and shape[0] != x.shape[0])
+        ):
+            found = list(shape) if shape is not None else type(out).__name__
+            raise UsageError(
+                f"{name} gives {found} for {x.shape[0]} images, expected a tensor [B, D], [B, T, D] or [B, D, H, W].",
+                "Return one tensor from forward: the features.",
+            )
+        if ranks is not None:
+            ranks.append(len(shape))
+        return one_row_each(out)
+
+    if own.transform is None:
+        return ModuleEncoder(name, module, recipe, device=device, dtype=dtype, image=image)
+    return _Transformed(name, module, recipe, own.transform, device=device, dtype=dtype, image=image)
+
+
+class _Transformed(ModuleEncoder):
+    """An encoder whose inputs a transform of the user's makes, image by image."""
+
+    def __init__(
+        self, name: str, module: nn.Module, recipe: Recipe, transform: Callable[[Any], Tensor], *,
+        device: str, dtype: str, image: Callable[[Tensor], Tensor],
+    ) -> None:  # fmt: skip
+        super().__init__(name, module, recipe, device=device, dtype=dtype, image=image)
+        self._transform = transform
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """uint8 [B, H, W, 3] -> what the transform makes of each image, stacked."""
+        import torch
+        from PIL import Image
+
+        made = [torch.as_tensor(self._transform(Image.fromarray(image))) for image in x.cpu().numpy()]
+        return torch.stack(made).to(self.device)
+
+
+def digest_of_module(name: str, own: OwnModule) -> str:
+    """sha256 over a module's tensors (names, dtypes, shapes, bytes), attributes and code, and those of its transform.
+
+    Attributes are plain values, functions and hooks; code is the files of its classes, the user's files they import,
+    and the bytecode of classes that were defined in no file. Raises UsageError for what has no digest.
+    """
+    code = ReachedCode(f"the backbone {name}")
+    parts: list[Any] = [_tensors(name, own.module)]
+    for path, module in own.module.named_modules():
+        parts.append([path, _class_of(module, code), _attributes(module, code)])
+    parts.append(None if own.transform is None else _described_transform(name, own.transform, code))
+    return digest_of([parts, sorted(code.sources.values())])
+
+
+def _tensors(name: str, module: nn.Module) -> list[list[Any]]:
+    """Name, dtype, shape and sha256 of every parameter and buffer, buffers that are not saved among them."""
+    import torch
+
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    made = []
+    for key, tensor in sorted(tensors.items()):
+        try:
+            plain = tensor.detach().cpu().contiguous().reshape(-1)
+            raw = plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+        except (RuntimeError, TypeError, NotImplementedError) as error:  # sparse, quantised, not there yet
+            raise UsageError(
+                f"{key} of {name} is a {tensor.layout} tensor whose bytes cannot be read: {reason(error)}",
+                "Give a module with dense tensors; a lazy module must have seen an image.",
+            ) from error
+        made.append([key, str(tensor.dtype), list(tensor.shape), sha256_hex(raw)])
+    return made
+
+
+def _class_of(value: Any, code: ReachedCode) -> list[Any]:
+    """The classes an object's type inherits from, and the bytecode of those that no file defines."""
+    found: list[Any] = []
+    for kind in type(value).__mro__[:-1]:
+        found.append(code.describe(kind))
+        module = sys.modules.get(kind.__module__)
+        if getattr(module, "__file__", None) is None and getattr(module, "__spec__", None) is None:
+            functions = {k: f for k, f in vars(kind).items() if isinstance(f, FunctionType)}
+            found += [[key, _bytecode(function.__code__)] for key, function in sorted(functions.items())]
+    return found
+
+
+def _bytecode(code: CodeType) -> list[Any]:
+    constants = [_bytecode(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return [sha256_hex(code.co_code), list(code.co_names), list(code.co_varnames), constants]
+
+
+def _attributes(module: nn.Module, code: ReachedCode) -> list[Any]:
+    """Plain attributes, functions and hooks of a module; of any other object its type."""
+    from torch import nn
+
+    hooks = ("_forward_hooks", "_forward_pre_hooks")
+    torchs = set(vars(nn.Module())) - set(hooks)
+    made = []
+    for key, value in sorted(vars(module).items()):
+        if key in torchs:
+            continue
+        shown = list(value.values()) if key in hooks and isinstance(value, Mapping) else value
+        try:
+            made.append([key, code.describe(shown)])
+        except NoDigestError:
+            made.append([key, f"{type(value).__module__}.{type(value).__qualname__}"])
+    return made
+
+
+def _described_transform(name: str, transform: Any, code: ReachedCode) -> Any:
+    """A transform as JSON that differs where it does something else."""
+    parts = getattr(transform, "transforms", None)
+    if isinstance(parts, list | tuple):  # Compose, of torchvision and others
+        return [_class_of(transform, code), *(_described_transform(name, part, code) for part in parts)]
+    try:
+        return code.describe(transform)
+    except NoDigestError:
+        pass
+    shown = repr(transform)
+    if " at 0x" not in shown:
+        return [_class_of(transform, code), shown]  # torchvision's and timm's say all that they hold
+    held = {key: value for key, value in vars(transform).items() if isinstance(value, PLAIN)}
+    if len(held) < len(vars(transform)):
+        raise UsageError(
+            f"The transform of {name} is a {type(transform).__name__}, whose digest is not known.",
+            "Give a function from a file of its own, or a torchvision transform.",
+        )
+    return [_class_of(transform, code), code.describe(held)]

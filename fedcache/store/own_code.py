@@ -1,0 +1,171 @@
+"""The code that is reached from an object of the user's, as a digest: a method's functions, a module's class.
+
+It covers the user's files that define them, the user's files these import, and whatever is bound to the functions
+(closures, defaults, ``partial``), so that a changed line or a changed number is another identity. Files of Python, of
+installed packages and of fedcache are named and not read: their versions stand elsewhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
+from importlib.machinery import SourceFileLoader
+from importlib.util import resolve_name
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from fedcache.errors import UsageError
+from fedcache.store.files import sha256_hex
+
+ROOT = Path(__file__).resolve().parents[1]
+
+INSTALLED = tuple(Path(sysconfig.get_path(k)).resolve() for k in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+class NoDigestError(UsageError):
+    """An object is of a type whose digest is not known."""
+
+
+class ReachedCode:
+    """Everything that is reached from an object.
+
+    Args:
+        owner: what it is, for messages: ``the method 'mine'``.
+
+    Attributes:
+        sources: the user's file -> its name and sha256; where it lies is no part of what it says.
+        methods: files of fedcache's own methods that are used.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.sources: dict[Path, str] = {}
+        self.methods: set[str] = set()
+        self._codes: dict[Path, set[CodeType]] = {}
+        self._open: set[int] = set()
+
+    def describe(self, value: Any) -> Any:
+        """A value as JSON that differs where the value does; the files of its functions are noted."""
+        import torch
+
+        match value:
+            case None | str() | bool() | int() | float() | torch.dtype() | np.dtype():
+                return repr(value)
+            case tuple() | list():
+                return [type(value).__name__, *map(self.describe, value)]
+            case set() | frozenset():
+                return ["set", *sorted(map(str, map(self.describe, value)))]
+            case Mapping():
+                return {"mapping": [[self.describe(k), self.describe(v)] for k, v in value.items()]}
+            case torch.Tensor():
+                return self.describe(value.detach().cpu().numpy())
+            case np.ndarray() if value.dtype.kind in "fiubc":
+                return [str(value.dtype), list(value.shape), sha256_hex(np.ascontiguousarray(value).tobytes())]
+            case partial():
+                return ["partial", *map(self.describe, (value.func, value.args, value.keywords))]
+            case FunctionType():
+                return self._function(value)
+            case MethodType():
+                return ["method", self.describe(value.__func__)]
+            case ModuleType():
+                self._note_module(value.__name__)
+                return f".{value.__name__}"
+            case BuiltinFunctionType() | type():
+                self._note_module(value.__module__)
+                return f"{value.__module__}.{value.__qualname__}"
+        if is_dataclass(value):
+            self._note_module(type(value).__module__)
+            return {f.name: self.describe(getattr(value, f.name)) for f in fields(value)}
+        raise NoDigestError(
+            f"{self.owner[0].upper()}{self.owner[1:]} holds an object of type {type(value).__name__}, whose digest is "
+            "not known.",
+            "Bind numbers, words, tensors and functions to its functions, and make other objects inside them.",
+        )
+
+    def _function(self, function: FunctionType) -> Any:
+        """Name and line of a function, and what is bound to it."""
+        code, path = function.__code__, Path(function.__code__.co_filename)
+        name = f"{function.__qualname__}:{code.co_firstlineno}"  # of the user's, whose module may be called anything
+        if not is_users(path):
+            self._note_module(function.__module__)
+            name = f"{function.__module__}.{name}"
+        if id(function) in self._open:  # one that is bound to itself
+            return name
+        if is_users(path):
+            self._note_source(path, function.__module__)
+            if code not in self._codes[path]:
+                raise UsageError(
+                    f"{function.__qualname__} of {self.owner} is not what {path} says now.",
+                    "Import the file again, or start Python anew: what runs must be what is digested.",
+                )
+        self._open.add(id(function))
+        bound = [cell.cell_contents for cell in function.__closure__ or ()]
+        described = [name, *map(self.describe, (bound, function.__defaults__, function.__kwdefaults__))]
+        self._open.discard(id(function))
+        return described
+
+    def _note_source(self, path: Path, module: str) -> None:
+        """Note a file of the user's, and those it imports."""
+        if path in self.sources:
+            return
+        try:
+            raw = path.read_bytes()
+            tree = ast.parse(raw.decode())
+            compiled = SourceFileLoader(module, str(path)).source_to_code(raw, str(path))
+        except (OSError, ValueError, SyntaxError) as error:
+            raise UsageError(
+                f"The source of {self.owner} cannot be read ({path}).",
+                "Write it into a .py file of its own and import it: the digest of that file is part of the identity.",
+            ) from error
+        self.sources[path] = f"{path.name} {hashlib.sha256(raw).hexdigest()}"
+        self._codes[path] = set(_nested_codes(compiled))
+        package = getattr(sys.modules.get(module), "__package__", None) or ""
+        for name in _imported_names(tree, package):
+            self._note_module(name)
+
+    def _note_module(self, name: str) -> None:
+        """Note where a module comes from: one of fedcache's methods, a file of the user's, or neither."""
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is None:
+            return
+        path = Path(file)
+        if path.resolve().parent == ROOT / "federate" / "methods" and path.stem != "__init__":
+            self.methods.add(path.stem)
+        elif path.suffix == ".py" and is_users(path):
+            self._note_source(path, name)
+
+
+def is_users(path: Path) -> bool:
+    """Whether a file is neither Python's, nor of an installed package, nor fedcache's."""
+    place = path.resolve()
+    return not any(place.is_relative_to(p) for p in (ROOT, *INSTALLED)) and "site-packages" not in place.parts
+
+
+def _nested_codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested_codes(constant)
+
+
+def _imported_names(tree: ast.Module, package: str) -> Iterator[str]:
+    """Dotted names that a file may import, modules and what is taken from them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            dotted = "." * node.level + (node.module or "")
+            try:
+                origin = resolve_name(dotted, package) if node.level else dotted
+            except ImportError:
+                continue
+            yield origin
+            yield from (f"{origin}.{alias.name}" for alias in node.names)

@@ -1,0 +1,28 @@
+"""Names of backbones that a user brings: a prefix, and a file, a folder or a place in the user's own code.
+
+In a store and in a recipe such a backbone has its bare name, without folders: two sites that keep one model in
+different places have one recipe, and a store says nothing of places.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+MODULE, ONNX, TFLITE, HUGGING_FACE = "module:", "onnx:", "tflite:", "hf:"
+PREFIXES = (MODULE, ONNX, TFLITE, HUGGING_FACE)
+
+
+def bare_name(name: str) -> str:
+    """A backbone's name as stores spell it: of a path its last part, of ``hf:`` also a repository's two parts.
+
+    >>> [bare_name(n) for n in ("onnx:models/enc.onnx", "hf:/srv/dinov2/", "hf:facebook/dinov2-base", "clip-rn50")]
+    ['onnx:enc.onnx', 'hf:dinov2', 'hf:facebook/dinov2-base', 'clip-rn50']
+    """
+    prefix, colon, rest = name.partition(":")
+    if prefix + colon not in PREFIXES or prefix + colon == MODULE:
+        return name
+    if prefix + colon == HUGGING_FACE and rest.count("/") == 1 and not rest.startswith((".", "/", "~")):
+        org, _, model = rest.partition("/")
+        if org and model:
+            return name
+    return f"{prefix}:{PurePath(rest.replace(chr(92), '/')).name}"

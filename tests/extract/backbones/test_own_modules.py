@@ -1,0 +1,365 @@
+"""The user's own torch modules are backbones: the features are the module's, and another module is another array."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command import fedcache, ok
+from pictures import folder
+from PIL import Image
+from torch import nn
+
+import fedcache as fc
+from fedcache.errors import CorruptionError, Exit, FedcacheError, UsageError
+from fedcache.extract.backbones import load, locate, lookup, own_module
+from fedcache.extract.backbones.own_module import digest_of_module
+from fedcache.extract.digests import DigestMemory
+from fedcache.store.store import Store
+
+FILE = """
+import torch
+from torch import nn
+from {helper} import FACTOR
+
+
+class Net(nn.Module):
+    size, mean, std = 16, (0.5, 0.5, 0.5), (0.25, 0.5, 1.0)
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.conv = nn.Conv2d(3, 5, 3, stride=2)
+
+    def forward(self, x):
+        return self.conv(x).mean((2, 3)) * FACTOR
+
+
+def build():
+    return Net()
+
+
+def halved():
+    return Net(), lambda image: torch.ones(3, 16, 16) * image.getpixel((0, 0))[0] / 255
+
+
+def unseeded():
+    net = Net()
+    torch.seed()
+    net.conv.weight.data = torch.randn(5, 3, 3, 3)
+    return net
+
+
+def nothing():
+    return 3
+
+
+def broken():
+    raise RuntimeError("no such disk")
+
+
+NUMBER = 5
+"""
+
+
+@pytest.fixture
+def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module of the user's and its helper in the working directory; the names are the test's own."""
+    place = tmp_path / "code"
+    place.mkdir()
+    name = f"my_nets_{abs(hash(str(tmp_path)))}"
+    (place / f"{name}_helper.py").write_text("FACTOR = 2.0\n")
+    (place / f"{name}.py").write_text(FILE.format(helper=f"{name}_helper"))
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    monkeypatch.setattr(own_module, "_BUILT", {})
+    monkeypatch.setattr(own_module, "_IN_MEMORY", {})
+    importlib.invalidate_caches()
+    yield name
+    for one in (name, f"{name}_helper"):
+        sys.modules.pop(one, None)
+
+
+def features(store: Path | Store) -> np.ndarray[Any, Any]:
+    opened = store if isinstance(store, Store) else Store.open(store)
+    (key,) = opened.arrays
+    return np.asarray(opened.reader(key).rows(np.arange(opened.rows)), np.float32)[:, 0]
+
+
+def flat(root: Path) -> None:
+    """Two images of one colour, of different sizes and classes."""
+    for side in (8, 11):
+        (root / f"class{side}").mkdir(parents=True)
+        Image.new("RGB", (side, side), (51, 102, 204)).save(root / f"class{side}" / "x.png")
+
+
+class Small(nn.Module):
+    """Two features of an image: the mean of its first two channels after the norm."""
+
+    size = 8
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor = factor
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :2].mean((2, 3)) * self.weight * self.factor
+
+
+def test_a_factorys_features_are_those_of_its_module(nets, tmp_path):
+    images = folder(tmp_path / "images", train=3, test=1)
+    done = ok("extract", "--dataset", f"folder:{images}", "--backbones", f"module:{nets}:build", "--recipe",
+              "dtype=float32")  # fmt: skip
+    store = Store.open(Path(done.data["path"]))
+    (array,) = store.arrays.values()
+    assert (array.recipe["backbone"], array.recipe["size"]) == (f"module:{nets}:build", 16)
+    assert (array.recipe["mean"], array.recipe["std"]) == ([0.5, 0.5, 0.5], [0.25, 0.5, 1.0])
+    assert array.recipe["pooling"] == "output"
+    module = importlib.import_module(nets).build().eval()
+    # Another way: Pillow's resize and numpy's norm in float64, of every image; rows are compared in any order.
+    expected = []
+    for path in images.rglob("*.png"):
+        square = np.asarray(Image.open(path).resize((16, 16), Image.Resampling.BICUBIC), np.float64) / 255
+        x = torch.tensor((square - 0.5) / [0.25, 0.5, 1.0]).float().permute(2, 0, 1)[None]
+        expected.append(module(x)[0].detach().numpy())
+    found = features(store)
+    assert len(found) == 12
+    assert np.abs(found[found[:, 0].argsort()] - np.array(sorted(expected, key=lambda row: row[0]))).max() < 1e-5
+
+
+def test_the_values_are_worked_by_hand(nets, tmp_path):
+    # An image of one colour (51, 102, 204): x = (0.2, 0.4) in channels 0 and 1 without a norm (mean 0, std 1);
+    # times weights (1, 2) and factor 3: 0.6 and 2.4.
+    flat(tmp_path / "flat")
+    name = fc.backbone(Small(3.0), "flat", mean=(0, 0, 0), std=(1, 1, 1))
+    assert name == "module:flat"
+    store = fc.extract(f"folder:{tmp_path / 'flat'}", [name], recipe={"dtype": "float32"})
+    assert features(store) == pytest.approx(np.array([[0.6, 2.4]] * 2), abs=1e-6)
+
+
+def test_a_transform_makes_the_input(nets, tmp_path):
+    flat(tmp_path / "flat")
+    seen: list[tuple[str, tuple[int, int]]] = []
+
+    def transform(image: Image.Image) -> torch.Tensor:
+        seen.append((image.mode, image.size))
+        return torch.from_numpy(np.asarray(image).astype(np.float32)).permute(2, 0, 1)
+
+    store = fc.extract(f"folder:{tmp_path / 'flat'}", fc.backbone(Small(), transform=transform),
+                       recipe={"dtype": "float32"})  # fmt: skip
+    assert features(store) == pytest.approx(np.array([[51.0, 204.0]] * 2))
+    assert set(seen) == {("RGB", (8, 8))}
+    with pytest.raises(UsageError, match="takes the pixels as they are"):
+        fc.extract(f"folder:{tmp_path / 'flat'}", ["module:Small"], recipe={"norm": "clip"})
+
+
+def test_a_module_is_left_as_it_is_and_trained_further_it_is_another_array(nets, tmp_path):
+    images = folder(tmp_path / "images", train=2, test=1)
+    module = Small().train()
+    first = fc.extract(f"folder:{images}", module)
+    assert module.training
+    assert module.weight.requires_grad
+    again = fc.extract(f"folder:{images}", [module])
+    assert list(again.arrays) == list(first.arrays)
+    with torch.no_grad():
+        module.weight += 1
+    assert len(fc.extract(f"folder:{images}", [module]).arrays) == 2
+    assert {a.recipe["backbone"] for a in fc.extract(f"folder:{images}", [module]).arrays.values()} == {"module:Small"}
+
+
+def test_it_trains_by_its_name(nets, tmp_path):
+    images = folder(tmp_path / "images", train=6, test=2)
+    store = fc.extract(f"folder:{images}", [fc.backbone(Small(), "mine")])
+    run = fc.train("fed3r", store, fc.partition(store, "iid", clients=2), backbones=["module:mine"])
+    assert 0 <= run.accuracy.mean <= 100
+
+
+@pytest.mark.parametrize("tokens", [(2, 7), (2, 3, 4)])
+def test_tokens_and_maps_are_averaged_and_the_recipe_says_so(nets, tokens):
+    # All places of a map hold 0, 1, .. T-1 along the place: their mean is (T - 1) / 2 for every channel.
+    class Places(nn.Module):
+        size = 8
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            places = torch.arange(float(np.prod(tokens[1:]))).reshape(tokens[1:])
+            both = torch.stack([places, places]) if len(tokens) == 3 else torch.stack([places, places], 1)
+            return both.expand(len(x), *both.shape)
+
+    row = lookup(fc.backbone(Places(), "places"))
+    assert (row.width, row.recipe.pooling) == (2, "avg(output)")
+    encoder = load(row, own_module.weights_of(row), row.recipe)
+    last = float(np.prod(tokens[1:])) - 1
+    assert encoder.image(torch.zeros(1, 8, 8, 3, dtype=torch.uint8)).tolist() == [[last / 2, last / 2]]
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "a weight": lambda m: m.weight.data.add_(1e-7),
+    "a dtype": lambda m: setattr(m, "weight", nn.Parameter(m.weight.double())),
+    "an attribute": lambda m: setattr(m, "factor", 2.0),
+    "a buffer that is not saved": lambda m: m.register_buffer("b", torch.ones(1), persistent=False),
+    "a part": lambda m: m.add_module("more", nn.Identity()),
+    "a hook": lambda m: m.register_forward_hook(hook),
+    "a function": lambda m: setattr(m, "act", torch.relu),
+}
+
+
+def hook(module: Any, inputs: Any, output: Any) -> Any:
+    return output * 2
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_features_changes_the_digest(change):
+    def digest(module: nn.Module) -> str:
+        return digest_of_module("m", own_module.OwnModule(module, None, 8, (0, 0, 0), (1, 1, 1), 2, 2))
+
+    module = Small()
+    assert digest(module) == digest(Small())
+    assert digest(module.train()) == digest(Small().eval())
+    CHANGES[change](module)
+    assert digest(module) != digest(Small())
+
+
+def test_a_class_without_a_file_is_known_by_its_bytecode():
+    def made(line: str) -> str:
+        names: dict[str, Any] = {"nn": nn, "__name__": "cell"}
+        exec(f"class Net(nn.Module):\n    def forward(self, x):\n        return {line}\n", names)
+        return digest_of_module("m", own_module.OwnModule(names["Net"](), None, 8, (0, 0, 0), (1, 1, 1), 2, 2))
+
+    assert made("x.mean((2, 3))") == made("x.mean((2, 3))")
+    assert len({made("x.mean((2, 3))"), made("x.mean((2, 1))"), made("x.amax((2, 3))")}) == 3
+
+
+def test_transforms_are_told_apart():
+    from torchvision import transforms as tv
+
+    def digest(transform: Any) -> str:
+        return digest_of_module("m", own_module.OwnModule(Small(), transform, 8, (0, 0, 0), (1, 1, 1), 2, 2))
+
+    half, quarter = (tv.Compose([tv.ToTensor(), tv.Normalize(v, v)]) for v in ([0.5] * 3, [0.25] * 3))
+    assert digest(half) == digest(tv.Compose([tv.ToTensor(), tv.Normalize([0.5] * 3, [0.5] * 3)]))
+    assert len({digest(t) for t in (half, quarter, tv.ToTensor(), None, hook)}) == 5
+
+    class Odd:
+        def __init__(self) -> None:
+            self.inner = object()
+
+        def __call__(self, image: Any) -> Any:
+            return image
+
+    with pytest.raises(UsageError, match="transform of m is a Odd, whose digest is not known"):
+        digest(Odd())
+
+
+def test_a_changed_line_or_helper_is_another_array(nets, tmp_path):
+    name = f"module:{nets}:build"
+
+    def digest() -> str:
+        for one in (nets, f"{nets}_helper"):
+            sys.modules.pop(one, None)
+        importlib.invalidate_caches()
+        own_module._BUILT.clear()
+        return own_module.weights_of(lookup(name)).sha256
+
+    first = digest()
+    assert digest() == first
+    helper = Path(f"{nets}_helper.py")
+    helper.write_text("FACTOR = 20.0\n")
+    assert digest() != first
+
+
+def test_workers_build_it_and_give_the_same_bytes(nets, tmp_path):
+    images = folder(tmp_path / "images", train=6, test=2)
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", f"module:{nets}:build", "--batch", 4)
+    here, there = tmp_path / "here.zarr", tmp_path / "there.zarr"
+    ok(*words, "--workers", 0, "--store", here)
+    assert ok(*words, "--workers", 1, "--store", there).data["workers"] == 1
+    assert np.array_equal(features(here), features(there))
+    refused = fedcache(*words[:3], "--backbones", f"module:{nets}:unseeded", "--batch", 4, "--workers", 1)
+    assert refused.code == Exit.CORRUPT
+    assert "has other weights or code now" in refused.err
+    assert "torch.manual_seed(0)" in refused.err
+    assert "Traceback" not in refused.err
+
+
+def test_one_in_memory_runs_here_whatever_number_of_workers(nets, tmp_path):
+    images = folder(tmp_path / "images", train=6, test=2)
+    store = fc.extract(f"folder:{images}", Small(), workers=2, batch=4)
+    assert store.rows == 24
+    row = lookup("module:Small")
+    weights = own_module.weights_of(row)
+    own_module._IN_MEMORY["module:Small"].module.weight.data.add_(1)
+    with pytest.raises(CorruptionError, match="has other weights or code now"):
+        load(row, weights, row.recipe)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said", "hint"),
+    [
+        ("module:no_such_package.at_all:f", "cannot be imported: ModuleNotFoundError", "working directory"),
+        ("module:{nets}:absent", "cannot be imported: AttributeError", "module:PACKAGE.MODULE:FACTORY"),
+        ("module:{nets}:NUMBER", "is int, expected a function", "def NUMBER(): return my_module"),
+        ("module:{nets}:nothing", "returns int, expected an nn.Module", "return module"),
+        ("module:{nets}:broken", "fails: RuntimeError: no such disk", "without arguments"),
+        ("module:mine", "is no module that this process knows", "fc.backbone(module, name='mine')"),
+    ],
+)
+def test_what_is_no_module_is_a_sentence(nets, spec, said, hint):
+    done = fedcache("extract", "--dataset", "digits", "--backbones", spec.format(nets=nets))
+    assert done.code == Exit.USAGE
+    assert said in done.err
+    assert hint in done.err
+    assert "Traceback" not in done.err
+
+
+class Shaped(nn.Module):
+    def __init__(self, out: Any, **said: Any) -> None:
+        super().__init__()
+        self.out = out
+        vars(self).update(said)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.out(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (Shaped(lambda x: {"a": x}), "gives dict for 2 images"),
+        (Shaped(lambda x: x.mean()), r"gives \[\] for 2 images"),
+        (Shaped(lambda x: x.mean((2, 3))[:1]), r"gives \[1, 3\] for 2 images"),
+        (Shaped(lambda x: x.mean((2, 3)) * float("nan")), "not finite"),
+        (Shaped(lambda x: x @ torch.ones(3)), "fails on two images of 224 px: RuntimeError"),
+        (Shaped(lambda x: x.mean((2, 3)), size="big"), "size of module:Shaped is 'big'"),
+        (Shaped(lambda x: x.mean((2, 3)), mean=(1, 2)), "mean of module:Shaped is"),
+        (Shaped(lambda x: x.mean((2, 3)), std=(1, 0, 1)), "holds a zero"),
+        (3, "A backbone is int"),
+    ],
+)
+def test_modules_that_give_no_features_are_refused(nets, module, said):
+    with pytest.raises(UsageError, match=said):
+        fc.extract("digits", module)
+
+
+def test_two_of_one_class_need_names_and_names_are_words(nets):
+    with pytest.raises(UsageError, match="Two backbones are called module:Small"):
+        fc.extract("digits", [Small(), Small(2.0)])
+    for name in ("a,b", "a@b", "a:b", ""):
+        with pytest.raises(UsageError, match="no name for a backbone"):
+            fc.backbone(Small(), name)
+
+
+def test_the_list_marks_what_is_yours_and_verify_runs_it(nets):
+    assert fedcache("backbones", "list").out.count("yours") == 0
+    assert ok("backbones", "verify", f"module:{nets}:build").data["width"] == 5
+    (entry,) = (e for e in ok("backbones", "list").data["backbones"] if e["yours"])
+    assert (entry["name"], entry["width"], entry["size"]) == (f"module:{nets}:build", 5, 16)
+    assert "yours" in fedcache("backbones", "list").out
+    with pytest.raises(FedcacheError, match="brings its own weights"):
+        locate(lookup(entry["name"]), given={entry["name"]: Path("x")}, home=Path(), memory=DigestMemory(Path("d")))
