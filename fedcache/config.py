@@ -24,7 +24,7 @@ DATASET = (
     "digits, folder:PATH, arrays:FILE, idx:FOLDER, torchvision:NAME, paper:NAME, a=SPEC,b=SPEC as domains, or a name "
     "given to ingest."
 )
-BACKBONES = "Names, comma-separated; see `fedcache backbones list`."
+BACKBONES = "Names, comma-separated: `fedcache backbones list`, or yours: onnx:FILE, module:PACKAGE.MODULE:FACTORY."
 
 FORMER = {"loop": "sequential", "stack": "batched", "dual": "gram"}
 """Word of an earlier release -> the word now."""
@@ -44,7 +44,8 @@ class ExtractConfig:
     )
     recipe: Mapping[str, str] = option(
         {},
-        "key=value or NAME:key=value, comma-separated: size, resize, interpolation, crop_pct, norm, dtype.",
+        "key=value or NAME:key=value, comma-separated: size, resize, interpolation, crop_pct, norm, dtype; output "
+        "of a file of yours.",
         FEATURES,
         split=True,
         said="the backbone's own",

@@ -89,6 +89,7 @@ EXTRAS = {
     "flower": ("flwr",),
     "dp": ("dp-accounting",),
     "export": ("onnx", "onnxruntime", "onnxscript"),
+    "onnx": ("onnxruntime",),
     "tensorboard": ("tensorboard",),
     "pandas": ("pandas",),
 }

@@ -29,13 +29,17 @@ Weights and preprocessing have digests of their own, in the recipe.
 """
 
 
+SHARED = dict.fromkeys(("onnx_file", "tflite_file"), ("backbones/own_files.py",))
+"""What several providers have in common, by provider."""
+
+
 @cache
 def features_code_digest(provider: str, folder: Path = FOLDER) -> str:
     """16 hex of a sha256 over fedcache's code that computes the features of a provider's backbones.
 
     A comment, a docstring and a file's place are no part of it; a constant is.
     """
-    files = (*COMPUTES_FEATURES, f"backbones/{provider}.py")
+    files = (*COMPUTES_FEATURES, *SHARED.get(provider, ()), f"backbones/{provider}.py")
     return digest_of_files(folder / name for name in files)[:16]
 
 
@@ -48,7 +52,13 @@ def how_record(device: Device, dtype: str, batch: int, threads: int, provider: s
     record["code"] = features_code_digest(provider)
     if device.kind == "cuda":
         record["gpu"] = device.name
-    libraries = {"timm": "timm", "packaged": "timm", "open_clip": "open_clip_torch", "glyph_clip": "open_clip_torch"}
+    libraries = {
+        "timm": "timm",
+        "packaged": "timm",
+        "open_clip": "open_clip_torch",
+        "glyph_clip": "open_clip_torch",
+        "onnx_file": "onnxruntime",
+    }
     for name in sorted({"torch", "pillow", "numpy", libraries.get(provider, "numpy")}):
         try:
             record[name] = version(name)
@@ -92,7 +102,7 @@ def jobs_of(
     return [
         FeatureJob(
             p.recipe.key,
-            p.backbone.name,
+            p.backbone,
             p.weights,
             p.recipe,
             data.mirror,

@@ -17,6 +17,7 @@ from fedcache.extract.backbones import (
     cnn,
     glyph_clip,
     metadataset,
+    onnx_file,
     open_clip,
     own_module,
     packaged,
@@ -29,7 +30,7 @@ from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.own import Choice, remember, row_of
 from fedcache.extract.recipe import VERSION, Recipe, slug
 from fedcache.store.files import digest_of, file_sha256, make_private
-from fedcache.store.own_names import MODULE
+from fedcache.store.own_names import MODULE, ONNX
 from fedcache.store.sealed import read_sealed, write_sealed
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ DERIVE: Mapping[str, Callable[[str], Backbone]] = {
 }
 """What makes the row of a library's own name, by its prefix."""
 
-OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {MODULE: own_module.derive}
+OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {MODULE: own_module.derive, ONNX: onnx_file.derive}
 """What makes the row of a model that the user brings, by its prefix."""
 
 _RESNET18 = 11_171_904  # with the Meta-Dataset stem (5x5) and no classifier

@@ -1,0 +1,115 @@
+"""``onnx:FILE``: an image encoder as one ONNX file, computed by onnxruntime (extra ``onnx``) on the CPU.
+
+What a file cannot say, the norm of float inputs, is ImageNet's until a recipe says otherwise. It is read as bytes and
+nothing beside it is: weights in files of their own would be no part of the digest, and are refused.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import MachineError, UsageError, unknown
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.own import Choice, needed_library, output_of, reason, tried, unchanged_bytes
+from fedcache.extract.backbones.own_files import FileEncoder, ImageInput, chosen_output, derived, on_the_cpu
+from fedcache.extract.recipe import Recipe
+from fedcache.store.own_names import ONNX
+
+TYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(uint8)": "uint8",
+}
+"""What an input of images may hold, and numpy's name of it."""
+
+
+def derive(name: str, choice: Choice) -> Backbone:
+    """The row of ``onnx:FILE``; raises as ``derived``."""
+    return derived(
+        name,
+        ONNX,
+        choice,
+        provider="onnx_file",
+        norm="imagenet",
+        given=lambda path, bare: _input(bare, _session(bare, path, unchanged_bytes(path, ""), threads=1)),
+        opened=lambda path, bare, output, size: _opened(bare, path, "", output, Recipe(bare, "", size=size), 1),
+    )
+
+
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
+    """The encoder of the file whose sha256 is that of ``weights``, with as many threads as torch has."""
+    import torch
+
+    on_the_cpu(backbone.name, device, dtype)
+    path, threads = weights.file(backbone.name), torch.get_num_threads()
+    encoder = _opened(backbone.name, path, weights.sha256, output_of(recipe), recipe, threads)
+    return tried(encoder, backbone, recipe)
+
+
+class OnnxEncoder(FileEncoder):
+    """An encoder over a session of onnxruntime."""
+
+    session: Any
+
+    def compute(self, images: NDArray[Any]) -> NDArray[Any]:
+        """See ``FileEncoder.compute``."""
+        (out,) = self.session.run([self.output], {self.given.name: images})
+        found: NDArray[Any] = out
+        return found
+
+
+def _opened(name: str, path: Path, sha256: str, asked: str | None, recipe: Recipe, threads: int) -> OnnxEncoder:
+    """The encoder of a file; UsageError for an output that it does not have."""
+    session = _session(name, path, unchanged_bytes(path, sha256), threads=threads)
+    outputs = [out.name for out in session.get_outputs()]
+    output = chosen_output(name, outputs, asked)
+    if output not in outputs:
+        raise unknown(f"output of {name}", output, outputs)
+    encoder = OnnxEncoder(name, _input(name, session), outputs, output, recipe)
+    encoder.session = session
+    return encoder
+
+
+def _input(name: str, session: Any) -> ImageInput:
+    """The one input of images; UsageError for others."""
+    inputs = session.get_inputs()
+    shown = "; ".join(f"{i.name} {i.type} {i.shape}" for i in inputs[:5])
+    shapes = [tuple(d if isinstance(d, int) and d > 0 else None for d in i.shape) for i in inputs]
+    fits = len(inputs) == 1 and inputs[0].type in TYPES and len(shapes[0]) == 4 and 3 in (shapes[0][1], shapes[0][3])
+    if not fits:
+        raise UsageError(
+            f"{name} takes {shown or 'nothing'}, expected one input of images, [N, 3, H, W] or [N, H, W, 3], of "
+            "floats or uint8.",
+            "Export the image encoder alone, with one input.",
+        )
+    return ImageInput(inputs[0].name, shapes[0], np.dtype(TYPES[inputs[0].type]))
+
+
+def _session(name: str, path: Path, raw: bytes, *, threads: int) -> Any:
+    """A session over the bytes of a file; MachineError without onnxruntime or for a file that it refuses."""
+    ort = needed_library("onnxruntime", name, "onnx")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.use_deterministic_compute = True
+    options.log_severity_level = 4  # what is wrong is raised
+    # Weights outside of the file would be looked for in the working directory: in an empty folder there are none.
+    with tempfile.TemporaryDirectory() as empty:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
+        try:
+            return ort.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # the parser is fed untrusted bytes: whatever it raises means the same
+            if "xternal data" in str(error):
+                raise MachineError(
+                    f"{path} is not loaded: its weights lie in files beside it, which its sha256 does not cover.",
+                    f"Write one file:  python -c \"import onnx; onnx.save(onnx.load('{path.name}'), 'one.onnx')\"",
+                ) from error
+            raise MachineError(
+                f"{path} is not loaded: onnxruntime refuses it ({reason(error)}).",
+                "Get or export the file again; `pip install -U onnxruntime` where it asks for a newer version.",
+            ) from error

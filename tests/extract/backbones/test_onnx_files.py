@@ -1,0 +1,269 @@
+"""An ONNX file is a backbone: what it computes, what it cannot say, and what is refused in a sentence."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command import fedcache, ok
+from pictures import folder
+from tiny_onnx import encoder
+
+import fedcache as fc
+from fedcache.errors import CorruptionError, Exit, FedcacheError, MachineError, UsageError
+from fedcache.extract.backbones import Weights, load, locate, lookup, own
+from fedcache.extract.digests import DigestMemory
+from fedcache.store.files import file_sha256
+from fedcache.store.own_names import bare_name
+from fedcache.store.store import Store
+
+GREY = torch.full((3, 8, 8, 3), 51, dtype=torch.uint8)
+"""Three images that are 51 everywhere: 0.2 of 255."""
+
+
+def run(row: Any, images: torch.Tensor = GREY, **changed: Any) -> np.ndarray[Any, Any]:
+    recipe = row.recipe.override(changed)
+    return load(row, Weights(Path(row.place), file_sha256(Path(row.place)), ""), recipe).image(images).numpy()
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("batch", ["N", 1, 2])
+def test_floats_are_normalised_and_other_batches_filled_up(tmp_path, layout, batch):
+    row = lookup(f"onnx:{encoder(tmp_path / 'a.onnx', layout=layout, batch=batch)}")
+    assert (row.name, row.width, row.recipe.size, row.fixed, row.raw) == ("onnx:a.onnx", 6, 8, True, False)
+    assert row.recipe.pooling == "y"
+    # Without a norm 2 * 0.2 = 0.4; by ImageNet's 2 * (0.2 - mean) / std; from 0 to 255 2 * 51 = 102.
+    assert run(row, norm="unit") == pytest.approx(np.full((3, 6), 0.4))
+    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    assert run(row) == pytest.approx(np.tile(2 * (0.2 - mean) / std, (3, 2)), abs=1e-5)
+    assert run(row, norm="bytes") == pytest.approx(np.full((3, 6), 102.0), abs=1e-4)
+
+
+def test_bytes_are_given_as_they_are(tmp_path):
+    row = lookup(f"onnx:{encoder(tmp_path / 'a.onnx', kind='uint8', layout='NHWC')}")
+    assert row.raw
+    assert run(row).tolist() == [[102.0] * 6] * 3
+    with pytest.raises(UsageError, match="takes the pixels as they are"):
+        run(row, norm="imagenet")
+
+
+def test_half_floats_are_cast(tmp_path):
+    row = lookup(f"onnx:{encoder(tmp_path / 'a.onnx', kind='float16')}")
+    assert run(row, norm="unit") == pytest.approx(np.full((3, 6), 2 * float(np.float16(0.2))))
+
+
+@pytest.mark.parametrize(("output", "layout"), [("m", "NCHW"), ("m", "NHWC"), ("t", "NCHW")])
+def test_maps_and_tokens_are_averaged_and_the_recipe_says_so(tmp_path, output, layout):
+    path = encoder(tmp_path / "a.onnx", layout=layout, outputs=output)
+    row = lookup(f"onnx:{path}")
+    assert (row.width, row.recipe.pooling) == (6, f"avg({output})")
+    images = torch.arange(8 * 8 * 3, dtype=torch.uint8).reshape(1, 8, 8, 3)
+    # Channel c holds c, c + 3, .. c + 189: mean c + 94.5; times 2.
+    expected = [189.0, 191.0, 193.0] * 2
+    assert run(row, images, norm="bytes")[0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_one_of_several_outputs_is_chosen_by_name(tmp_path):
+    images = folder(tmp_path / "images", train=3, test=1)
+    path = encoder(tmp_path / "several.onnx", outputs="my")
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", f"onnx:{path}")
+    refused = fedcache(*words)
+    assert refused.code == Exit.USAGE
+    assert "has 2 outputs (m, y), and none was chosen" in refused.err
+    assert "--recipe onnx:several.onnx:output=m" in refused.err
+    wrong = fedcache(*words, "--recipe", "output=x")
+    assert wrong.code == Exit.USAGE
+    assert "Unknown output of onnx:several.onnx" in wrong.err
+    found = [ok(*words, "--recipe", f"{prefix}output={name}").data["arrays"][0]["recipe"]["pooling"]
+             for prefix, name in (("", "y"), ("onnx:several.onnx:", "m"), (f"onnx:{path}:", "m"))]  # fmt: skip
+    assert found == ["y", "avg(m)", "avg(m)"]
+
+
+def test_a_file_of_any_size_is_asked_for_one(tmp_path):
+    path = encoder(tmp_path / "a.onnx", size="side")
+    assert (lookup(f"onnx:{path}").recipe.size, lookup(f"onnx:{path}").fixed) == (224, False)
+    images = folder(tmp_path / "images", train=3, test=1)
+    done = ok("extract", "--dataset", f"folder:{images}", "--backbones", f"onnx:{path}", "--size", 12)
+    assert done.data["arrays"][0]["recipe"]["size"] == 12
+    fixed = encoder(tmp_path / "fixed.onnx")
+    other = fedcache("extract", "--dataset", f"folder:{images}", "--backbones", f"onnx:{fixed}", "--size", 12)
+    assert other.code == Exit.USAGE
+    assert "takes images of 8 px only" in other.err
+
+
+def test_extract_train_and_predict_by_either_name(tmp_path, monkeypatch):
+    images = folder(tmp_path / "images", train=6, test=2)
+    place = tmp_path / "models"
+    place.mkdir()
+    encoder(place / "mine.onnx")
+    monkeypatch.chdir(tmp_path)
+    first = ok("extract", "--dataset", f"folder:{images}", "--backbones", "onnx:models/mine.onnx")
+    (array,) = first.data["arrays"]
+    assert array["recipe"]["backbone"] == "onnx:mine.onnx"
+    assert array["recipe"]["weights"] == file_sha256(place / "mine.onnx")
+    stored = Store.open(Path(first.data["path"]))
+    assert not any(str(tmp_path).encode() in p.read_bytes() for p in stored.path.rglob("*.json"))
+    assert {"onnxruntime", "threads", "code"} <= set(stored.arrays[array["key"]].how)
+    monkeypatch.chdir("/")  # from elsewhere it is found where it lay
+    assert ok("extract", "--dataset", f"folder:{images}", "--backbones", "onnx:mine.onnx").data["decoded"] == 0
+    for name in ("onnx:mine.onnx", "onnx:models/mine.onnx", "onnx:mine.onnx@8"):
+        trained = ok("train", "--method", "fed3r", "--backbones", name, "--clients", 2, "--scheme", "iid")
+    picture = next((images / "test").rglob("*.png"))
+    assert ok("predict", trained.data["path"], picture).data["rows"]
+    (entry,) = (e for e in ok("backbones", "list").data["backbones"] if e["yours"])
+    assert (entry["name"], entry["ready"], entry["width"]) == ("onnx:mine.onnx", True, 6)
+    assert ok("backbones", "verify", "onnx:mine.onnx").data["width"] == 6
+    assert "1x" not in ok("backbones", "info", "onnx:mine.onnx").out
+
+
+def test_another_file_of_that_name_is_another_array_and_no_prediction(tmp_path):
+    images = folder(tmp_path / "images", train=6, test=2)
+    path = encoder(tmp_path / "mine.onnx")
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", f"onnx:{path}")
+    ok(*words)
+    run_ = ok("train", "--method", "fed3r", "--clients", 2, "--scheme", "iid").data["path"]
+    shutil.copy(path, tmp_path / "kept.onnx")
+    encoder(path, weight=3.0)
+    picture = next((images / "test").rglob("*.png"))
+    refused = fedcache("predict", run_, picture)
+    assert refused.code == Exit.ENVIRONMENT
+    assert "was made with weights" in refused.err
+    assert "Traceback" not in refused.err
+    given = ok("predict", run_, picture, "--weights", f"onnx:mine.onnx={tmp_path / 'kept.onnx'}")
+    assert given.data["rows"]
+    assert len(Store.open(Path(ok(*words).data["path"])).arrays) == 2
+
+
+def test_a_file_that_changes_under_an_extraction_is_refused(tmp_path):
+    row = lookup(f"onnx:{encoder(tmp_path / 'a.onnx')}")
+    weights = locate(row, given={}, home=tmp_path, memory=DigestMemory(tmp_path / "d"))
+    encoder(tmp_path / "a.onnx", weight=3.0)
+    with pytest.raises(CorruptionError, match="is not the file whose sha256 is remembered"):
+        load(row, weights, row.recipe)
+    with pytest.raises(CorruptionError, match="has changed since its features were planned"):
+        own.unchanged_bytes(Path(row.place), weights.sha256)
+
+
+def test_two_files_of_one_name_in_one_command_are_refused(tmp_path):
+    for place, weight in (("one", 2.0), ("two", 3.0)):
+        (tmp_path / place).mkdir()
+        encoder(tmp_path / place / "e.onnx", weight=weight)
+    with pytest.raises(UsageError, match=r"Two files are called onnx:e\.onnx"):
+        fc.extract("digits", [f"onnx:{tmp_path}/one/e.onnx", f"onnx:{tmp_path}/two/e.onnx"])
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, 0.5, 0.99])
+def test_a_damaged_file_is_a_sentence(tmp_path, cut):
+    path = encoder(tmp_path / "a.onnx")
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(cut * len(raw)) if isinstance(cut, float) else cut])
+    done = fedcache("extract", "--dataset", "digits", "--backbones", f"onnx:{path}")
+    assert done.code == Exit.ENVIRONMENT
+    assert f"{path} is not loaded: onnxruntime refuses it" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_weights_beside_the_file_are_refused_wherever_one_stands(tmp_path, monkeypatch):
+    encoder(tmp_path / "a.onnx", external=True)
+    assert (tmp_path / "a.bin").exists()
+    monkeypatch.chdir(tmp_path)  # where onnxruntime would look
+    with pytest.raises(MachineError, match="its weights lie in files beside it") as caught:
+        lookup("onnx:a.onnx")
+    assert "onnx.save(onnx.load('a.onnx'), 'one.onnx')" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({"outputs": "s"}, r"output s of onnx:a.onnx is \[\] for 2 images"),
+        ({"size": 3, "layout": "NHWC", "kind": "uint8"}, None),
+    ],
+)
+def test_outputs_without_rows_are_refused(tmp_path, made, said):
+    path = encoder(tmp_path / "a.onnx", **made)
+    if said is None:
+        assert lookup(f"onnx:{path}").width == 6
+        return
+    with pytest.raises(UsageError, match=said):
+        lookup(f"onnx:{path}")
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        ("onnx:", UsageError, "names no file"),
+        ("onnx:a@b.onnx", UsageError, "no comma, no @"),
+        ("onnx:absent.onnx", MachineError, "There is no file for onnx:absent.onnx"),
+        ("onnx:/", UsageError, "names no file"),
+    ],
+)
+def test_names_without_a_file_are_a_sentence(name, error, said, tmp_path):
+    with pytest.raises(error, match=said):
+        lookup(name, home=tmp_path)
+
+
+def test_without_onnxruntime_the_extra_is_named(tmp_path, monkeypatch):
+    def absent(package: str) -> Any:
+        raise ImportError(f"No module named {package!r}")
+
+    path = encoder(tmp_path / "a.onnx")
+    monkeypatch.setattr(own, "import_module", absent)
+    with pytest.raises(MachineError, match=r"onnx:a\.onnx needs onnxruntime, which is not installed") as caught:
+        lookup(f"onnx:{path}")
+    assert caught.value.hint == "pip install 'fedcache[onnx]'"
+
+
+def test_another_device_or_dtype_is_refused(tmp_path):
+    path = encoder(tmp_path / "a.onnx")
+    done = fedcache("extract", "--dataset", "digits", "--backbones", f"onnx:{path}", "--dtype", "bfloat16")
+    assert done.code == Exit.USAGE
+    assert "is computed on the CPU in float32" in done.err
+    row = lookup(f"onnx:{path}")
+    with pytest.raises(FedcacheError, match="is computed on the CPU in float32"):
+        load(row, Weights(path, file_sha256(path), ""), row.recipe, dtype="float16")
+
+
+def test_what_was_read_of_a_file_is_remembered_until_it_changes(tmp_path, monkeypatch):
+    path, home = encoder(tmp_path / "a.onnx"), tmp_path / "home"
+    row = lookup(f"onnx:{path}", home=home)
+    with monkeypatch.context() as patch:
+        patch.setattr(own, "import_module", lambda name: pytest.fail("read again"))
+        assert lookup(f"onnx:{path}", home=home) == row
+        assert lookup("onnx:a.onnx", home=home) == row
+    encoder(path, outputs="m")
+    assert lookup("onnx:a.onnx", home=home).recipe.pooling == "avg(m)"
+
+
+def test_names_of_stores_are_without_folders():
+    names = {
+        "onnx:/a/b.onnx": "onnx:b.onnx", "tflite:c.tflite": "tflite:c.tflite", "hf:./x/y": "hf:y",
+        "hf:org": "hf:org", "hf:org/m": "hf:org/m", "module:a.b:c": "module:a.b:c", "timm:a/b": "timm:a/b",
+        "onnx:C:\\m\\e.onnx": "onnx:e.onnx",
+    }  # fmt: skip
+    assert {name: bare_name(name) for name in names} == names
+    assert all(bare_name(bare) == bare for bare in names.values())
+
+
+@pytest.mark.slow
+def test_an_exported_efficientnet_gives_timms_features(tmp_path):
+    """The same pixels through torch and through the file that torch.onnx writes of the same network."""
+    row = lookup("efficientnet-lite0")
+    weights = locate(row, given={}, home=tmp_path, memory=DigestMemory(tmp_path / "d"))
+    network = load(row, weights, row.recipe)
+    program = torch.onnx.export(
+        network.module, (torch.zeros(2, 3, 224, 224),), dynamo=True, input_names=["pixels"], output_names=["features"],
+        dynamic_shapes=({0: torch.export.Dim("N", min=1, max=64)},), external_data=False, verbose=False,
+    )  # fmt: skip
+    program.save(str(tmp_path / "lite0.onnx"), external_data=False)
+    file = lookup(f"onnx:{tmp_path / 'lite0.onnx'}")
+    assert (file.width, file.recipe.size, file.recipe.pooling) == (1280, 224, "features")
+    recipe = file.recipe.override({"norm": "half"})
+    assert (recipe.mean, recipe.std) == (row.recipe.mean, row.recipe.std)
+    images = torch.randint(0, 256, (3, 224, 224, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    theirs, ours = run(file, images, norm="half"), network.image(images).numpy()
+    assert np.abs(ours).max() > 1
+    assert np.abs(theirs - ours).max() < 1e-4

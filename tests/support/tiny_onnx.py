@@ -1,0 +1,52 @@
+"""Tiny ONNX files whose outputs can be worked by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper, save
+
+TYPES = {"float": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "uint8": TensorProto.UINT8}
+
+
+def encoder(
+    path: Path, *, kind: str = "float", layout: str = "NCHW", batch: Any = "N", size: Any = 8, outputs: str = "y",
+    weight: float = 2.0, external: bool = False,
+) -> Path:  # fmt: skip
+    """An encoder whose map is ``weight`` times the three channels, twice: [r, g, b, r, g, b].
+
+    Outputs by letter: ``m`` the map [N, 6, H, W] (or [N, H, W, 6]), ``y`` its mean over places [N, 6], ``t`` the places
+    as tokens [N, HW, 6] (NCHW alone), ``s`` a scalar.
+    """
+    first = layout == "NCHW"
+    shape = [batch, 3, size, size] if first else [batch, size, size, 3]
+    nodes = [helper.make_node("Cast", ["x"], ["f"], to=TensorProto.FLOAT)]
+    nodes += [helper.make_node("Mul", ["f", "w"], ["d"])]
+    nodes += [helper.make_node("Concat", ["d", "d"], ["m"], axis=1 if first else 3)]
+    nodes += [helper.make_node("ReduceMean", ["m"], ["y"], axes=[2, 3] if first else [1, 2], keepdims=0)]
+    if "t" in outputs:
+        nodes += [helper.make_node("Reshape", ["m", "flat"], ["u"])]
+        nodes += [helper.make_node("Transpose", ["u"], ["t"], perm=[0, 2, 1])]
+    if "s" in outputs:
+        nodes += [helper.make_node("ReduceMean", ["m"], ["s"], keepdims=0)]
+    shapes = {
+        "m": [batch, 6, size, size] if first else [batch, size, size, 6],
+        "y": [batch, 6],
+        "t": [batch, None, 6],
+        "s": [],
+    }
+    constants = [numpy_helper.from_array(np.float32(weight), "w")]
+    constants += [numpy_helper.from_array(np.array([0, 6, -1], np.int64), "flat")] if "t" in outputs else []
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info("x", TYPES[kind], shape)],
+        [helper.make_tensor_value_info(o, TensorProto.FLOAT, shapes[o]) for o in outputs],
+        constants,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 9
+    save(model, str(path), save_as_external_data=external, size_threshold=0, location=f"{path.stem}.bin")
+    return path
