@@ -63,13 +63,7 @@ def extract(
     if engine is not None:
         engine.check_extraction(config.workers)
     planned, skipped = planning.plan(config, home, observer, rehash=rehash)
-    config = on_cpu_where_needed(planning.bare_config(config), planned, observer)
-    here = [p.backbone.name for p in planned if p.backbone.here_only]
-    if engine is not None and here:
-        raise UsageError(
-            f"{', '.join(here)} is in the memory of this process, which no worker of an engine can load.",
-            "Leave out the engine, or write a factory:  module:PACKAGE.MODULE:FACTORY",
-        )
+    config = where_it_can_run(planning.bare_config(config), planned, engine, observer)
     planned = [pull_if_needed(p, config, home, observer) for p in planned] if not dry_run else planned
     spec = config.dataset or default_dataset(home, observer)
     spec = f"{INGESTED}:{spec}" if ingested_path(home, spec) is not None and ":" not in spec else spec
@@ -131,11 +125,19 @@ def pull_if_needed(planned: PlannedArray, config: ExtractConfig, home: Home, obs
     return replace(planned, weights=weights, recipe=planning.recipe_of(planned.backbone, weights, config))
 
 
-def on_cpu_where_needed(config: ExtractConfig, planned: Sequence[PlannedArray], observer: Observer) -> ExtractConfig:
+def where_it_can_run(
+    config: ExtractConfig, planned: Sequence[PlannedArray], engine: ExtractionEngine | None, observer: Observer
+) -> ExtractConfig:
     """The configuration with the CPU in place of ``auto``, where a backbone's library computes nowhere else.
 
-    Raises UsageError where another device or dtype was asked for.
+    Raises UsageError where another device or dtype was asked for, or an engine for a module in this process's memory.
     """
+    here = [p.backbone.name for p in planned if p.backbone.here_only]
+    if engine is not None and here:
+        raise UsageError(
+            f"{', '.join(here)} is in the memory of this process, which no worker of an engine can load.",
+            "Leave out the engine, or write a factory:  module:PACKAGE.MODULE:FACTORY",
+        )
     names = [p.backbone.name for p in planned if p.backbone.cpu_only]
     if not names:
         return config
