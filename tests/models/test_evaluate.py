@@ -157,6 +157,18 @@ def test_rows_without_a_score_are_counted_and_not_right():
     assert m.temperature.rows == 2
 
 
+def test_of_more_scores_than_are_kept_every_third_fits_the_temperature(monkeypatch):
+    scores, label, _ = drawn(5)
+    scores[:, [6, 7]] = np.nan  # rows 0, 3, 6 ... are kept; of the two without a score it is one
+    whole = measure(Fixed(("a", "b", "c", "d")), given_rows(scores, label))
+    monkeypatch.setattr(evaluate, "MOST_KEPT", 8 * 60 * 4 // 3)
+    found = measure(Fixed(("a", "b", "c", "d")), given_rows(scores, label))
+    kept = np.setdiff1d(np.arange(0, 60, 3), [6])
+    assert found.temperature == fit_temperature(scores[:, kept], label[kept])
+    assert (found.temperature.rows, whole.temperature.rows) == (19, 58)
+    assert (found.all, found.nll, found.ece) == (whole.all, whole.nll, whole.ece)
+
+
 def test_clients_models_are_counted_together_and_their_accuracies_apart():
     names, (first, label, domain), (second, *_) = ("a", "b", "c", "d"), drawn(1), drawn(2)
     one = measure(Fixed(names), given_rows(first, label, domain))
@@ -178,11 +190,20 @@ def test_clients_models_are_counted_together_and_their_accuracies_apart():
     assert both.macro_f1 == pytest.approx((one.macro_f1 + other.macro_f1) / 2)
     assert both.nll == pytest.approx((one.nll + other.nll) / 2)
     assert sum(n for *_, n in both.confusion) == 120
-    assert sum(n for n, *_ in both.bins) == 120
+    pairs = [{(i, j): n for i, j, n in m.confusion} for m in (one, other, both)]
+    assert pairs[2] == {pair: pairs[0].get(pair, 0) + pairs[1].get(pair, 0) for pair in pairs[0] | pairs[1]}
+    for (n, c, r), (m, d, s), (total, confidence, right) in zip(one.bins, other.bins, both.bins, strict=True):
+        assert total == n + m
+        assert confidence * total == pytest.approx(n * c + m * d)
+        assert right * total == pytest.approx(n * r + m * s)
     for i, c in enumerate(both.by_class):
-        assert (c.rows, c.right) == tuple(
-            getattr(one.by_class[i], k) + getattr(other.by_class[i], k) for k in ("rows", "right")
+        assert (c.rows, c.predicted, c.right) == tuple(
+            getattr(one.by_class[i], k) + getattr(other.by_class[i], k) for k in ("rows", "predicted", "right")
         )
+    for name, d in both.by_domain.items():
+        mine = [m.by_domain[name] for m in (one, other)]
+        assert (d.rows, d.right, d.interval) == (sum(m.rows for m in mine), sum(m.right for m in mine), None)
+    assert both.ece == pytest.approx((one.ece + other.ece) / 2)
     with pytest.raises(StoreError, match="saved no client"):
         measure_clients([], turns)
 

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from command import ok
+from heard import Heard
 from pictures import folder
 
 import fedcache as fc
+from fedcache.models import evaluate, mistakes, predictor
 from fedcache.progress import Silent
+from fedcache.runs import trained_rows
 
 
 def trained(place: Path) -> Path:
@@ -66,6 +69,32 @@ def test_clients_models_are_measured_each_or_one(store: fc.Store) -> None:
     assert every.accuracy == every.clients.mean
     for name, accuracy in every.clients.clients.items():
         assert fc.evaluate(run, store=store, split="test", client=name).accuracy == accuracy
+
+
+def test_figures_of_several_blocks_of_rows_are_those_of_one(
+    store: fc.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weak = fc.train("fedavg", store, fc.partition(store, "feature-shift"), rounds=1, settings={"lr": 1e-4})
+    X, y = store.Xy(split=None)
+    np.savez(tmp_path / "e.npz", features=X, label=y, classes=store.samples.classes)
+
+    def figures() -> list[Any]:
+        heard, page = Heard(), tmp_path / f"{len(list(tmp_path.glob('*.html')))}.html"
+        own = fc.evaluate(weak, store=store, split="all", observer=heard, out=page, with_images=True)
+        file = fc.evaluate(weak, embeddings=tmp_path / "e.npz", observer=heard)
+        assert own.mistakes is not None
+        most = [(m.row, m.truth, m.predicted) for m in own.mistakes.most]
+        told = [(m.all, m.confusion, m.by_domain, round(m.nll, 5)) for m in (own.measures, file.measures)]
+        return [heard.warnings, own.mistakes.wrong, own.mistakes.rows, most, *told]
+
+    whole = figures()
+    assert whole[1:3] == [len(X) - whole[4][0].right, len(X)]
+    warned = [next(w for w in whole[0] if said in w) for said in ("--split test leaves them out", "the same content")]
+    assert f"trained on 48 of 88 rows of {store.path.name}" in warned[0]
+    assert warned[1].startswith("48 of 88 rows")
+    for module in (evaluate, mistakes, predictor, trained_rows):
+        monkeypatch.setattr(module, "BLOCK", 7)
+    assert figures() == whole
 
 
 class Stretches(Silent):
