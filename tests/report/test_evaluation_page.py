@@ -1,0 +1,204 @@
+"""What is written of an evaluation, cell by cell and bar by bar, from figures of a few rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heard import Heard
+from test_figure_drawings import Drawn
+
+from fedcache.config import Home
+from fedcache.errors import StoreError
+from fedcache.extract.planning.find_images import ImagePlaces
+from fedcache.models.measures import (
+    BINS,
+    ClassMeasures,
+    ClientSpread,
+    LeftOutRows,
+    Measures,
+    Mistakes,
+    RightRows,
+    RunEvaluation,
+    Temperature,
+)
+from fedcache.report import evaluation
+from fedcache.report.figures import runs
+from fedcache.report.galleries import Gallery
+from fedcache.report.render import Section
+
+NO_ROWS = (0, 0.0, 0.0)
+FIGURES = Measures(
+    all=RightRows(8, 5, (0.3057, 0.8632)),
+    macro_f1=0.6190,
+    ece=0.1234,
+    nll=1.23456,
+    by_class=(ClassMeasures("a", 4, 5, 3), ClassMeasures("b", 4, 2, 2)),
+    by_domain={"ink": RightRows(5, 4, (0.4, 0.9)), "chalk": RightRows(3, 1, (0.1, 0.8))},
+    confusion=(("a", "z", 1), ("a", "a", 3), ("b", "a", 2), ("b", "b", 2)),
+    bins=(*[NO_ROWS] * 12, (5, 0.85, 0.6), NO_ROWS, (3, 0.97, 2 / 3)),
+    temperature=Temperature(2.51239, 0.98765, 8, at_limit=False),
+)
+
+
+def evaluated(run: str = "r", rows: str = "shapes, split test", **measures: Any) -> RunEvaluation:
+    """One model for all, on eight rows of which five are right."""
+    return RunEvaluation(
+        run=run, digest="d" * 64, method="fedavg", model="one for all", trained_on="=shapes", backbones=("b",),
+        seeds=(0,), softmax_temperature=1.0, rows=rows, left_out=LeftOutRows(), measures=replace(FIGURES, **measures),
+    )  # fmt: skip
+
+
+OF_CLIENTS = replace(
+    evaluated("s", all=RightRows(16, 10), temperature=None), clients=ClientSpread({"north": 0.5, "south": 0.75})
+)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+    made = Drawn()
+    monkeypatch.setattr(evaluation, "plot", made.take)
+    monkeypatch.setattr(runs, "plot", made.take)
+    return made
+
+
+def sections_of(monkeypatch: pytest.MonkeyPatch, *found: RunEvaluation, **how: Any) -> list[Section]:
+    kept: list[Any] = []
+    monkeypatch.setattr(evaluation, "render_page", lambda *page: kept.extend(page) or "")
+    evaluation.evaluation_page(found, **how)
+    assert (kept[0], kept[2]) == ("Evaluation of models", len(found))
+    sections: list[Section] = kept[1]
+    return sections
+
+
+def test_a_table_has_a_line_for_all_rows_and_for_each_domain_class_and_client(tmp_path: Path) -> None:
+    evaluation.write_evaluations(tmp_path / "e.CSV", [evaluated(), OF_CLIENTS])
+    with (tmp_path / "e.CSV").open(newline="") as file:
+        lines = [{k: v for k, v in line.items() if v} for line in csv.DictReader(file)]
+    whose = {"method": "fedavg", "model": "one for all", "rows_of": "shapes, split test"}
+    one, other = ([line for line in lines if line["run"] == run] for run in "rs")
+    assert one == [{"run": "r", **whose, **line} for line in (
+        {"scope": "all", "rows": "8", "right": "5", "accuracy": "0.625", "low": "0.3057", "high": "0.8632",
+         "f1": "0.619", "ece": "0.1234", "nll": "1.23456", "best_temperature": "2.51239"},
+        {"scope": "domain", "name": "ink", "rows": "5", "right": "4", "accuracy": "0.8", "low": "0.4", "high": "0.9"},
+        {"scope": "domain", "name": "chalk", "rows": "3", "right": "1", "accuracy": str(1 / 3), "low": "0.1",
+         "high": "0.8"},
+        {"scope": "class", "name": "a", "rows": "4", "right": "3", "accuracy": "0.75", "precision": "0.6",
+         "f1": str(6 / 9)},
+        {"scope": "class", "name": "b", "rows": "4", "right": "2", "accuracy": "0.5", "precision": "1.0",
+         "f1": str(4 / 6)},
+    )]  # fmt: skip
+    assert other[0].keys() == one[0].keys() - {"low", "high", "best_temperature"}
+    assert [(line["name"], line["accuracy"]) for line in other if line["scope"] == "client"] == [
+        ("north", "0.5"), ("south", "0.75"),
+    ]  # fmt: skip
+
+
+def test_json_has_no_infinity_and_all_bins(tmp_path: Path) -> None:
+    evaluation.write_evaluations(tmp_path / "e.json", [evaluated(nll=float("inf"), ece=float("nan"))])
+    (told,) = json.loads((tmp_path / "e.json").read_text(), parse_constant=pytest.fail)
+    assert (told["measures"]["nll"], told["measures"]["ece"], told["measures"]["macro_f1"]) == (None, None, 0.619)
+    assert len(told["measures"]["reliability"]) == BINS
+
+
+def test_a_row_of_the_page_says_what_was_measured_of_one_model_and_of_clients(
+    drawn: Drawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (section,) = sections_of(
+        monkeypatch, evaluated(), OF_CLIENTS, replace(OF_CLIENTS, clients=ClientSpread({"n": 1.0}))
+    )
+    names = [name for name, _ in section.columns]
+    one, other, alone = ({n: c.text for n, c in zip(names, row, strict=True)} for row in section.rows)
+    assert one == {
+        "method": "fedavg", "run": "r", "model": "one for all", "trained on": "=shapes", "rows": "8",
+        "accuracy %": "62.50", "macro F1 %": "61.90", "ECE %": "12.34", "NLL": "1.2346", "best temperature": "2.512",
+        "NLL there": "0.9877", "95 % interval": "30.57 to 86.32",
+    }  # fmt: skip
+    # 0.5 and 0.75: mean 0.625, deviation 0.25 / sqrt(2)
+    assert (other["rows"], other["accuracy %"], other["95 % interval"]) == ("16", "62.50", "std over clients 17.68")
+    assert (other["best temperature"], other["NLL there"]) == ("-", "-")
+    assert alone["95 % interval"] == "-"
+    assert [name for name, number in section.columns if not number] == [
+        "method", "run", "model", "trained on", "95 % interval",
+    ]  # fmt: skip
+    assert section.notes[:2] == [
+        "fedavg r: --temperature 2.512 minimises the NLL (0.9877); it was fitted on these 8 rows, and is to be judged "
+        "on others.",
+        "fedavg s: Figures are means over clients' models; the lowest accuracy is 50.00 % (north), the highest 75.00 % "
+        "(south).",
+    ]
+
+
+def test_rows_of_one_kind_are_one_section_in_which_six_runs_are_drawn(
+    drawn: Drawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [evaluated(f"r{i}") for i in range(7)]
+    many, few = sections_of(monkeypatch, *found[:3], evaluated("x", "others, all rows"), *found[3:])
+    assert (many.title, few.title) == ("On shapes, split test", "On others, all rows")
+    assert (many.ident, few.ident) == ("e0", "e1")
+    assert [row[1].text for row in many.rows] == [f"r{i}" for i in range(7)]
+    each = [f"{what} fedavg r{i}" for i in range(6) for what in ("Classes of", "Confusion of")]
+    assert [p.title for p in many.plots] == ["Reliability", *each]
+    assert {row[0] for row in many.plots[0].rows} == {f"fedavg r{i}" for i in range(6)}
+    assert [p.title for p in few.plots] == ["Reliability", "Classes of fedavg x", "Confusion of fedavg x"]
+
+
+def test_mistakes_are_shown_of_six_runs_and_what_is_missing_is_said(
+    drawn: Drawn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wrong = Mistakes(tmp_path, (), 1, 8, 0)
+    found = [replace(evaluated(f"r{i}"), mistakes=None if i == 1 else wrong) for i in range(7)]
+
+    def gallery(ident: str, label: str, mistakes: Mistakes, on: tuple[str, str], _places: Any) -> list[Gallery]:
+        assert (mistakes, on) == (wrong, ("shapes, split test", "all of them"))
+        if label == "fedavg r2":
+            raise StoreError("No image is at hand.", "--data shapes=DIR")
+        return [Gallery(ident, label, "", (), lost=int(label == "fedavg r3"))]
+
+    monkeypatch.setattr(evaluation, "gallery", gallery)
+    heard, places = Heard(), ImagePlaces(Home(tmp_path), {})
+    (section,) = sections_of(monkeypatch, *found, images=places, observer=heard)
+    assert [(g.ident, g.title) for g in section.galleries] == [
+        (f"e0-mistakes{i}", f"fedavg r{i}") for i in (0, 3, 4, 5)
+    ]  # fmt: skip
+    lost = "Mistakes of fedavg r2 are not shown: No image is at hand. --data shapes=DIR"
+    assert heard.warnings == [lost, "1 of 1 images of fedavg r3's mistakes are not in the dataset any more."]
+    assert section.notes[-1] == lost
+    (without,) = sections_of(monkeypatch, *found)
+    assert without.galleries == []
+
+
+def test_reliability_is_drawn_of_the_bins_that_have_rows(drawn: Drawn) -> None:
+    made: Any = evaluation.reliability("i", [evaluated()])
+    assert made.rows == [["fedavg r", 5, 0.85, 0.6], ["fedavg r", 3, 0.97, 2 / 3]]
+    assert drawn.lines() == [[(0, 0), (1, 1)], [(0.85, 0.6), (0.97, 2 / 3)]]
+    assert drawn.dots() == [[(0.85, 0.6), (0.97, 2 / 3)]]
+    assert drawn.told == [[
+        "fedavg r: 0.600 right at confidence 0.850, 5 rows", "fedavg r: 0.667 right at confidence 0.970, 3 rows",
+    ]]  # fmt: skip
+
+
+def test_of_many_classes_the_24_that_are_right_least_often_are_drawn(drawn: Drawn) -> None:
+    made: Any = evaluation.accuracy_of_classes("i", evaluated())
+    assert made.says.endswith("the percentage that is right.")
+    assert [row[0] for row in made.rows] == ["b", "a"]
+    assert [bar.get_width() for bar in drawn.axes.patches] == [50.0, 75.0]
+    assert drawn.told == [["b: 2 of 4 right, F1 66.67 %"], ["a: 3 of 4 right, F1 66.67 %"]]
+    classes = tuple(ClassMeasures(f"c{i:02}", 25, 25, 25 - i) for i in range(26))  # c25 is never right
+    of_24: Any = evaluation.accuracy_of_classes("i", evaluated(by_class=classes[2:]))
+    assert of_24.says.endswith("the percentage that is right.")
+    of_26: Any = evaluation.accuracy_of_classes("i", evaluated(by_class=classes))
+    assert of_26.says.endswith("; the 24 lowest of 26 classes.")
+    assert len(of_26.rows) == 26
+    assert drawn.ticks()[1] == [f"c{i:02}" for i in range(25, 1, -1)]
+    assert of_26.height == of_24.height == pytest.approx(made.height + 22 * 0.17)
+
+
+def test_a_class_that_is_only_predicted_stands_behind_those_of_the_labels(drawn: Drawn) -> None:
+    made: Any = evaluation.confusion("i", evaluated())
+    assert made.rows == [["a", "a", 3], ["a", "z", 1], ["b", "a", 2], ["b", "b", 2]]
+    assert drawn.ticks()[0] == ["a", "b", "z"]
