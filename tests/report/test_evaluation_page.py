@@ -12,6 +12,7 @@ import pytest
 from heard import Heard
 from test_figure_drawings import Drawn
 
+from fedcache.commands import evaluate as terminal
 from fedcache.config import Home
 from fedcache.errors import StoreError
 from fedcache.extract.planning.find_images import ImagePlaces
@@ -202,3 +203,32 @@ def test_a_class_that_is_only_predicted_stands_behind_those_of_the_labels(drawn:
     made: Any = evaluation.confusion("i", evaluated())
     assert made.rows == [["a", "a", 3], ["a", "z", 1], ["b", "a", 2], ["b", "b", 2]]
     assert drawn.ticks()[0] == ["a", "b", "z"]
+
+
+def test_the_terminal_shows_the_same_figures_and_of_one_run_its_domains_and_classes() -> None:
+    answer = terminal.evaluation_answer([evaluated()], Path("e.html"))
+    runs_, domains, classes = answer.renderables
+    assert runs_.rows == [[
+        "r", "fedavg", "one for all", "8", "62.50", "30.57 to 86.32", "61.90", "12.34", "1.2346", "2.512",
+    ]]  # fmt: skip
+    assert domains.rows == [("ink", "5", "80.00"), ("chalk", "3", "33.33")]
+    assert classes.rows == [("b", "4", "50.00", "100.00", "66.67"), ("a", "4", "75.00", "60.00", "66.67")]
+    assert (answer.lines[0], answer.lines[-1], classes.title) == ("On shapes, split test.", "e.html", "")
+    assert answer.lines[1].startswith("--temperature 2.512 minimises")
+    assert answer.data["out"] == "e.html"
+    thirteen = tuple(ClassMeasures(f"c{i:02}", 20, 20, i) for i in range(13))
+    few = evaluated(by_domain={"all": FIGURES.all}, by_class=thirteen)
+    _, classes = terminal.evaluation_answer([few], None).renderables
+    assert [row[0] for row in classes.rows] == [f"c{i:02}" for i in range(12)]
+    assert classes.title == "The 12 classes that are right least often"
+
+
+def test_of_several_runs_the_terminal_says_of_which_each_sentence_is() -> None:
+    answer = terminal.evaluation_answer([evaluated(), OF_CLIENTS], None)
+    (table,) = answer.renderables
+    # 0.5 and 0.75: deviation 0.25 / sqrt(2)
+    assert [row[5] for row in table.rows] == ["30.57 to 86.32", "std 17.68"]
+    assert table.rows[1][-1] == ""
+    assert answer.lines[0] == "On shapes, split test."
+    assert [line.split(": ")[0] for line in answer.lines[1:]] == ["fedavg r", "fedavg s"]
+    assert answer.data["out"] is None
