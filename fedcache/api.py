@@ -66,21 +66,24 @@ def extract(
 
 @names_checked
 def ingest(
-    file: str | Path, name: str, *, store: str | Path | None = None, replace: bool = False,
+    file: str | Path, name: str, *, store: str | Path | None = None, replace: bool = False, drop_nan: bool = False,
+    features_key: str | Sequence[str] = (), label_key: str | None = None, split_key: str | None = None,
+    name_key: str | None = None, domain_key: str | None = None, group_key: str | Sequence[str] | None = None,
     observer: Observer | None = None,
 ) -> Store:  # fmt: skip
-    """Bring your own embeddings (npz, npy, h5, parquet, safetensors) straight into a store.
+    """Bring your own embeddings (npz, npy, h5, parquet, CSV, TSV, feather, safetensors) into a store.
 
     Args:
-        file: with ``embeddings`` [N, D] and ``labels`` [N]; ``name`` is that of the dataset.
-        store: directory, instead of the one under FEDCACHE_HOME.
-        replace: an earlier store of that name with other content; ``observer``: told the story.
+        file: of features and labels; ``store``: another place for it; ``replace``: drop other content of that ``name``.
+        features_key, label_key, split_key, name_key, domain_key: columns that are not found by their names.
+        group_key: the only groups; ``drop_nan``: leave out rows that are not finite; ``observer``: told the story.
 
     Raises UsageError, StoreError, CorruptionError.
     """
     from fedcache.calls import stores
 
-    return stores.ingest(file, name, store, replace=replace, observer=observer)
+    keys = (features_key, label_key, split_key, name_key, domain_key, group_key)
+    return stores.ingest(file, name, store, keys, replace=replace, drop_nan=drop_nan, observer=observer)
 
 
 def partition(
@@ -89,10 +92,9 @@ def partition(
     """Deal the rows of a store to clients; the partition is saved in the store.
 
     Args:
-        store: a store or its path; None is the last one extracted.
+        store: a store or its path, None the last one extracted; ``seed``: of the draws; ``name``: to save it under.
         scheme: a name as of ``fedcache partition``, None with ``by=COLUMN``; or the client of each row, a dict of rows,
             a CSV of ``name,client[,split]``, a function of the store that returns one of these.
-        seed: of the draws; ``name``: to save it under.
         arguments: those of the scheme (clients, alpha, shards, ...); ``replace=True`` for a name that other rows have.
 
     Raises UsageError for an argument that the scheme does not have or the rows do not allow, and for such a name.
@@ -106,8 +108,7 @@ def shard(store: AnyStore | None, parts: Partition, out: str | Path | None = Non
     """Write one ordinary store per client; returns their directory.
 
     Args:
-        store: a store or its path; None is the last one extracted; ``parts``: who holds which rows.
-        out: directory, instead of one beside the store.
+        store: a store or its path, None the last one; ``parts``: who holds which rows; ``out``: another directory.
     """
     from fedcache.calls import stores
 
@@ -289,8 +290,7 @@ def report(
 
     Args:
         runs: runs, grids, points, directories or first letters of digests; None for all of ``FEDCACHE_HOME``.
-        out: the file; ``title``: its heading.
-        embed: pca | tsne | umap | none, how features come to two dimensions.
+        out: the file; ``title``: its heading; ``embed``: pca | tsne | umap | none, how features come to two dimensions.
         with_images: show what runs got wrong, with images of their ``data``: dataset -> folder, where it has moved.
 
     Raises UsageError, MachineError.

@@ -44,7 +44,7 @@ COMMANDS = (
         "Extract, partition and train one method of each kind on the offline datasets; one table and one HTML report.",
     ),
     CommandEntry("extract", "extract", MAIN, "Run frozen backbones once over a dataset and keep the features."),
-    CommandEntry("ingest", "stores", MAIN, "Bring your own embeddings straight into a store."),
+    CommandEntry("ingest", "exchange", MAIN, "Bring your own embeddings straight into a store."),
     CommandEntry("partition", "partition", MAIN, "Assign the rows of a store to clients and save who holds what."),
     CommandEntry(
         "shard", "partition", MAIN, "Write one ordinary store per client, so that each can live on its own machine."
@@ -101,7 +101,8 @@ COMMANDS = (
     ),
     CommandEntry("gc", "stores", STORES, "List what nothing will read again; --delete removes it."),
     CommandEntry(
-        "export", "stores", STORES, "Write features, labels, domains and splits of readable rows to one file."
+        "export", "exchange", STORES,
+        "Write features, labels, domains, splits, groups and text features of readable rows to one file.",
     ),
     CommandEntry(
         "doctor", "doctor", HELP,

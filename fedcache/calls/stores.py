@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fedcache.federate.partition.partition import Partition
 from fedcache.progress import Observer, Silent
 from fedcache.runs.given_partition import given_partition, is_given
 from fedcache.runs.partitions import make_partition, write_shards
+from fedcache.store.embedding_columns import ColumnChoice
 from fedcache.store.store import Store
 
 
@@ -35,11 +36,29 @@ def extract(given: Mapping[str, Any], store: str | Path | None, observer: Observ
 
 
 def ingest(
-    file: str | Path, name: str, store: str | Path | None, *, replace: bool, observer: Observer | None
+    file: str | Path, name: str, store: str | Path | None, keys: tuple[Any, ...], *, replace: bool, drop_nan: bool,
+    observer: Observer | None,
 ) -> Store:  # fmt: skip
-    """The store of embeddings from a file."""
+    """The store of embeddings from a file; ``keys`` are the columns of features, labels, split, names, domains, groups.
+
+    Raises UsageError for columns that are no words, beside what ``ingest_file`` raises.
+    """
+    features, label, split, row_name, domain, groups = keys
+    for key in (label, split, row_name, domain):
+        if key is not None and not isinstance(key, str):
+            raise UsageError(f"{key!r} is no name of a column.", 'For example label_key="diagnosis"')
+    only = None if groups is None else _names(groups)
+    choice = ColumnChoice(_names(features), label, split, row_name, domain, only)
     place = Path(store) if store else None
-    return ingest_file(Home.from_environment(), Path(file), name, place, replace=replace, observer=observer)
+    return ingest_file(
+        Home.from_environment(), Path(file), name, place,
+        replace=replace, choice=choice, drop_nan=drop_nan, observer=observer,
+    ).store  # fmt: skip
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """One name or several."""
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def partition(

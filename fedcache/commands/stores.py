@@ -1,4 +1,4 @@
-"""What is under ``FEDCACHE_HOME``: ``ls``, ``inspect``, ``verify``, ``repair``, ``gc``, ``export``, ``ingest``."""
+"""What is under ``FEDCACHE_HOME``: ``ls``, ``inspect``, ``verify``, ``repair``, ``gc``."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Backbones, Dataset, StoreDir, command, split_list
+from fedcache.commands.options import Dataset, command, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
 from fedcache.extract.planning.find_store import need_path, need_store
-from fedcache.extract.planning.ingest import describe_ingested, ingest_file
 from fedcache.extract.planning.plan import quoted
 from fedcache.report.find_runs import gather
 from fedcache.runs.directory import bytes_of_models
 from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
 from fedcache.runs.partitions import check_partitions
 from fedcache.runs.privacy_ledger import LEDGER, read_releases, totals
-from fedcache.runs.store_choice import chosen_arrays
-from fedcache.store.export import export as write_file
+from fedcache.store.groups import count_words
 from fedcache.store.sidecars import QUARANTINE, VANISHED
 from fedcache.store.store import Store
 from fedcache.store.verify import repair as repair_store
@@ -73,6 +71,7 @@ def ls(
                 "ok": store.rows_ok,
                 "arrays": arrays,
                 "text": sorted(store.texts),
+                "groups": store.groups,
                 "partitions": partitions,
                 "bytes": size,
             }
@@ -162,6 +161,9 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
     return CommandResult(data, lines, Exit.OK, shown)
 
 
+FIRST = 5
+"""Rows without features that ``inspect`` shows; the file it names has all."""
+
 Where = Annotated[
     Path | None, typer.Argument(help="A store or its name; default the one last used.", show_default=False)
 ]
@@ -194,6 +196,7 @@ def inspect(observer: TerminalObserver, store: Where = None, dataset: Dataset = 
         for key, info in sorted(opened.arrays.items())
     ]
     unfinished = opened.unfinished()
+    counts = {name: count_words(opened.path, opened.manifest, name) for name in opened.groups}
     data = {
         "path": str(opened.path),
         "dataset": opened.dataset,
@@ -206,6 +209,7 @@ def inspect(observer: TerminalObserver, store: Where = None, dataset: Dataset = 
         "bad": bad,
         "arrays": arrays,
         "unfinished": unfinished,
+        "groups": counts,
         "text": sorted(opened.texts),
         "text_templates": {name: opened.templates(name) for name in sorted(opened.texts)},
         "partitions": sorted(opened.partitions),
@@ -217,10 +221,12 @@ def inspect(observer: TerminalObserver, store: Where = None, dataset: Dataset = 
         f"images      {opened.rows_ok:,} readable of {opened.rows - vanished:,}; "
         + ", ".join(f"{v:,} {k}" for k, v in splits.items() if v),
         *([f"unreadable  {len(bad):,}: {opened.path / QUARANTINE}"] if bad else []),
+        *(f"            row {e['row']:,} ({visible(e['name'])}): {visible(e['reason'])}" for e in bad[:FIRST]),
         *([f"vanished    {vanished:,} rows of images that are no longer in the dataset"] if vanished else []),
         *([f"test set    {opened.dataset['held_out']}"] if "held_out" in opened.dataset else []),
         f"classes     {len(samples.classes)}: {', '.join(map(visible, samples.classes[:12]))}{more}",
         f"domains     {', '.join(map(visible, samples.domains))}",
+        *([f"groups      {_told(counts)}"] if counts else []),
         *(text_of(opened) or ["text        none"]),
         f"partitions  {', '.join(sorted(opened.partitions)) or 'none'}",
     ]
@@ -230,6 +236,11 @@ def inspect(observer: TerminalObserver, store: Where = None, dataset: Dataset = 
     ]
     shown = [table_of_arrays(arrays)] if arrays else []
     return CommandResult(data, lines, Exit.OK, shown)
+
+
+def _told(groups: Mapping[str, int]) -> str:
+    """Groups with their numbers of values."""
+    return ", ".join(f"{name} ({count:,} value{'' if count == 1 else 's'})" for name, count in groups.items())
 
 
 def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
@@ -282,58 +293,6 @@ def repair(observer: TerminalObserver, store: Where = None, dataset: Dataset = N
     report = verify_store(path)
     lines = [*(done or ["Nothing was repaired."]), *report.lines()]
     return CommandResult({"repaired": done, **report.to_dict()}, lines, Exit.OK if report.ok else Exit.CORRUPT)
-
-
-@command("export")
-def export(
-    observer: TerminalObserver,
-    out: Annotated[Path, typer.Argument(help="File to write; its ending chooses npz, h5, parquet or safetensors.")],
-    store: StoreDir = None,
-    dataset: Dataset = None,
-    backbones: Backbones = None,
-) -> CommandResult:
-    """Write features, labels, domains and splits of readable rows to one file.
-
-    Example: fedcache export features.parquet --backbones efficientnet-lite0
-    """
-    opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
-    keys = chosen_arrays(opened, split_list(backbones))
-    rows = write_file(opened, out, keys)
-    return CommandResult(
-        {"path": str(out), "rows": rows, "arrays": keys}, [f"{rows:,} rows of {', '.join(keys)}: {out}"]
-    )
-
-
-@command("ingest")
-def ingest(
-    observer: TerminalObserver,
-    file: Annotated[Path, typer.Argument(help="npz, npy, h5, parquet or safetensors with features and labels.")],
-    name: Annotated[str, typer.Option("--name", help="Name of the dataset, then --dataset NAME.")],
-    store: StoreDir = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Drop other content stored under this name, with its partitions.")
-    ] = False,
-) -> CommandResult:
-    """Bring your own embeddings straight into a store.
-
-    Keys read: features/<backbone> (or features, embeddings, X), labels (or y), and domain, split, name, classes,
-    text/<backbone>. Without split, of each class the fifth with the smallest uids becomes the test set.
-
-    Example: fedcache ingest embeddings.npz --name mine
-    """
-    home = Home.from_environment()
-    made = ingest_file(home, file, name, store, replace=replace, observer=observer)
-    lines, following = describe_ingested(made, home, name)
-    data = {
-        "path": str(made.path),
-        "dataset": made.dataset,
-        "images": made.rows,
-        "ok": made.rows_ok,
-        "arrays": sorted(made.arrays),
-        "notes": lines,
-        "next": following,
-    }
-    return CommandResult(data, [*lines, str(made.path), following])
 
 
 @command("gc")

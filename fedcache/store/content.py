@@ -9,26 +9,30 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.config import Home
-from fedcache.errors import FedcacheError, UsageError
-from fedcache.store.chunks import array_bytes, checksum, encode, to_stored_dtype
+from fedcache.errors import CorruptionError, UsageError
+from fedcache.progress import Observer, Silent
+from fedcache.store.chunks import array_bytes
+from fedcache.store.content_array import NOT_FINITE, ContentArray, lost_rows
+from fedcache.store.embedding_columns import GROUP
 from fedcache.store.embedding_files import Embeddings, assemble
-from fedcache.store.embedding_readers import FileRows
+from fedcache.store.file_rows import FileRows
 from fedcache.store.files import digest_of, make_private, sha256_hex
-from fedcache.store.groups import Group
+from fedcache.store.groups import Group, GroupStore, put_groups
+from fedcache.store.journal import journal_path, read_journal
 from fedcache.store.manifest import SAFE
 from fedcache.store.samples import HELD_OUT, INGESTED, Samples, held_out
 from fedcache.store.text_features import slug_of
+from fedcache.store.words import Column, as_column
 from fedcache.store.writer import ArrayWriter
 
 CHUNK_ROWS = 512
@@ -43,78 +47,22 @@ WHERE = Path("from_arrays()")
 """What messages name in the place of a file."""
 
 
-@dataclass(frozen=True)
-class ContentArray:
-    """Features of one backbone in the order of the rows of a store."""
+class ContentStore(GroupStore, Protocol):
+    """What content asks of a store; ``Store`` is one."""
 
-    source: NDArray[Any] | FileRows  # [N, V, D], any float dtype
-    dtype: str  # stored
-    chunk_rows: int  # rows per chunk file
-    name: str  # of the backbone, for messages
-    digest: str = ""  # sha256 of all values, known after the first reading
-    crcs: tuple[int, ...] = ()  # crc32c of every chunk, likewise
+    def has_text(self, backbone: str) -> bool:
+        """Whether there are text features."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(N, V, D)."""
-        return self.source.shape
+    def put_text(
+        self, backbone: str, templates: Sequence[str], matrix: NDArray[np.float32], meta: Mapping[str, Any]
+    ) -> None:
+        """Write text features."""
 
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """What determines the values: the values themselves."""
-        return {
-            "backbone": self.name,
-            "weights": self.digest,
-            "source": INGESTED,
-            "dtype": self.dtype,
-            "views": self.shape[1],
-        }
-
-    @property
-    def key(self) -> str:
-        """Name of the array in the store."""
-        return f"{slug_of(self.name)}-{digest_of(self.recipe)[:8]}"
-
-    def blocks(self) -> Iterator[NDArray[Any]]:
-        """The rows of every chunk in its stored dtype; raises CorruptionError for values that are not finite there."""
-        size, source = self.chunk_rows, self.source
-        if isinstance(source, FileRows):
-            blocks = source.blocks(size)
-        else:
-            blocks = (source[first : first + size] for first in range(0, len(source), size))
-        for number, rows in enumerate(blocks):
-            try:
-                yield to_stored_dtype(rows, self.dtype, (), number * size, self.name)
-            except FedcacheError as error:
-                hint = "Mend these rows of the file or leave them out."
-                raise FedcacheError(error.code, error.message, hint) from error
-
-    def blocks_again(self) -> Iterator[NDArray[Any]]:
-        """The same as at the first reading. Raises UsageError for a file that has changed since."""
-        for number, rows in enumerate(self.blocks()):
-            if self.chunk_crc(rows) != self.crcs[number]:
-                raise UsageError(
-                    f"The features {self.name} changed while they were read: rows {number * self.chunk_rows} to "
-                    f"{number * self.chunk_rows + len(rows) - 1}.",
-                    "Ingest a file that nobody writes.",
-                )
-            yield rows
-
-    def write_missing(self, writer: ArrayWriter) -> None:
-        """Write the chunks that a writer lacks, each while the next one is read; errors as ``ArrayWriter.write``."""
-        missing = set(writer.missing())
-        with ThreadPoolExecutor(1) as pool:  # which waits for the disk
-            written: Future[None] | None = None
-            for chunk, rows in enumerate(self.blocks_again() if missing else ()):
-                if written is not None:
-                    written.result()
-                written = pool.submit(writer.write, chunk, rows) if chunk in missing else None
-            if written is not None:
-                written.result()
-
-    def chunk_crc(self, rows: NDArray[Any]) -> int:
-        """crc32c of the chunk file that holds these rows, the last one filled up."""
-        return checksum(encode(rows, self.chunk_rows, self.dtype).reshape(-1).view(np.uint8))
+    def writer(
+        self, key: str, *, shape: tuple[int, ...], dtype: str, chunk_rows: int, recipe: dict[str, Any],
+        how: dict[str, Any], fresh: bool,
+    ) -> ArrayWriter:  # fmt: skip
+        """The one writer of an array."""
 
 
 @dataclass
@@ -127,6 +75,29 @@ class Content:
     # what the manifest says of the dataset; ``held_out`` names the rule where the file brought no split
     dataset: dict[str, Any]
     groups: dict[str, Group] = field(default_factory=dict)  # columns that sort the rows, by name
+
+    @property
+    def reasons(self) -> dict[int, str]:
+        """Why rows are not ok."""
+        return dict.fromkeys(np.flatnonzero(self.samples.ok == 0).tolist(), NOT_FINITE)
+
+    def write_into(self, store: ContentStore, observer: Observer) -> None:
+        """Groups, text features and arrays into a store of these rows; what is there already is not written again."""
+        put_groups(store, self.groups)
+        for name, matrix in self.texts.items():
+            if not store.has_text(name):
+                store.put_text(name, [], matrix, {"backbone": name, "source": INGESTED})
+        for key, array in self.arrays.items():
+            begun, size = read_journal(journal_path(store.path, key)).header, array.chunk_rows
+            fresh = begun is not None and begun["chunk_rows"] != size  # by a version that chose other chunks
+            with store.writer(
+                key, shape=array.shape, dtype=array.dtype, chunk_rows=size, recipe=array.recipe,
+                how={"source": INGESTED}, fresh=fresh,
+            ) as writer:  # fmt: skip
+                observer.start(f"Writing {array.name}", array.shape[0], "rows")
+                array.write_missing(writer, observer)
+                observer.stop()
+                writer.complete()
 
     @property
     def values(self) -> set[tuple[str, int]]:
@@ -151,10 +122,13 @@ def usable_name(name: str) -> str:
     return slug
 
 
-def arrange(embeddings: Embeddings, name: str) -> Content:
+def arrange(
+    embeddings: Embeddings, name: str, *, drop_nan: bool = False, observer: Observer | None = None
+) -> Content:  # fmt: skip
     """Embeddings as a store holds them. Rows are sorted by name; the values are the recipe.
 
     Without a split, of each (domain, class) the fifth with the smallest uids becomes the test set, as for folders.
+    Rows with features that are not finite are kept without them, as images that cannot be read, if ``drop_nan``.
     Raises UsageError for names that repeat; CorruptionError for non-finite features, with row numbers.
     """
     count, names = len(embeddings.names), embeddings.names
@@ -170,11 +144,13 @@ def arrange(embeddings: Embeddings, name: str) -> Content:
         order = np.array(sorted(range(count), key=names.__getitem__))
         names = tuple(names[i] for i in order)
         # Checked before the rows are sorted: the numbers of bad ones are those of the file.
-        features = {key: _storable(key, values)[order] for key, values in features.items()}
-    arrays, uid = _read_once(features)
+        features = {key: _storable(key, values, drop_nan)[order] for key, values in features.items()}
+    arrays, uid, ok = _read_once(features, drop_nan, observer or Silent())
+    if not ok.any():
+        raise CorruptionError(f"No row of {name} has features that are finite.", "Compute the features again.")
     label, domain = embeddings.labels[order], embeddings.domains[order]
     if embeddings.splits is None:
-        split = held_out(label, domain, uid, np.ones(count, bool)).astype(np.uint8)
+        split = held_out(label, domain, uid, ok).astype(np.uint8)
     else:
         split = embeddings.splits[order]
     samples = Samples(
@@ -183,7 +159,7 @@ def arrange(embeddings: Embeddings, name: str) -> Content:
         label=label,
         domain=domain,
         split=split,
-        ok=np.ones(count, np.uint8),
+        ok=ok.astype(np.uint8),
         classes=embeddings.classes,
         domains=embeddings.domain_names,
     ).checked()
@@ -198,23 +174,30 @@ def arrange(embeddings: Embeddings, name: str) -> Content:
     return Content(samples, {array.key: array for array in arrays}, embeddings.texts, dataset, groups)
 
 
-def _read_once(features: Mapping[str, NDArray[Any] | FileRows]) -> tuple[list[ContentArray], NDArray[np.uint8]]:
-    """The arrays with their digests, and the uid of every row, [N, 16]: of its values in the order of the backbones."""
+def _read_once(
+    features: Mapping[str, NDArray[Any] | FileRows], drop: bool, observer: Observer
+) -> tuple[list[ContentArray], NDArray[np.uint8], NDArray[np.bool_]]:
+    """The arrays with their digests; the uid of every row, [N, 16]: of its values in the order of the backbones; and
+    whether each row is finite, [N]."""
     dtypes = {key: _stored_dtype(values.dtype) for key, values in features.items()}
     (count,) = {len(values) for values in features.values()}
     widest = max(array_bytes(values.shape[1:], dtypes[key]) for key, values in features.items())
     size = chunk_rows_for(count, widest)
-    arrays = {key: ContentArray(values, dtypes[key], size, key) for key, values in features.items()}
+    arrays = {key: ContentArray(values, dtypes[key], size, key, drop=drop) for key, values in features.items()}
     digests, crcs = {key: hashlib.sha256() for key in arrays}, {key: list[int]() for key in arrays}
-    uid = np.empty((count, 16), np.uint8)
+    uid, ok = np.empty((count, 16), np.uint8), np.ones(count, bool)
+    observer.start("Reading features", count, "rows")
     for number, blocks in enumerate(zip(*(arrays[key].blocks() for key in sorted(arrays)), strict=True)):
+        start = number * size
         for key, rows in zip(sorted(arrays), blocks, strict=True):
             digests[key].update(_bytes_of(rows).data)
             crcs[key].append(arrays[key].chunk_crc(rows))
-        start = number * size
+            ok[start + lost_rows(rows)] = False
         uid[start : start + len(blocks[0])] = _digests(np.concatenate([_bytes_of(rows) for rows in blocks], axis=1))
+        observer.advance(len(blocks[0]))
+    observer.stop()
     made = [replace(array, digest=digests[key].hexdigest(), crcs=tuple(crcs[key])) for key, array in arrays.items()]
-    return made, uid
+    return made, uid, ok
 
 
 def _bytes_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
@@ -261,24 +244,30 @@ def _stored_dtype(dtype: np.dtype[Any]) -> str:
     return "float16" if dtype == np.float16 else "float32"
 
 
-def _storable(key: str, values: NDArray[Any] | FileRows) -> NDArray[Any]:
+def _storable(key: str, values: NDArray[Any] | FileRows, drop: bool) -> NDArray[Any]:
     """All values in memory, in their stored dtype. Raises CorruptionError for those that are not finite there."""
     whole = values.whole() if isinstance(values, FileRows) else values
-    (block,) = ContentArray(whole, _stored_dtype(whole.dtype), len(whole), key).blocks()
+    (block,) = ContentArray(whole, _stored_dtype(whole.dtype), len(whole), key, drop=drop).blocks()
     return block
 
 
 def arrange_arrays(
-    features: object, text: Mapping[str, Any], columns: Mapping[str, Any], name: str | None, path: str | Path | None
+    features: object,
+    text: Mapping[str, Any],
+    columns: Mapping[str, Any],
+    name: str | None,
+    path: str | Path | None,
+    drop_nan: bool,
 ) -> tuple[Content, Path]:
     """The arguments of ``Store.from_arrays`` as the content of a store, and where it goes.
 
     Args:
         features: by backbone.
         text: by backbone.
-        columns: called as in a file, and None where they were not given.
+        columns: called as in a file, and None where they were not given; ``groups`` is a column for each name.
         name: of the dataset; the backbones' names when None.
         path: of the store; under FEDCACHE_HOME when None, in folders that are made.
+        drop_nan: as of ``arrange``.
 
     Raises:
         UsageError, for shapes or values that do not fit; CorruptionError, for values that are not finite.
@@ -291,10 +280,15 @@ def arrange_arrays(
         raise UsageError("from_arrays() was given no features.", 'For example {"mine": X}')
     raw = {f"features/{key}": _array(values) for key, values in features.items()}
     raw |= {f"text/{key}": _array(values) for key, values in text.items()}
-    raw |= {key: _array(values) for key, values in columns.items() if values is not None}
+    given = {key: values for key, values in columns.items() if values is not None}
+    groups = given.pop("groups", {})
+    if not isinstance(groups, Mapping):
+        raise UsageError(f"groups is {type(groups).__name__}, expected columns by name.", 'Give {"hospital": [..]}')
+    raw |= {key: _array(values) for key, values in given.items()}
+    raw |= {f"{GROUP}{key}": _array(values) for key, values in groups.items()}
     name = name or "-".join(features)
     slug = usable_name(name)
-    content = arrange(assemble(WHERE, raw), name)
+    content = arrange(assemble(WHERE, raw), name, drop_nan=drop_nan)
     if path is not None:
         return content, Path(path).expanduser()
     home = Home.from_environment()
@@ -303,9 +297,6 @@ def arrange_arrays(
     return content, home.store(slug, content.dataset["digest"])
 
 
-def _array(values: Any) -> Any:
-    """As numpy has it; words that came as objects (pandas) are words, and numbers that did stay refused."""
-    made = np.asarray(values)
-    if made.dtype.kind in "OT" and made.size and all(isinstance(v, str) for v in made.ravel()):
-        return made.astype(np.str_)
-    return made
+def _array(values: Any) -> Column:
+    """A column of a file, from what Python has: lists, numpy, pandas."""
+    return as_column(np.asarray(values))

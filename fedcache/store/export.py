@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, unknown
-from fedcache.store.embedding_files import WRITERS
+from fedcache.store.embedding_writers import WRITERS, Exported
 from fedcache.store.files import digest_of, make_private
 from fedcache.store.groups import put_groups
 from fedcache.store.machine import explain_disk_errors
 from fedcache.store.store import Samples, Store
-from fedcache.store.text_features import read_text
+from fedcache.store.text_features import backbone_of, read_text, text_of_array
 
 TRAIN, TEST, VALIDATION = 0, 1, 2
 NONE = np.empty(0, np.int64)
@@ -124,6 +124,8 @@ def write_shards(
 def export(store: Store, out: Path, keys: Sequence[str]) -> int:
     """Write the readable rows of some arrays to a file, whose ending chooses the format; returns how many they are.
 
+    Labels, domains, splits, names and groups of the rows go with them, and the text features of the arrays.
+
     Raises UsageError for an unknown ending or a folder that is not there.
     """
     if out.suffix not in WRITERS:
@@ -134,12 +136,22 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
     good = np.flatnonzero(s.ok == 1)
     columns: dict[str, Any] = {f"features/{key}": store.reader(key).rows(good) for key in keys}
     columns |= {"labels": s.label[good], "domain": s.domain[good], "split": s.split[good]}
-    names = [s.name[i] for i in good]
-    meta = {"classes": list(s.classes), "domains": list(s.domains), "dataset": store.dataset["slug"]}
+    entries = {key: text_of_array(store.manifest, key) for key in keys}
+    rows = Exported(
+        columns,
+        names=[s.name[i] for i in good],
+        groups={name: store.group(name).take(good) for name in store.groups},
+        texts={
+            key: read_text(store.path, backbone_of(store.manifest, key), entry)
+            for key, entry in entries.items()
+            if entry is not None and entry["shape"][0] == len(s.classes)
+        },
+        meta={"classes": list(s.classes), "domains": list(s.domains), "dataset": store.dataset["slug"]},
+    )
     temporary = out.with_name(f".{out.name}.partial{out.suffix}")
     with explain_disk_errors(out, sum(values.nbytes for values in columns.values())):
         try:
-            WRITERS[out.suffix](temporary, columns, names, meta)
+            WRITERS[out.suffix](temporary, rows)
             temporary.replace(out)
         finally:
             temporary.unlink(missing_ok=True)

@@ -21,6 +21,7 @@ from fedcache.store.array_file import mapped, pack, read_content, unpack
 from fedcache.store.files import Buffer, sha256_hex, write_atomic
 from fedcache.store.manifest import SAFE, Manifest
 from fedcache.store.text_features import slug_of
+from fedcache.store.words import NO_VALUE, Unread, Words, as_column, sorted_words
 
 FOLDER, SUFFIX = "groups", ".group"
 
@@ -68,24 +69,44 @@ class Group:
 
         Raises UsageError for other shapes, and for numbers that are measurements: floats that are not whole.
         """
-        column = np.asarray(values)
-        if column.ndim != 1:
+        column = values if isinstance(values, Words) else np.asarray(values)
+        if len(column.shape) != 1:
             raise UsageError(f"A group is one value for each row, not {column.shape}.", "Give a column.")
+        if isinstance(column, Words):
+            return cls.of_words(column)
         if column.dtype.kind == "f":
             known = ~np.isnan(column)
-            if not (np.isfinite(column[known]).all() and (column[known] == np.rint(column[known])).all()):
+            # Beyond 2^53 a float no longer tells whole numbers apart.
+            if not ((np.abs(column[known]) < 1 << 53) & (column[known] == np.rint(column[known]))).all():
                 raise UsageError("Floats that are not whole sort no rows.", "Give words, or integers.")
             column = np.where(known, column, 0).astype(np.int64)
         elif column.dtype.kind in "iub":
             known = np.ones(len(column), bool)
         else:
-            column = np.array(["" if _is_missing(v) else str(v).strip() for v in column.tolist()], np.str_)
-            known = column != ""
-        # Numbers are sorted as numbers (writer 2 before writer 10), words as words.
+            made = as_column(column)
+            if isinstance(made, Unread):
+                raise UsageError(f"A group is a word or number for each row, not {made.why}.", "Give words.")
+            return cls.of(made)
+        # Numbers are sorted as numbers (writer 2 before writer 10).
         distinct, inverse = np.unique(column[known], return_inverse=True)
         codes = np.full(len(column), -1, np.int32)
         codes[known] = inverse
         return cls(codes, tuple(map(str, distinct.tolist())))
+
+    @classmethod
+    def of_words(cls, column: Words) -> Group:
+        """The same of words; what Python writes for no value is none, and space around a word no part of it."""
+        used = np.unique(column.codes).tolist()
+        clean = [w.strip() for w in column.words]
+        words = sorted_words(clean[i] for i in used if i >= 0 and clean[i] not in NO_VALUE)
+        place = {word: i for i, word in enumerate(words)}
+        to = np.array([*(place.get(word, -1) for word in clean), -1], np.int32)  # the last: rows without a word
+        return cls(to[column.codes], tuple(words))
+
+    def values(self) -> list[str | None]:
+        """The value of each row, None where none is known."""
+        words = [*self.words, None]
+        return [words[code] for code in self.codes.tolist()]
 
     def take(self, rows: NDArray[np.int64]) -> Group:
         """The values of some rows; -1 is a row without a value. The words stay."""
@@ -95,10 +116,6 @@ class Group:
     def equals(self, other: Group) -> bool:
         """Whether every row has the same value."""
         return self.words == other.words and np.array_equal(self.codes, other.codes)
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value)
 
 
 def joined(parts: Sequence[Mapping[str, Group]], rows: Sequence[int]) -> dict[str, Group]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError, unknown
 from fedcache.notebooks import data_frame
 from fedcache.store import chunks as files
+from fedcache.store.groups import Group
 from fedcache.store.journal import journals
 from fedcache.store.manifest import COLUMNS, Manifest
 
@@ -139,16 +141,18 @@ def select_rows(samples: Samples, split: str | None) -> NDArray[np.int64]:
     return np.flatnonzero(wanted)
 
 
-def samples_frame(s: Samples) -> Any:
-    """pandas columns of the rows: uid, name, label, class, domain, split, ok. Raises MachineError without pandas."""
-    return data_frame(
-        {
-            "uid": [row.tobytes().hex() for row in s.uid],
-            "name": list(s.name),
-            "label": s.label,
-            "class": [s.classes[i] if i >= 0 else None for i in s.label],
-            "domain": [s.domains[i] for i in s.domain],
-            "split": [SPLITS[i] for i in s.split],
-            "ok": s.ok == 1,
-        }
-    )
+def samples_frame(s: Samples, groups: Mapping[str, Group]) -> Any:
+    """pandas columns of the rows: uid, name, label, class, domain, split, ok, then each group, ``group/NAME`` where a
+    column has its name. Raises MachineError without pandas."""
+    columns = {
+        "uid": [row.tobytes().hex() for row in s.uid],
+        "name": list(s.name),
+        "label": s.label,
+        "class": [s.classes[i] if i >= 0 else None for i in s.label],
+        "domain": [s.domains[i] for i in s.domain],
+        "split": [SPLITS[i] for i in s.split],
+        "ok": s.ok == 1,
+    }
+    for name, group in groups.items():
+        columns[f"group/{name}" if name in columns else name] = group.values()
+    return data_frame(columns)

@@ -16,15 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError
+from fedcache.progress import Observer, Silent
 from fedcache.store.content import Content, arrange_arrays
 from fedcache.store.create import create_store, remove_partial_files
 from fedcache.store.files import Buffer
-from fedcache.store.groups import Group, group_names, put_groups, read_group
-from fedcache.store.journal import journal_path, read_journal, unfinished_arrays
+from fedcache.store.groups import Group, group_names, read_group
+from fedcache.store.journal import unfinished_arrays
 from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.manifest import ArrayInfo, Manifest, describe_store, read_manifest, select_arrays, store_html
 from fedcache.store.reader import Reader, open_reader
-from fedcache.store.samples import INGESTED, Samples, read_column, read_samples, samples_frame, select_rows
+from fedcache.store.samples import Samples, read_column, read_samples, samples_frame, select_rows
 from fedcache.store.sidecars import (
     append_event,
     forgotten_arrays,
@@ -35,7 +36,7 @@ from fedcache.store.sidecars import (
     read_quarantine,
     write_partition,
 )
-from fedcache.store.text_features import check_name, find_text, no_text_features, read_text, slug_of, write_text
+from fedcache.store.text_features import check_name, current_text, find_text, no_text_features, slug_of, write_text
 from fedcache.store.writer import ArrayWriter
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class Store:
         splits: Any = None,
         classes: Sequence[str] | None = None,
         text: Mapping[str, Any] | None = None,
+        groups: Mapping[str, Any] | None = None,
+        drop_nan: bool = False,
         name: str | None = None,
         path: str | Path | None = None,
     ) -> Store:
@@ -97,12 +100,14 @@ class Store:
 
         Args:
             features: floats [N, D] or [N, V, D] (V views) per backbone; float16 stays, others become float32.
-            labels: N integers (-1 unknown) or words; None when they are not known.
+            labels: N integers or words; -1, NaN, None and "" are rows whose label is not known, None all of them.
             domains: N integers or words.
             names: N different words.
             splits: N of train, test and validation, or of 0, 1 and 2; None holds out a fifth of each class.
             classes: names of the integers in ``labels``, or the order of its words.
             text: floats [C, D] per backbone, features of the class names.
+            groups: by name N words or whole numbers that sort the rows, ``{"hospital": [...]}``.
+            drop_nan: keep rows with NaN or infinite features unread, in the place of an error.
             name: of the dataset, for ``--dataset``; the backbones' names when None.
             path: of the store; under FEDCACHE_HOME when None.
 
@@ -112,31 +117,20 @@ class Store:
         """
         columns = {
             "labels": labels, "domain": domains, "name": names, "split": splits,
-            "classes": None if classes is None else list(classes),
+            "classes": None if classes is None else list(classes), "groups": groups,
         }  # fmt: skip
-        return cls.from_content(*arrange_arrays(features, text or {}, columns, name, path))
+        return cls.from_content(*arrange_arrays(features, text or {}, columns, name, path, drop_nan))
 
     @classmethod
-    def from_content(cls, content: Content, path: Path) -> Store:
+    def from_content(cls, content: Content, path: Path, observer: Observer | None = None) -> Store:
         """Arranged embeddings as a store at ``path``; what an interrupted call left there is completed.
 
-        Raises FedcacheError, as ``create``; CorruptionError, for values that are not finite.
+        Groups take the place of those of their names. ``observer`` is told how far it is. Raises FedcacheError, as
+        ``create``; CorruptionError, for values that are not finite.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        store = cls.create(path, content.samples, dataset=content.dataset)
-        put_groups(store, content.groups)
-        for name, matrix in content.texts.items():
-            if not store.has_text(name):
-                store.put_text(name, [], matrix, {"backbone": name, "source": INGESTED})
-        for key, array in content.arrays.items():
-            begun, size = read_journal(journal_path(path, key)).header, array.chunk_rows
-            fresh = begun is not None and begun["chunk_rows"] != size  # by a version that chose other chunks
-            with store.writer(
-                key, shape=array.shape, dtype=array.dtype, chunk_rows=size, recipe=array.recipe,
-                how={"source": INGESTED}, fresh=fresh,
-            ) as writer:  # fmt: skip
-                array.write_missing(writer)
-                writer.complete()
+        store = cls.create(path, content.samples, dataset=content.dataset, reasons=content.reasons)
+        content.write_into(store, observer or Silent())
         return cls.open(path)
 
     @classmethod
@@ -287,11 +281,11 @@ class Store:
         return True
 
     def text(self, backbone: str, templates: Sequence[str] | None = None) -> NDArray[np.float32]:
-        """Text features [C, D], unit rows; the current ones unless templates are named. Raises StoreError."""
-        entry = find_text(self._manifest, backbone, templates, None)
-        if entry is None:
-            raise no_text_features(self.path, backbone)
-        return read_text(self.path, backbone, entry)
+        """Text features [C, D] of a backbone or its array, unit rows; the current ones unless templates are named.
+
+        Raises StoreError.
+        """
+        return current_text(self.path, self._manifest, backbone, templates)
 
     def put_text(
         self, backbone: str, templates: Sequence[str], matrix: NDArray[np.float32], meta: Mapping[str, Any]
@@ -384,8 +378,8 @@ class Store:
         return FeatureRows(self.path.resolve(), keys, rows, self.samples.label[rows].astype("int64"))
 
     def frame(self) -> Any:
-        """pandas columns: uid, name, label, class, domain, split, ok of the rows. Raises MachineError without it."""
-        return samples_frame(self.samples)
+        """pandas columns: uid, name, label, class, domain, split, ok, groups. Raises MachineError without pandas."""
+        return samples_frame(self.samples, {name: self.group(name) for name in self.groups})
 
     def to_dict(self) -> dict[str, Any]:
         """What the manifest says, plain JSON values; rows and features are not among them."""

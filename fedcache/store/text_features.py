@@ -21,8 +21,8 @@ TEXT_ORDER = ("clip-rn50", "clip-vit-b-16", "clip-vit-b-32", "glyph-clip")
 def find_text(
     manifest: Manifest, backbone: str, templates: Sequence[str] | None, weights: str | None
 ) -> dict[str, Any] | None:
-    """The entry written or chosen last of a backbone, of these templates and weights if given."""
-    for entry in reversed(manifest.texts.get(slug_of(backbone), [])):
+    """The entry written or chosen last of a backbone or its array, of these templates and weights if given."""
+    for entry in reversed(manifest.texts.get(slug_of(backbone_of(manifest, backbone)), [])):
         if templates is not None and entry["templates"] != list(templates):
             continue
         if weights is not None and entry["meta"].get("weights") != weights:
@@ -30,6 +30,13 @@ def find_text(
         found: dict[str, Any] = entry
         return found
     return None
+
+
+def backbone_of(manifest: Manifest, name: str) -> str:
+    """The backbone that is meant by its name, or by that of an array of it."""
+    if slug_of(name) in manifest.texts or name not in manifest.arrays:
+        return name
+    return str(manifest.arrays[name].recipe.get("backbone"))
 
 
 def text_of_array(manifest: Manifest, key: str) -> dict[str, Any] | None:
@@ -50,6 +57,16 @@ def read_text(store: Path, backbone: str, entry: dict[str, Any]) -> NDArray[np.f
     size = files.array_bytes((max(1, entry["shape"][0]), entry["shape"][1]), "float32")
     raw = files.read_checked(place, entry["crc"], f"text features of {backbone}", size=size)
     return np.frombuffer(raw, "<f4")[: entry["shape"][0] * entry["shape"][1]].reshape(entry["shape"])
+
+
+def current_text(
+    store: Path, manifest: Manifest, backbone: str, templates: Sequence[str] | None
+) -> NDArray[np.float32]:  # fmt: skip
+    """The matrix [C, D] of a backbone or its array. Raises StoreError where there is none; CorruptionError."""
+    entry, name = find_text(manifest, backbone, templates, None), backbone_of(manifest, backbone)
+    if entry is None:
+        raise no_text_features(store, name)
+    return read_text(store, name, entry)
 
 
 def write_text(

@@ -319,7 +319,7 @@ def test_names_that_ls_prints_are_stores(labelled: Path, tmp_path: Path, monkeyp
         ({"X": FEATURES, "features": FEATURES}, "both features"),
         ({"X": FEATURES, "name": np.repeat("a", ROWS)}, "the first 'a'"),
         ({"X": FEATURES, "name": np.arange(ROWS).astype(str)[:, None]}, "(60, 1)"),
-        ({"X": FEATURES, "split": np.repeat("dev", ROWS)}, "dev"),
+        ({"X": FEATURES, "split": np.repeat("fold 3", ROWS)}, "fold 3"),
         ({"X": FEATURES, "y": LABELS, "text": TEXT[:, :2]}, "[classes, 4]"),
         ({"X": FEATURES, "y": LABELS, "text": TEXT[:2]}, "2 rows for 3 classes"),
         ({"X": FEATURES, "y": LABELS, "text/other": TEXT}, "text/odd"),

@@ -24,7 +24,7 @@ from fedcache.store import content as contents
 from fedcache.store.chunks import all_finite, decode_strings, encode_strings
 from fedcache.store.content import arrange, chunk_rows_for
 from fedcache.store.embedding_files import open_embeddings, read_embeddings
-from fedcache.store.embedding_readers import FileRows
+from fedcache.store.file_rows import FileRows
 from fedcache.store.samples import held_out
 from fedcache.store.store import Store
 from fedcache.store.verify import verify

@@ -23,8 +23,9 @@ from fedcache.store import array_file, catalog, chunks, content, files, journal,
 from fedcache.store import create as creating
 from fedcache.store import samples as columns
 from fedcache.store.embedding_files import open_embeddings, read_embeddings
-from fedcache.store.embedding_readers import FileRows, _column, _parquet_parts
+from fedcache.store.embedding_readers import read_columns
 from fedcache.store.export import export
+from fedcache.store.file_rows import FileRows
 from fedcache.store.sidecars import partition_file, read_quarantine
 from fedcache.store.store import Store
 from fedcache.store.verify import _reopen
@@ -226,14 +227,11 @@ def test_rows_of_a_file_are_as_many_as_it_says(place: Path) -> None:
 
 def test_lists_of_a_parquet_file_have_one_length(place: Path) -> None:
     lists = pa.array([[1.0, 2.0]] * 2 + [[1.0, 2.0, 3.0]] * 2)
-    parquet.write_table(pa.table({"x": lists}), place / "x.parquet")
-    parts = _parquet_parts(place / "x.parquet", "x", (2,), 2)
+    file = place / "x.parquet"
+    parquet.write_table(pa.table({"x": lists}), file, row_group_size=2)
+    parts = read_columns(file)["x"].parts(2)
     assert next(parts).tolist() == [[1.0, 2.0]] * 2
-    said = f"{place / 'x.parquet'}: the rows of x have lengths [2, 3], with 0 empty values."
-    refused(UsageError, said, lambda: next(parts))
-    chunked = pa.chunked_array([[1, 2], [3]])
-    assert _column(place, "x", chunked, None).tolist() == [1, 2, 3]
-    assert _column(place, "x", pa.chunked_array([], pa.int64()), None).tolist() == []
+    refused(UsageError, f"{file}: the rows of x have lengths [2, 3].", lambda: next(parts))
 
 
 def test_a_list_of_unreadable_rows_that_is_no_file_is_corrupt(place: Path) -> None:
@@ -244,7 +242,7 @@ def test_a_list_of_unreadable_rows_that_is_no_file_is_corrupt(place: Path) -> No
     refused(CorruptionError, f"{what} is missing.", lambda: read_quarantine(path, known))
     (path / "quarantine.jsonl").mkdir()
     refused(CorruptionError, f"{what} is unreadable.", lambda: read_quarantine(path, known))
-    refused(StoreError, "There is no partition 'x'.", lambda: partition_file(known, "x"))
+    refused(StoreError, "s.zarr has no partition 'x'.", lambda: partition_file(path, known, "x"))
 
 
 @pytest.mark.parametrize("raw", [b"", b"PK\x03\x04", b"{}" * 40])

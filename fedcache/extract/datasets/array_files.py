@@ -20,7 +20,8 @@ from fedcache.extract.datasets import archives
 from fedcache.extract.datasets.dataset import Context, Source
 from fedcache.extract.datasets.row_sources import BLOCK, BlockRows, FixedRows, H5Blocks, Layout, Packed, PackedBlocks
 from fedcache.extract.digests import stat_key
-from fedcache.store.embedding_readers import explain_damage, h5_items
+from fedcache.store.embedding_readers import h5_items
+from fedcache.store.file_rows import explain_damage
 
 SUFFIXES = (".npz", ".npy", ".h5", ".hdf5")
 MOST_COLUMN = 1 << 30

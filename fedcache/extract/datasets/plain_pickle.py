@@ -1,16 +1,12 @@
-"""Pickles of arrays, lists, texts and numbers, read without running anything they name, and the images in them.
+"""Datasets that are pickles of plain data: the content of one, and the images in it.
 
-A pickle is a program that may call any function it names. Datasets of research code are often pickles (CIFAR's
-batches, the lists and digits of FedBN), and none of them needs more than the few numpy helpers below, which are
-replaced here by functions that can do nothing else; any other name ends the reading before it is looked up.
+What a pickle may hold, and why nothing in it is run, is in ``store/plain_pickle.py``.
 """
 
 from __future__ import annotations
 
-import pickle
-import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,120 +16,18 @@ from numpy.typing import NDArray
 from fedcache.errors import CorruptionError, FedcacheError, MachineError
 from fedcache.extract.datasets.paper import damaged
 from fedcache.extract.images import BadImage
-
-_DTYPE = re.compile(r"[<>=|]?[biufSUO]\d{0,6}")
-
-
-class _PickledDtype:
-    """A dtype. numpy's own would take any state from the pickle, and believe it."""
-
-    __slots__ = ("dtype",)
-
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self.dtype = dtype
-
-    def __setstate__(self, state: Any) -> None:
-        """Takes the byte order of ``(version, byte order, None, None, None, ...)``."""
-        match state:
-            case (int(), "<" | ">" | "|" | "=" as order, None, None, None, *_):
-                self.dtype = self.dtype if order in "|=" else self.dtype.newbyteorder(order)
-            case _:
-                raise pickle.UnpicklingError("a dtype with fields")
-
-
-class _Array(np.ndarray[Any, Any]):
-    """An array that is filled by numpy, which checks sizes, with a dtype that was checked here."""
-
-    def __setstate__(self, state: Any) -> None:
-        match state:
-            case (int() as version, tuple() as shape, _PickledDtype() as kind, bool() | int() as fortran, raw):
-                super().__setstate__((version, shape, kind.dtype, fortran, raw))  # type: ignore[arg-type]
-            case _:
-                raise pickle.UnpicklingError("an array that numpy did not write")
-
-
-def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
-    if kind is not _NDARRAY or shape != (0,):
-        raise pickle.UnpicklingError("an array that numpy did not write")
-    return np.ndarray.__new__(_Array, (0,), dtype="b")
-
-
-def _dtype(code: Any, *rest: Any) -> _PickledDtype:
-    if not isinstance(code, str) or not _DTYPE.fullmatch(code):
-        raise pickle.UnpicklingError(f"the dtype {str(code)[:40]!r}")
-    return _PickledDtype(np.dtype(code))
-
-
-def _frombuffer(raw: Any, kind: _PickledDtype, shape: Any, order: Any) -> np.ndarray[Any, Any]:
-    return np.frombuffer(raw, dtype=kind.dtype).reshape(shape, order="F" if order == "F" else "C")
-
-
-def _scalar(kind: _PickledDtype, raw: Any) -> Any:
-    return np.frombuffer(raw.encode("latin1") if isinstance(raw, str) else raw, dtype=kind.dtype)[0]
-
-
-def _encode(text: Any, encoding: Any) -> bytes:
-    if encoding != "latin1" or not isinstance(text, str):
-        raise pickle.UnpicklingError("bytes in an odd encoding")
-    return text.encode("latin1")
-
-
-def _no_bytes() -> bytes:
-    return b""
-
-
-def _never(*words: Any) -> Any:
-    raise pickle.UnpicklingError("an array that numpy did not write")
-
-
-class _Frozen:
-    """A function that a pickle can call and not change: plain functions would take attributes from it."""
-
-    __slots__ = ("_function",)
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def __call__(self, *words: Any) -> Any:
-        return self._function(*words)
-
-    def __setstate__(self, state: Any) -> None:
-        raise pickle.UnpicklingError("it changes what it names")
-
-
-_NDARRAY = _Frozen(_never)  # pickles name the class, and need not call it
-_CORES = ("numpy.core", "numpy._core")  # before and since numpy 2
-_ALLOWED = {
-    ("numpy", "ndarray"): _NDARRAY,
-    ("numpy", "dtype"): _Frozen(_dtype),
-    ("_codecs", "encode"): _Frozen(_encode),
-    ("__builtin__", "bytes"): _Frozen(_no_bytes),  # how protocol 2 says b""
-    **{(f"{core}.multiarray", "_reconstruct"): _Frozen(_reconstruct) for core in _CORES},
-    **{(f"{core}.multiarray", "scalar"): _Frozen(_scalar) for core in _CORES},
-    **{(f"{core}.numeric", "_frombuffer"): _Frozen(_frombuffer) for core in _CORES},
-}
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _ALLOWED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it names {module}.{name}") from None
+from fedcache.store.plain_pickle import load_plain
 
 
 def load(path: Path) -> Any:
     """The content of a pickle of plain data; CorruptionError for a damaged one, or one that names anything else."""
     try:
         with path.open("rb") as file:
-            # Python 2 wrote CIFAR's batches: its byte strings are read as latin1 texts, as numpy expects.
-            return _Unpickler(file, encoding="latin1").load()
+            return load_plain(file)
     except FileNotFoundError:
         raise MachineError(f"{path} is missing.", "Unpack the dataset again, or copy the file there") from None
-    except (OSError, MemoryError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         why = str(error)
-    except (pickle.UnpicklingError, EOFError, RecursionError, ImportError, AssertionError) as error:
-        why = str(error) or type(error).__name__
     raise CorruptionError(
         f"{path} is not a pickle of arrays, lists and texts alone: {why[:200]}. Nothing in it was run.",
         "Download it again from the address that `fedcache datasets info` gives",

@@ -6,6 +6,7 @@ import os
 import secrets
 import shlex
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedcache.config import Home
@@ -24,11 +25,23 @@ from fedcache.store.catalog import (
     store_option,
 )
 from fedcache.store.content import Content, arrange, usable_name
+from fedcache.store.content_array import NOT_FINITE_HINT
+from fedcache.store.embedding_columns import ColumnChoice
 from fedcache.store.embedding_files import open_embeddings
 from fedcache.store.files import make_private
+from fedcache.store.groups import put_groups
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """A store that holds a file of embeddings, and what was said of its columns."""
+
+    store: Store
+    notes: list[str]  # which columns are what, and which changed
+    left_out: dict[str, str]  # columns that are not used, and why
 
 
 def ingest_file(
@@ -38,42 +51,50 @@ def ingest_file(
     path: Path | None = None,
     *,
     replace: bool = False,
+    choice: ColumnChoice | None = None,
+    drop_nan: bool = False,
     observer: Observer | None = None,
-) -> Store:
-    """A file of embeddings (npz, npy, h5, parquet, safetensors) as a store, which commands without a store then use.
+) -> Ingested:
+    """A file of embeddings as a store, which commands without a store then use.
 
-    The same content under the same name again changes nothing. It goes to the home, unless ``path`` says otherwise;
-    with ``replace``, other content stored under this name is dropped, with its partitions.
+    The same content under the same name again changes nothing but groups: those of the file are kept in the place of
+    those of their names. It goes to the home, unless ``path`` says otherwise; with ``replace``, other content stored
+    under this name is dropped, with its partitions. ``choice`` names columns, and with ``drop_nan`` rows whose features
+    are not finite are kept as unreadable.
 
     Raises UsageError for a name without a letter or digit or one that holds other content, or a file that cannot be
     read; CorruptionError for non-finite features.
     """
     observer = observer or Silent()
     slug = usable_name(name)
-    again = shlex.join(["fedcache", "ingest", str(file), "--name", name, *(["--store", str(path)] if path else [])])
+    choice = choice or ColumnChoice()
+    words = ["fedcache", "ingest", str(file), "--name", name, *(["--store", str(path)] if path else [])]
+    again = shlex.join([*words, *choice.options()])
     try:
-        content = arrange(open_embeddings(file), name)
+        found = open_embeddings(file, choice)
+        for line in found.notes:
+            observer.note(line)
+        content = arrange(found, name, drop_nan=drop_nan, observer=observer)
     except FedcacheError as error:
-        raise FedcacheError(
-            error.code, error.message, f"{error.hint}\nThen:  {again}" if file.is_file() else error.hint
-        ) from error
-    if path is None:
-        make_private(home.root)
-        make_private(home.stores)
-        target, found = home.store(slug, content.dataset["digest"]), ingested_stores(home).get(slug)
-    else:
-        target = found = resolve_path(home, path)
-    old = Store.open(found) if found is not None and was_store(found) else None
+        hint = f"{error.hint}\nThen:  {again}" if file.is_file() else error.hint
+        if error.hint == NOT_FINITE_HINT:
+            hint = f"Mend these rows of the file, or leave them out:  {again} --drop-nan"
+        raise FedcacheError(error.code, error.message, hint) from error
+    target, old = _place(home, path, slug, content)
+    notes = list(found.notes)
     if old is None or not is_ingested(old):
-        made = Store.from_content(content, target)  # which refuses a store of something else
+        made = Store.from_content(content, target, observer)  # which refuses a store of something else
     elif holds_content(old, content):
-        observer.note(f"{name} is there already, with the same content: nothing to do.")
+        changes = _changed_groups(old, content)
+        notes += changes
+        for line in changes or ["the same content: nothing to do."]:
+            observer.note(f"{name} is there already, with {line}" if not changes else line)
         made = old
     elif holds_part_of(old, content):
-        made = Store.from_content(content, old.path)
+        made = Store.from_content(content, old.path, observer)
     elif replace:
         observer.note(f"Replacing {old.path} ({old.rows:,} rows), with its partitions.")
-        made = _replaced(old.path, content, target)
+        made = _replaced(old.path, content, target, observer)
     else:
         raise UsageError(
             f"{old.dataset['slug']} is already a dataset of {old.rows:,} rows ({old.path}), and {file} holds other "
@@ -82,13 +103,35 @@ def ingest_file(
         )
     clean_up(made)  # a journal that an earlier call was killed before it removed
     remember_last(home, made.path, f"{INGESTED}:{name}")
-    return made
+    return Ingested(made, notes, found.left_out)
 
 
-def _replaced(old: Path, content: Content, target: Path) -> Store:
+def _place(home: Home, path: Path | None, slug: str, content: Content) -> tuple[Path, Store | None]:
+    """Where a store of this content goes, and the store of its name that is there."""
+    if path is None:
+        make_private(home.root)
+        make_private(home.stores)
+        target, found = home.store(slug, content.dataset["digest"]), ingested_stores(home).get(slug)
+    else:
+        target = found = resolve_path(home, path)
+    return target, Store.open(found) if found is not None and was_store(found) else None
+
+
+def _changed_groups(store: Store, content: Content) -> list[str]:
+    """Keep the groups of a file in the store that holds the rest of it; what that changed, in a sentence."""
+    before = store.groups
+    changed = put_groups(store, content.groups)
+    new = [name for name in store.groups if name not in before]
+    said = [f"new groups {', '.join(new)}"] if new else []
+    said += [f"other values of the groups {', '.join(changed)}"] if changed else []
+    path = store.path.name
+    return [f"{path} has the same features and labels, and now {' and '.join(said)}."] if said else []
+
+
+def _replaced(old: Path, content: Content, target: Path, observer: Observer) -> Store:
     """The new store is whole before the old one goes, and that one goes out of sight whole before it is removed."""
     place = target if target != old else _temporary(target)
-    Store.from_content(content, place)
+    Store.from_content(content, place, observer)
     away = _temporary(old)
     old.rename(away)
     if place != target:
@@ -105,12 +148,16 @@ def _temporary(store: Path) -> Path:
 def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], str]:
     """What an ingested store holds and what was chosen, as sentences; and the command that comes next."""
     s = store.samples
-    counts = {word: int((s.split == code).sum()) for code, word in enumerate(("train", "test", "validation"))}
+    counts = {
+        word: int(((s.split == code) & (s.ok == 1)).sum()) for code, word in enumerate(("train", "test", "validation"))
+    }
     parts = ", ".join(f"{n:,} {word}" for word, n in counts.items() if n)
     lines = [f"{store.rows:,} rows ({parts}), {len(s.classes)} classes: {', '.join(sorted(store.arrays))}"]
+    if store.rows_ok < store.rows:
+        lines.append(f"{store.rows - store.rows_ok:,} rows are left out; fedcache inspect lists them.")
     if "held_out" in store.dataset and counts["test"]:
         lines.append(f"No split given: {store.dataset['held_out']} is the test set.")
-    known = s.label[s.split == 0] >= 0
+    known = s.label[(s.split == 0) & (s.ok == 1)] >= 0
     if not counts["train"] or not counts["test"]:
         gone = "train" if not counts["train"] else "test"
         mend = "no class has two rows to hold one out: add split" if "held_out" in store.dataset else "leave split out"

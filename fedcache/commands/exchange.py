@@ -1,0 +1,94 @@
+"""Features to and from other programs: ``ingest`` and ``export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcache.commands.options import Backbones, Dataset, StoreDir, command, split_list
+from fedcache.commands.output import CommandResult, TerminalObserver
+from fedcache.config import Home
+from fedcache.extract.planning.find_store import need_store
+from fedcache.extract.planning.ingest import describe_ingested, ingest_file
+from fedcache.runs.store_choice import chosen_arrays
+from fedcache.store.embedding_columns import ColumnChoice
+from fedcache.store.export import export as write_file
+
+
+@command("ingest")
+def ingest(
+    observer: TerminalObserver,
+    file: Annotated[
+        Path, typer.Argument(help="npz, npy, h5, parquet, csv, tsv, feather or safetensors with features and labels.")
+    ],
+    name: Annotated[str, typer.Option("--name", help="Name of the dataset, then --dataset NAME.")],
+    store: StoreDir = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Drop other content stored under this name, with its partitions.")
+    ] = False,
+    drop_nan: Annotated[
+        bool, typer.Option("--drop-nan", help="Leave rows with NaN or infinite features out, and list them.")
+    ] = False,
+    features_key: Annotated[
+        list[str] | None,
+        typer.Option("--features-key", help="Columns of features, or what those of a wide table begin with."),
+    ] = None,
+    label_key: Annotated[str | None, typer.Option("--label-key", help="Column of labels.")] = None,
+    split_key: Annotated[str | None, typer.Option("--split-key", help="Column of train, test, validation.")] = None,
+    name_key: Annotated[str | None, typer.Option("--name-key", help="Column that names the rows.")] = None,
+    domain_key: Annotated[str | None, typer.Option("--domain-key", help="Column of domains.")] = None,
+    group_key: Annotated[
+        list[str] | None, typer.Option("--group-key", help="The only columns to keep as groups; default all that can.")
+    ] = None,
+) -> CommandResult:
+    """Bring your own embeddings straight into a store.
+
+    Columns are found by usual names: features (embeddings, X, features/BACKBONE, text/BACKBONE, or columns f0 .. f511),
+    labels (label, y, target, class), split, is_train, is_test, name (id, path), domain, classes. Every other column of
+    words or whole numbers is kept as a group (--by). Without a split, of each class the fifth with the smallest uids is
+    the test set.
+
+    Example: fedcache ingest embeddings.npz --name mine
+    """
+    home = Home.from_environment()
+    groups = split_list(group_key, "--group-key") if group_key is not None else None
+    choice = ColumnChoice(
+        split_list(features_key, "--features-key"), label_key, split_key, name_key, domain_key, groups
+    )
+    done = ingest_file(home, file, name, store, replace=replace, choice=choice, drop_nan=drop_nan, observer=observer)
+    made = done.store
+    lines, following = describe_ingested(made, home, name)
+    data = {
+        "path": str(made.path),
+        "dataset": made.dataset,
+        "images": made.rows,
+        "ok": made.rows_ok,
+        "arrays": sorted(made.arrays),
+        "groups": made.groups,
+        "not_used": done.left_out,
+        "notes": [*done.notes, *lines],
+        "next": following,
+    }
+    return CommandResult(data, [*lines, str(made.path), following])
+
+
+@command("export")
+def export(
+    observer: TerminalObserver,
+    out: Annotated[Path, typer.Argument(help="File to write; its ending chooses npz, h5, parquet or safetensors.")],
+    store: StoreDir = None,
+    dataset: Dataset = None,
+    backbones: Backbones = None,
+) -> CommandResult:
+    """Write features, labels, domains, splits, groups and text features of readable rows to one file.
+
+    Example: fedcache export features.parquet --backbones efficientnet-lite0
+    """
+    opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
+    keys = chosen_arrays(opened, split_list(backbones))
+    rows = write_file(opened, out, keys)
+    return CommandResult(
+        {"path": str(out), "rows": rows, "arrays": keys}, [f"{rows:,} rows of {', '.join(keys)}: {out}"]
+    )

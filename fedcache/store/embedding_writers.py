@@ -1,0 +1,121 @@
+"""Writing files of embeddings: npz, h5, parquet and safetensors, as ``embedding_files`` reads them.
+
+Each format's library is imported by the function that needs it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import UsageError
+from fedcache.store.embedding_columns import GROUP, has_a_meaning
+from fedcache.store.groups import Group
+
+MOST_TEXT = 32 << 20
+"""Bytes of text features that the head of a parquet file is given; readers refuse one much larger."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What is written: N rows, and what all of them share."""
+
+    columns: Mapping[str, NDArray[Any]]  # features, labels, domains and splits of the rows
+    names: Sequence[str]  # of the rows
+    groups: Mapping[str, Group]  # of the rows
+    texts: Mapping[str, NDArray[np.float32]]  # [C, D] by array
+    meta: Mapping[str, Any]  # names of classes and domains, and of the dataset
+
+    @property
+    def group_columns(self) -> dict[str, Group]:
+        """Groups by the names of their columns, which begin with ``group/`` where they would mean something else."""
+        return {f"{GROUP}{name}" if has_a_meaning(name) else name: group for name, group in self.groups.items()}
+
+    @property
+    def text_columns(self) -> dict[str, NDArray[np.float32]]:
+        """Text features by the names of their columns."""
+        return {f"text/{name}": matrix for name, matrix in self.texts.items()}
+
+
+def _words(group: Group) -> list[str]:
+    return [word or "" for word in group.values()]
+
+
+def _write_npz(path: Path, rows: Exported) -> None:
+    words = {name: _words(group) for name, group in rows.group_columns.items()}
+    words |= {"name": [*rows.names], "classes": rows.meta["classes"], "domains": rows.meta["domains"]}
+    everything: dict[str, Any] = {**rows.columns, **rows.text_columns}
+    everything |= {name: np.array(values, np.str_) for name, values in words.items()}
+    np.savez(path, **everything)
+
+
+def _write_h5(path: Path, rows: Exported) -> None:
+    import h5py
+
+    words = {name: _words(group) for name, group in rows.group_columns.items()}
+    words |= {"name": [*rows.names], "classes": rows.meta["classes"], "domains": rows.meta["domains"]}
+    with h5py.File(path, "w") as file:
+        for name, values in {**rows.columns, **rows.text_columns}.items():
+            file.create_dataset(name, data=values)
+        for name, column in words.items():
+            file.create_dataset(name, data=column, dtype=h5py.string_dtype())
+
+
+def _write_parquet(path: Path, rows: Exported) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    fields: dict[str, Any] = {"name": pa.array(rows.names)}
+    shapes = {}
+    for name, values in rows.columns.items():
+        if values.ndim == 1:
+            fields[name] = pa.array(values)
+            continue
+        shapes[name] = list(values.shape[1:])
+        flat = np.ascontiguousarray(values.reshape(len(values), -1))
+        inner = pa.array(flat.reshape(-1))
+        fields[name] = pa.FixedSizeListArray.from_arrays(inner, flat.shape[1])
+    for name, group in rows.group_columns.items():
+        codes = pa.array(group.codes, mask=group.codes < 0)
+        fields[name] = pa.DictionaryArray.from_arrays(codes, pa.array(group.words, pa.string()))
+    size = sum(matrix.nbytes for matrix in rows.texts.values())
+    if size > MOST_TEXT:
+        raise UsageError(
+            f"A parquet file holds {MOST_TEXT >> 20} MiB of text features at most, and these are {size >> 20} MiB.",
+            "fedcache export FILE.safetensors",
+        )
+    # A table has no columns of another length: text features are in its head.
+    text = {
+        name: {"shape": list(m.shape), "float32": base64.b64encode(np.ascontiguousarray(m, "<f4").tobytes()).decode()}
+        for name, m in rows.texts.items()
+    }
+    head = {**rows.meta, "shapes": shapes, "text": text}
+    table = pa.table(fields).replace_schema_metadata({"fedcache": json.dumps(head)})
+    pq.write_table(table, path)
+
+
+def _write_safetensors(path: Path, rows: Exported) -> None:
+    from safetensors.numpy import save_file
+
+    groups = rows.group_columns
+    arrays = {**rows.columns, **rows.text_columns, **{name: group.codes for name, group in groups.items()}}
+    tensors = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
+    words = {name: list(group.words) for name, group in groups.items()}
+    head = {**rows.meta, "names": [*rows.names], "groups": words}
+    save_file(tensors, path, metadata={"fedcache": json.dumps(head)})
+
+
+WRITERS: dict[str, Callable[[Path, Exported], None]] = {
+    ".npz": _write_npz,
+    ".h5": _write_h5,
+    ".hdf5": _write_h5,
+    ".parquet": _write_parquet,
+    ".safetensors": _write_safetensors,
+}

@@ -1,0 +1,104 @@
+"""Rows of features that stay in their file, to be read block by block as often as they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import FedcacheError, UsageError
+
+FEATURES = ("features", "embeddings", "x", "feature", "embedding", "emb", "embs", "feat", "feats", "vector", "vectors")
+"""Columns that are features without being told, in small letters; and ``features/NAME``."""
+
+
+def is_feature(name: str) -> bool:
+    """Whether a column of this name is features, if it has the shape."""
+    return name.lower() in FEATURES or name.startswith("features/")
+
+
+def ending_of(path: Path) -> str:
+    """The ending that says the format, in small letters: .npz, .csv, also .csv.gz."""
+    ending = path.suffix.lower()
+    return f"{Path(path.stem).suffix.lower()}{ending}" if ending == ".gz" else ending
+
+
+def stem_of(path: Path) -> str:
+    """The name of a file without its ending."""
+    return path.name[: -len(ending_of(path))] if ending_of(path) else path.name
+
+
+Parts = Callable[[int], Iterator[NDArray[Any]]]
+"""Rows of a column in order, in pieces of about that many."""
+
+
+@contextmanager
+def explain_damage(path: Path) -> Iterator[None]:
+    """Turn what the formats' libraries raise for damaged files, each its own kinds, into a UsageError."""
+    try:
+        yield
+    except FedcacheError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{path} could not be read as {ending_of(path)}: {type(error).__name__}: {str(error)[:160]}",
+            "Object arrays and pickles are never read; write plain numbers.",
+        ) from error
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """A column of numbers that stays in its file.
+
+    >>> rows = FileRows(Path("x.npy"), (3, 2), np.dtype("f4"), lambda n: iter(np.ones((1, 3, 2), "f4")))
+    >>> [block.shape for block in rows.with_views().blocks(2)]
+    [(2, 1, 2), (1, 1, 2)]
+    """
+
+    path: Path  # for messages
+    shape: tuple[int, ...]  # (N, D) or (N, V, D)
+    dtype: np.dtype[Any]
+    parts: Parts
+    columns: tuple[str, ...] = ()  # of a table with one column per dimension
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def with_views(self) -> FileRows:
+        """The same as [N, V, D]; a matrix has one view."""
+        return self if self.ndim == 3 else replace(self, shape=(self.shape[0], 1, self.shape[1]))
+
+    def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
+        """All rows in order, ``rows`` at a time and the rest; raises UsageError for a damaged file."""
+        with explain_damage(self.path):
+            found, rest = 0, np.empty((0, *self.shape[1:]), self.dtype)
+            for part in self.parts(rows):
+                part = part.reshape(len(part), *self.shape[1:])
+                rest = np.concatenate([rest, part]) if len(rest) else part
+                while len(rest) >= rows:
+                    found += rows
+                    yield rest[:rows]
+                    rest = rest[rows:]
+            if found + len(rest) != len(self):
+                raise ValueError(f"{found + len(rest):,} rows are there of {len(self):,}")
+            if len(rest):
+                yield rest
+
+    def whole(self) -> NDArray[Any]:
+        """All rows in memory."""
+        out = np.empty(self.shape, self.dtype)
+        start = 0
+        for block in self.blocks(1 << 16):
+            out[start : start + len(block)] = block
+            start += len(block)
+        return out

@@ -1,0 +1,127 @@
+"""Pickles of arrays, lists, texts and numbers, read without running anything they name.
+
+A pickle is a program that may call any function it names. Datasets of research code are often pickles (CIFAR's
+batches, the lists and digits of FedBN), as are columns of words in an npz, and none of them needs more than the few
+numpy helpers below, which are replaced here by functions that can do nothing else; any other name ends the reading
+before it is looked up.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable
+from typing import IO, Any
+
+import numpy as np
+
+_DTYPE = re.compile(r"[<>=|]?[biufSUO]\d{0,6}")
+
+
+class _PickledDtype:
+    """A dtype. numpy's own would take any state from the pickle, and believe it."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
+
+    def __setstate__(self, state: Any) -> None:
+        """Takes the byte order of ``(version, byte order, None, None, None, ...)``."""
+        match state:
+            case (int(), "<" | ">" | "|" | "=" as order, None, None, None, *_):
+                self.dtype = self.dtype if order in "|=" else self.dtype.newbyteorder(order)
+            case _:
+                raise pickle.UnpicklingError("a dtype with fields")
+
+
+class _Array(np.ndarray[Any, Any]):
+    """An array that is filled by numpy, which checks sizes, with a dtype that was checked here."""
+
+    def __setstate__(self, state: Any) -> None:
+        match state:
+            case (int() as version, tuple() as shape, _PickledDtype() as kind, bool() | int() as fortran, raw):
+                super().__setstate__((version, shape, kind.dtype, fortran, raw))  # type: ignore[arg-type]
+            case _:
+                raise pickle.UnpicklingError("an array that numpy did not write")
+
+
+def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
+    if kind is not _NDARRAY or shape != (0,):
+        raise pickle.UnpicklingError("an array that numpy did not write")
+    return np.ndarray.__new__(_Array, (0,), dtype="b")
+
+
+def _dtype(code: Any, *rest: Any) -> _PickledDtype:
+    if not isinstance(code, str) or not _DTYPE.fullmatch(code):
+        raise pickle.UnpicklingError(f"the dtype {str(code)[:40]!r}")
+    return _PickledDtype(np.dtype(code))
+
+
+def _frombuffer(raw: Any, kind: _PickledDtype, shape: Any, order: Any) -> np.ndarray[Any, Any]:
+    return np.frombuffer(raw, dtype=kind.dtype).reshape(shape, order="F" if order == "F" else "C")
+
+
+def _scalar(kind: _PickledDtype, raw: Any) -> Any:
+    return np.frombuffer(raw.encode("latin1") if isinstance(raw, str) else raw, dtype=kind.dtype)[0]
+
+
+def _encode(text: Any, encoding: Any) -> bytes:
+    if encoding != "latin1" or not isinstance(text, str):
+        raise pickle.UnpicklingError("bytes in an odd encoding")
+    return text.encode("latin1")
+
+
+def _no_bytes() -> bytes:
+    return b""
+
+
+def _never(*words: Any) -> Any:
+    raise pickle.UnpicklingError("an array that numpy did not write")
+
+
+class _Frozen:
+    """A function that a pickle can call and not change: plain functions would take attributes from it."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *words: Any) -> Any:
+        return self._function(*words)
+
+    def __setstate__(self, state: Any) -> None:
+        raise pickle.UnpicklingError("it changes what it names")
+
+
+_NDARRAY = _Frozen(_never)  # pickles name the class, and need not call it
+_CORES = ("numpy.core", "numpy._core")  # before and since numpy 2
+_ALLOWED = {
+    ("numpy", "ndarray"): _NDARRAY,
+    ("numpy", "dtype"): _Frozen(_dtype),
+    ("_codecs", "encode"): _Frozen(_encode),
+    ("__builtin__", "bytes"): _Frozen(_no_bytes),  # how protocol 2 says b""
+    **{(f"{core}.multiarray", "_reconstruct"): _Frozen(_reconstruct) for core in _CORES},
+    **{(f"{core}.multiarray", "scalar"): _Frozen(_scalar) for core in _CORES},
+    **{(f"{core}.numeric", "_frombuffer"): _Frozen(_frombuffer) for core in _CORES},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it names {module}.{name}") from None
+
+
+def load_plain(file: IO[bytes]) -> Any:
+    """The content of a pickle of plain data. Raises ValueError, in words, for any other."""
+    try:
+        # Python 2 wrote CIFAR's batches: its byte strings are read as latin1 texts, as numpy expects.
+        return _Unpickler(file, encoding="latin1").load()
+    except (OSError, MemoryError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(str(error)) from error
+    except (pickle.UnpicklingError, EOFError, RecursionError, ImportError, AssertionError) as error:
+        raise ValueError(str(error) or type(error).__name__) from error

@@ -1,0 +1,308 @@
+"""Columns of a table: parquet, CSV and TSV (also .gz), and feather.
+
+Features are one column of lists, one column of texts such as "[0.1, 0.2]", or one column for each dimension (f0 ..
+f511). A table is read in batches of rows, and of each column only what it is used for is kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import FedcacheError, UsageError
+from fedcache.store.file_rows import FileRows, ending_of, is_feature, stem_of
+from fedcache.store.tables import (
+    TABLES,
+    Batches,
+    Table,
+    are_words,
+    arrow,
+    is_binary,
+    is_list_text,
+    is_number_kind,
+    list_kind,
+    numbers_in,
+)
+from fedcache.store.words import Column, Unread, Words, as_column, dates_of
+
+LONGEST = 4096
+"""Characters of a word; what is longer is a text or a thumbnail, which sorts nothing."""
+
+BATCH = 1 << 16
+"""Rows that are looked at at a time where only words and numbers are read."""
+
+NOT_FEATURES = ("y", "label", "labels", "target", "class", "category", "id", "index", "fold")
+"""What the names of the dimensions of a wide table never begin with."""
+
+
+def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
+    """Columns by name; ``features`` as of ``embedding_readers.read_columns``. Raises UsageError."""
+    table = TABLES[ending_of(path)](path)
+    meta = table.meta
+    found: dict[str, Any] = {k: Words.of(meta[k]) for k in ("classes", "domains") if k in meta}
+    found |= {f"text/{name}": _matrix(entry) for name, entry in meta.get("text", {}).items()}
+    wide = _family(table, features)
+    matrices = [name for name in table.types if _is_matrix(table, name, features)]
+    others = [name for name in table.types if name not in matrices and (wide is None or name not in wide[1])]
+    columns, count = _read_others(table, others or [*matrices, *(wide[1] if wide else ())][:1])
+    if not count:
+        raise UsageError(f"{path} has 0 rows.", "At least 1 is needed.")
+    found |= {name: columns[name] for name in others}
+    found |= {name: _list_rows(table, name, count) for name in matrices}
+    if wide is not None:
+        key, names = wide
+        parts = partial(_wide_parts, table, names)
+        dtype = np.result_type(*(_float_of(table.types[n]) for n in names))
+        found[key] = FileRows(path, (count, len(names)), dtype, parts, names)
+    return found
+
+
+def _matrix(entry: dict[str, Any]) -> NDArray[np.float32]:
+    """Text features [C, D] from the head of a parquet file that ``export`` wrote. Raises ValueError for others."""
+    rows, width = entry["shape"]
+    return np.frombuffer(base64.b64decode(entry["float32"], validate=True), "<f4").reshape(rows, width)
+
+
+# Which columns are features.
+
+
+def _is_matrix(table: Table, name: str, features: Sequence[str]) -> bool:
+    inner = list_kind(table.types[name])
+    if inner is not None and arrow().types.is_floating(inner):
+        return True
+    words = are_words(table.types[name]) and not is_binary(table.types[name])
+    return bool(words and (is_feature(name) or name in features) and table.count != 0 and _first_is_list(table, name))
+
+
+def _first_is_list(table: Table, name: str) -> bool:
+    batch = next(table.batches([name], 64, floats=False), None)
+    return batch is not None and is_list_text(batch.column(0))
+
+
+_DIMENSION = re.compile(r"(.*?)[_.\-\[ ]?(\d{1,9})\]?")
+
+
+def _families(types: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Columns of numbers whose names are one word and then 0, 1, 2, ..: the columns in order, by that word."""
+    numbered: dict[str, dict[int, str]] = {}
+    for name, kind in types.items():
+        found = _DIMENSION.fullmatch(name)
+        if found is not None and is_number_kind(kind):
+            numbered.setdefault(found[1], {})[int(found[2])] = name
+    made = {}
+    for prefix, by_number in numbered.items():
+        first = min(by_number)
+        if len(by_number) > 1 and max(by_number) - first == len(by_number) - 1:
+            made[prefix] = tuple(by_number[n] for n in sorted(by_number))
+    return made
+
+
+def _family(table: Table, asked: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+    """(key, columns in order) of a table with one column per dimension. Raises UsageError where several may be."""
+    families, key = _families(table.types), f"features/{stem_of(table.path)}"
+    for word in asked:
+        for prefix, names in families.items():
+            if word in names or (word not in table.types and word.rstrip("_.- ") == prefix):
+                return key, names
+    if asked or any(is_feature(n) and (list_kind(t) is not None) for n, t in table.types.items()):
+        return None
+    if any(is_feature(n) and table.types[n] == arrow().string() and _first_is_list(table, n) for n in table.types):
+        return None
+    families = {p: names for p, names in families.items() if p.lower() not in NOT_FEATURES}
+    usual = {p: names for p, names in families.items() if p.lower() in ("", "f", "x", "dim", "d") or is_feature(p)}
+    chosen = usual or families
+    if len(chosen) > 1:
+        told = ", ".join(f"{names[0]} .. {names[-1]}" for names in chosen.values())
+        raise UsageError(
+            f"{table.path}: {told} may all be features.", f"Say which: --features-key {next(iter(chosen)) or '0'}"
+        )
+    return next(((key, names) for names in chosen.values()), None)
+
+
+# Features, block by block.
+
+
+def _float_of(kind: Any) -> np.dtype[Any]:
+    """The dtype that features of one arrow type are read as."""
+    return np.dtype(kind.to_pandas_dtype()) if arrow().types.is_floating(kind) else np.dtype("f8")
+
+
+def _wide_parts(table: Table, names: Sequence[str], rows: int) -> Iterator[NDArray[Any]]:
+    """[n, D] of one column for each dimension; an empty value is NaN."""
+    dtype = np.result_type(*(_float_of(table.types[n]) for n in names))
+    for batch in table.batches(names, rows, floats=True):
+        out = np.empty((len(batch), len(names)), dtype)
+        for number, name in enumerate(names):
+            out[:, number] = batch.column(name).to_numpy(zero_copy_only=False)
+        yield out
+
+
+def _list_rows(table: Table, name: str, count: int) -> FileRows:
+    shape = table.meta.get("shapes", {}).get(name)
+    kind = table.types[name]
+    inner = list_kind(kind)
+    if shape is None:
+        widths = (_first_width(batch.column(0)) for batch in table.batches([name], 1024, floats=False))
+        shape = (next((w for w in widths if w), 0),)
+    dtype = np.dtype("f8") if inner is None else _float_of(inner)
+    parts = partial(_list_parts, table.path, table.batches, name, tuple(shape))
+    return FileRows(table.path, (count, *shape), dtype, parts)
+
+
+def _first_width(column: Any) -> int:
+    if list_kind(column.type) is not None:
+        return next((n for n in column.value_lengths().to_pylist() if n), 0)
+    return next((len(numbers_in(w)) for w in column.to_pylist() if w), 0)
+
+
+def _list_parts(path: Path, batches: Batches, name: str, shape: tuple[int, ...], rows: int) -> Iterator[NDArray[Any]]:
+    """[n, *shape] of a column of lists, or of texts of lists; rows and values that are empty are NaN."""
+    for batch in batches([name], rows, floats=False):
+        column = batch.column(0)
+        yield (
+            _lists(path, name, column, shape)
+            if list_kind(column.type) is not None
+            else _texts(path, name, column, shape)
+        )
+
+
+def _lists(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    width = math.prod(shape)
+    empty = np.asarray(column.is_null())
+    lengths = np.asarray(column.value_lengths().fill_null(width))
+    if (lengths != width).any():
+        raise _uneven(path, name, {width, *lengths.tolist()})
+    # Of a row that is empty ``flatten`` gives nothing, so that the values are those of the other rows.
+    values = np.asarray(column.flatten().to_numpy(zero_copy_only=False))
+    if not empty.any():
+        return values.reshape(len(column), *shape)
+    out = np.full((len(column), *shape), np.nan, values.dtype)
+    out[~empty] = values.reshape(-1, *shape)
+    return out
+
+
+def _texts(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    width = math.prod(shape)
+    out = np.full((len(column), width), np.nan)
+    for row, word in enumerate(column.to_pylist()):
+        if word is None or not word.strip():
+            continue
+        numbers = numbers_in(word)
+        if len(numbers) != width:
+            raise _uneven(path, name, {width, len(numbers)})
+        out[row] = numbers
+    return out.reshape(len(column), *shape)
+
+
+def _uneven(path: Path, name: str, lengths: set[int]) -> FedcacheError:
+    return UsageError(
+        f"{path}: the rows of {name} have lengths {sorted(lengths)[:4]}.", "Every row needs the same number of values."
+    )
+
+
+# All other columns.
+
+
+@dataclass
+class _Collected:
+    """One column while its batches come in: numbers, dates, or places of words."""
+
+    place: dict[str, int] = field(default_factory=dict)  # of a word among those seen
+    parts: list[NDArray[Any]] = field(default_factory=list)
+    known: list[NDArray[np.bool_]] = field(default_factory=list)  # of integers, which have no NaN
+    rows: int = 0
+    kind: str = "null"  # arrow's, for messages
+    words: bool = False
+    why: str = ""  # it is of no use, from the moment on that this is known
+
+    def add(self, column: Any) -> None:
+        """The next rows."""
+        self.rows += len(column)
+        if self.why:
+            return
+        pa, self.kind = arrow(), str(column.type)
+        if pa.types.is_dictionary(column.type) and not are_words(column.type.value_type):
+            column = column.dictionary_decode()
+        kind = column.type
+        if are_words(kind) or pa.types.is_dictionary(kind):
+            self._add_words(column if pa.types.is_dictionary(kind) else column.dictionary_encode(), str)
+        elif pa.types.is_boolean(kind):
+            self._add_words(column.cast(pa.string()).dictionary_encode(), str.capitalize)
+        elif pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+            values = np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
+            finite = values[~np.isnan(values)]
+            if not (np.isfinite(finite).all() and (finite == np.rint(finite)).all()):
+                self.why = "floats that are not whole"
+            self.parts.append(values)
+        elif pa.types.is_integer(kind):
+            self.parts.append(np.asarray(column.fill_null(0)))
+            self.known.append(np.asarray(column.is_valid()))
+        elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+            self.parts.append(column.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False))
+        elif not pa.types.is_null(kind):
+            self.why = "lists" if list_kind(kind) is not None else self.kind
+
+    def _add_words(self, encoded: Any, written: Callable[[str], str]) -> None:
+        pa, words = arrow(), encoded.dictionary
+        self.words = True
+        if is_binary(words.type):
+            longest = pa.compute.max(pa.compute.binary_length(words)).as_py() or 0
+            try:
+                words = words.cast(pa.string()) if longest <= LONGEST else None
+            except ValueError:  # as arrow says that they are no UTF-8
+                words = None
+            if words is None:
+                self.why = "bytes"
+                return
+        if (pa.compute.max(pa.compute.utf8_length(words)).as_py() or 0) > LONGEST:
+            self.why = f"texts of more than {LONGEST:,} characters"
+            return
+        here = [-1 if w is None else self.place.setdefault(written(w), len(self.place)) for w in words.to_pylist()]
+        codes = np.asarray(encoded.indices.fill_null(len(here)))
+        self.parts.append(np.array([*here, -1], np.int32)[codes])
+
+    def column(self, *, text: bool) -> Column:
+        """What the rows hold; the words of a ``text`` file may be numbers."""
+        if self.why:
+            return Unread((self.rows,), self.kind, self.why)
+        if not self.parts:
+            return Words(np.full(self.rows, -1, np.int32), ())
+        values = np.concatenate(self.parts)
+        if self.words:
+            found = Words(values, tuple(self.place))
+            return found.typed() if text else found
+        if self.known and not (known := np.concatenate(self.known)).all():
+            # A float holds NaN for no value, and rounds large numbers, which stay words.
+            if int(np.abs(values).max()) < 1 << 53:
+                return np.where(known, values.astype(np.float64), np.nan)
+            return Words.of([str(v) if k else None for v, k in zip(values.tolist(), known.tolist(), strict=True)])
+        return dates_of(values) if values.dtype.kind == "M" else as_column(values)
+
+
+def _read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int]:
+    """Columns by name, and the number of rows. Of a CSV all are read at once, of other tables each by itself."""
+    found: dict[str, Any] = {}
+    count = table.count
+    wanted = [n for n in names if n not in table.measured] or list(names)[:1]
+    for some in [wanted] if table.is_text else [[n] for n in wanted]:
+        columns = {name: _Collected() for name in some}
+        for batch in table.batches(some, BATCH, floats=False):
+            for name, column in columns.items():
+                column.add(batch.column(name))
+            if count is not None and all(column.why for column in columns.values()):
+                break
+        for name, column in columns.items():
+            column.rows = count = column.rows if count is None else count
+            found[name] = column.column(text=table.is_text)
+    for name in table.measured.intersection(names):
+        found[name] = Unread((count or 0,), "float64", "floats that are not whole")
+    return found, count or 0

@@ -1,0 +1,211 @@
+"""Files of rows and named columns: parquet, CSV and TSV (also .gz), and feather, opened to be read in batches."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedcache.errors import UsageError
+from fedcache.parsing import parse_json
+from fedcache.store.file_rows import ending_of
+
+TEXT_BLOCK = 8 << 20
+"""Bytes of a CSV that are parsed at a time; no row may have more."""
+
+EMPTY_CELLS = ["", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None", "<NA>", "?"]
+"""Cells of a CSV that are NaN where numbers are expected."""
+
+
+class Batches(Protocol):
+    """Reads a table from its beginning."""
+
+    def __call__(self, columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
+        """Some columns of all rows, at most so many rows at a time; those of a CSV as ``floats``, or as words."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file of rows and named columns."""
+
+    path: Path
+    types: dict[str, Any]  # arrow's, by column; of a CSV those of its first block
+    batches: Batches
+    count: int | None  # of its rows; None where it takes reading
+    meta: dict[str, Any] = field(default_factory=dict)  # what ``export`` wrote beside the columns
+    is_text: bool = False  # whether it is a CSV, whose columns are words until all of them are read
+    measured: frozenset[str] = frozenset()  # of a CSV, columns whose first rows hold floats that are not whole
+
+
+def arrow() -> Any:
+    """pyarrow, with all of it that reads tables."""
+    import pyarrow
+    import pyarrow.compute
+    import pyarrow.csv
+    import pyarrow.feather
+    import pyarrow.parquet
+
+    return pyarrow
+
+
+def _checked(path: Path, schema: Any) -> dict[str, Any]:
+    """Types by column. Raises UsageError for names that repeat, and for what may name code to run when it is built."""
+    pa = arrow()
+    for f in schema:
+        if isinstance(f.type, pa.BaseExtensionType) or b"ARROW:extension:name" in (f.metadata or {}):
+            raise UsageError(
+                f"{path}: column {f.name} has an extension type.", "Write plain numbers, words and lists of numbers."
+            )
+    if twice := [name for name in schema.names if schema.names.count(name) > 1]:
+        raise UsageError(f"{path}: the column {twice[0]!r} is there twice.", "Give every column a name of its own.")
+    return {f.name: f.type for f in schema}
+
+
+def _meta_of(schema: Any) -> dict[str, Any]:
+    return dict(parse_json((schema.metadata or {}).get(b"fedcache", b"{}")))
+
+
+def _parquet(path: Path) -> Table:
+    pa = arrow()
+
+    def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
+        with pa.parquet.ParquetFile(path) as file:
+            yield from file.iter_batches(rows, columns=list(columns))  # never more than one row group in memory
+
+    with pa.parquet.ParquetFile(path) as file:
+        schema = file.schema_arrow
+        return Table(path, _checked(path, schema), batches, file.metadata.num_rows, _meta_of(schema))
+
+
+def _feather(path: Path) -> Table:
+    pa = arrow()
+
+    def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
+        options = pa.ipc.IpcReadOptions(included_fields=[names.index(c) for c in columns])
+        with pa.OSFile(str(path)) as raw, pa.ipc.open_file(raw, options=options) as file:
+            for number in range(file.num_record_batches):
+                batch = file.get_batch(number)
+                batch.validate(full=True)
+                for first in range(0, len(batch), rows):
+                    yield batch.slice(first, rows)
+
+    with pa.OSFile(str(path)) as raw, pa.ipc.open_file(raw) as file:
+        types, meta = _checked(path, file.schema), _meta_of(file.schema)
+    names = list(types)
+    return Table(path, types, batches, None, meta)
+
+
+def _text(path: Path) -> Table:
+    """A CSV; all that is no dimension is read as words, whose meaning is looked at when all are there."""
+    pa = arrow()
+    csv = pa.csv
+    opened = gzip.open if ending_of(path).endswith(".gz") else open
+    with opened(path, "rb") as file:
+        line = file.readline(TEXT_BLOCK).decode("utf-8-sig")
+    marks = {mark: line.count(mark) for mark in (",", ";", "\t")}
+    mark = "\t" if ending_of(path).startswith(".tsv") else max(marks, key=lambda m: marks[m])
+    parsing = csv.ParseOptions(delimiter=mark, newlines_in_values=True)
+    reading = csv.ReadOptions(block_size=TEXT_BLOCK)
+
+    def opened_csv(types: dict[str, Any], columns: Sequence[str] | None) -> Any:
+        converting = csv.ConvertOptions(
+            column_types=types, include_columns=columns, strings_can_be_null=False, null_values=EMPTY_CELLS
+        )
+        return csv.open_csv(path, read_options=reading, parse_options=parsing, convert_options=converting)
+
+    def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
+        kind = pa.float64() if floats else pa.string()
+        with opened_csv(dict.fromkeys(columns, kind), columns) as file:
+            for batch in file:
+                for start in range(0, len(batch), rows):
+                    yield batch.slice(start, rows)
+
+    with opened_csv({}, None) as file:
+        schema, first = file.schema, next(iter(file), None)
+    if all(_is_number(name) for name in schema.names) and not _follow(sorted(schema.names, key=float)):
+        raise UsageError(
+            f"{path} begins with a row of numbers.", "Its first line names the columns, for example f0,f1,f2,label"
+        )
+    types, measured = _checked(path, schema), set()
+    for name, kind in types.items():
+        column = first.column(name) if first is not None else pa.nulls(0, kind)
+        if pa.types.is_floating(kind):
+            values = column.drop_null().to_numpy(zero_copy_only=False)
+            measured |= {name} if (values[np.isfinite(values)] % 1 != 0).any() else set()
+        elif pa.types.is_string(kind) and is_list_text(column):
+            types[name] = pa.list_(pa.float64())
+    return Table(path, types, batches, None, {}, True, frozenset(measured))
+
+
+def _is_number(word: str) -> bool:
+    try:
+        return math.isfinite(float(word))
+    except ValueError:
+        return False
+
+
+def _follow(words: Sequence[str]) -> bool:
+    """Whether these are whole numbers that follow one another."""
+    return all(w.isdigit() for w in words) and [int(w) - int(words[0]) for w in words] == list(range(len(words)))
+
+
+def is_list_text(column: Any) -> bool:
+    """Whether the first word of a column is numbers in brackets."""
+    word = next((w for w in column.to_pylist() if w), "")
+    try:
+        return bool(numbers_in(word))
+    except ValueError:
+        return word.strip().startswith("[") and "..." in word  # which is said when it is read
+
+
+def is_number_kind(kind: Any) -> bool:
+    """Whether a column of arrow's type ``kind`` holds integers or floats."""
+    types = arrow().types
+    return bool(types.is_floating(kind) or types.is_integer(kind))
+
+
+def list_kind(kind: Any) -> Any:
+    """The type of the values of a column of lists; None for another column."""
+    types = arrow().types
+    return (
+        kind.value_type if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind) else None
+    )
+
+
+def numbers_in(word: str) -> list[float]:
+    """Numbers in brackets, with commas as JSON has them or without as numpy shows them. Raises ValueError."""
+    inner = word.strip()
+    if not (inner.startswith("[") and inner.endswith("]")):
+        raise ValueError(f"{word[:40]!r} is no list of numbers")
+    words = inner[1:-1].replace(",", " ").split()
+    if "..." in words:
+        raise ValueError("numpy left values out when it wrote the rows as texts; write lists: x.tolist()")
+    return [math.nan if w in ("null", "None") else float(w) for w in words]
+
+
+def is_binary(kind: Any) -> bool:
+    """Whether it holds bytes."""
+    types = arrow().types
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+
+
+def are_words(kind: Any) -> bool:
+    """Whether it holds words, or bytes, which may be some."""
+    types = arrow().types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or is_binary(kind))
+
+
+TABLES: dict[str, Callable[[Path], Table]] = {
+    ".parquet": _parquet,
+    ".csv": _text,
+    ".csv.gz": _text,
+    ".tsv": _text,
+    ".tsv.gz": _text,
+    ".feather": _feather,
+    ".arrow": _feather,
+}

@@ -1,0 +1,313 @@
+"""What the columns of a file of embeddings mean: groups, labels, splits and names as tables really have them."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from command import fedcache, ok
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.store.embedding_columns import SPLIT_WORDS, ColumnChoice
+from fedcache.store.embedding_files import Embeddings, open_embeddings
+from fedcache.store.groups import Group
+from fedcache.store.store import Store
+from fedcache.store.words import MISSING, Words
+
+N = 12
+X = np.random.default_rng(0).normal(size=(N, 3)).astype("f4")
+
+
+def of_npz(tmp_path: Path, choice: ColumnChoice | None = None, **columns: Any) -> Embeddings:
+    """Columns through a file of npz; objects are written as the pickle that numpy makes of them."""
+    np.savez(tmp_path / "e.npz", allow_pickle=True, **{"features": X, **columns})
+    return open_embeddings(tmp_path / "e.npz", choice)
+
+
+def refused(call: Any) -> str:
+    with pytest.raises(FedcacheError) as caught:
+        call()
+    assert caught.value.code is Exit.USAGE
+    return str(caught.value)
+
+
+# Groups
+
+
+def values_of(found: Embeddings, name: str) -> list[str | None]:
+    return found.groups[name].values()
+
+
+def test_every_other_column_of_the_rows_is_a_group_and_the_rest_is_named(tmp_path: Path) -> None:
+    day = datetime.date(2024, 2, 1)
+    table: dict[str, Any] = {
+        "features": X.tolist(),
+        "label": [0, 1] * 6,
+        "hospital_id": [*range(2, 14)],
+        "ward": pa.array(["north", None, " north "] * 4),
+        "smoker": [True, None, False] * 4,
+        "visits": [1.0, float("nan"), 10.0] * 4,
+        "seen": [day, None, day + datetime.timedelta(days=1)] * 4,
+        "taken": [datetime.datetime(2024, 2, 1, 7, 30)] * N,
+        "sex": pa.array(["m", "f", "m"] * 4).dictionary_encode(),
+        "patient": pa.array([2**60, None, 2**60 + 1] * 4, pa.int64()),
+        "age": [61.5] * N,
+        "thumbnail": [b"\xff\xd8\x00"] * N,
+        "boxes": [[1, 2]] * N,
+        "note": ["x" * 5000] * N,
+        "nothing": pa.nulls(N),
+        "class": ["a"] * N,
+    }
+    pq.write_table(pa.table(table), tmp_path / "t.parquet", row_group_size=5)
+    found = open_embeddings(tmp_path / "t.parquet")
+    assert list(found.groups) == [
+        "hospital_id", "ward", "smoker", "visits", "seen", "taken", "sex", "patient",
+    ]  # fmt: skip
+    # Numbers are in the order of numbers: 2, 3, .. 13; not 10, 11, .. 2.
+    assert found.groups["hospital_id"].words == tuple(map(str, range(2, 14)))
+    assert values_of(found, "ward")[:3] == ["north", None, "north"]
+    assert values_of(found, "smoker")[:3] == ["True", None, "False"]
+    assert values_of(found, "visits")[:3] == ["1", None, "10"]
+    assert values_of(found, "seen")[:3] == ["2024-02-01", None, "2024-02-02"]
+    assert values_of(found, "taken")[0] == "2024-02-01T07:30:00"
+    assert values_of(found, "sex")[:3] == ["m", "f", "m"]
+    # Beyond 2^53 a float would make one patient of two.
+    assert values_of(found, "patient")[:3] == [str(2**60), None, str(2**60 + 1)]
+    assert found.left_out.keys() == {"age", "thumbnail", "boxes", "note", "nothing", "class"}
+    notes = "\n".join(found.notes)
+    assert "age (floats that are not whole), thumbnail (bytes), boxes (lists)" in notes
+    assert "note (texts of more than 4,096 characters), nothing (no row has a value)" in notes
+    assert "hospital_id (12 values), ward (1 value, 4 rows without)" in notes
+
+
+def test_columns_of_an_npz_that_sort_nothing_are_not_read(tmp_path: Path) -> None:
+    found = of_npz(
+        tmp_path,
+        site=np.arange(N),
+        images=np.zeros((N, 4, 4), np.uint8),
+        mask=np.zeros((N, 4)),
+        few=np.arange(3),
+        version=np.array(2),
+        when=np.array(["2024-01-01T10:00:00.5"] * N, "M8[ms]"),
+    )
+    assert list(found.groups) == ["site", "when"]
+    assert values_of(found, "when")[0] == "2024-01-01T10:00:00.500000"
+    assert found.left_out == {
+        "images": "a table of 12 x 4 x 4",
+        "mask": "a matrix 12 x 4",
+        "few": "3 values for 12 rows",
+        "version": "one value",
+    }
+
+
+def test_only_the_groups_that_are_asked_for_are_kept(tmp_path: Path) -> None:
+    columns = {"ward": np.arange(N), "site": np.arange(N), "age": X[:, 0], "label": np.arange(N)}
+    only = of_npz(tmp_path, ColumnChoice(groups=("site",)), **columns)
+    assert (list(only.groups), only.left_out) == (["site"], {})
+    for name, why in (
+        ("age", "age cannot be a group: Floats that are not whole"),
+        ("wrad", "Did you mean 'ward'"),
+        ("label", "label is the class of each row"),
+    ):
+        assert why in refused(lambda name=name: of_npz(tmp_path, ColumnChoice(groups=(name,)), **columns))
+
+
+@given(st.lists(st.sampled_from(["a", "b", " a", "", "10", "9", "nan", "é"]) | st.none(), min_size=1, max_size=9))
+def test_a_group_says_of_each_row_what_its_word_was(words: list[str | None]) -> None:
+    group = Group.of(words)
+    assert group.values() == [None if not w or w == "nan" else w.strip() for w in words]
+    known = [w for w in group.words if w]
+    assert known == sorted(known, key=int if all(w in ("10", "9") for w in known) else str)
+    assert group.equals(Group.of_words(Words.of(words)))
+
+
+def test_groups_of_arrays_are_in_the_store_and_its_frame(tmp_path: Path) -> None:
+    groups = {"hospital": ["b", "a", None] * 4, "name": np.arange(N)}
+    store = Store.from_arrays({"a": X}, labels=np.arange(N) % 2, groups=groups, path=tmp_path / "s.zarr")
+    assert store.groups == ["hospital", "name"]
+    assert store.group("hospital").values() == ["b", "a", None] * 4
+    frame = store.frame()
+    assert frame["hospital"].dropna().tolist() == ["b", "a"] * 4
+    assert frame["hospital"].isna().tolist() == [False, False, True] * 4
+    assert frame["group/name"].tolist() == list(map(str, range(N)))
+    again = Store.from_arrays({"a": X}, labels=np.arange(N) % 2, groups={"ward": [1] * N}, path=tmp_path / "s.zarr")
+    assert again.groups == ["hospital", "name", "ward"]
+    for wrong, why in (
+        ({"age": X[:, 0]}, "age cannot be a group: Floats that are not whole"),
+        ({"ward": [1, 2]}, "2 values for 12 rows"),
+        ({"split": [1] * N}, "columns of every store"),
+        ([1, 2], "groups is list"),
+    ):
+        assert why in refused(lambda wrong=wrong: Store.from_arrays({"a": X}, groups=wrong, path=tmp_path / "t.zarr"))
+
+
+def test_the_same_rows_with_other_groups_keep_their_features(tmp_path: Path) -> None:
+    def ingest(**columns: Any) -> Any:
+        np.savez(tmp_path / "e.npz", features=X, labels=np.arange(N) % 2, **columns)
+        return fedcache("ingest", tmp_path / "e.npz", "--name", "mine")
+
+    ingest(ward=np.arange(N) % 2, site=np.arange(N))
+    path = Path(ok("inspect", "mine").data["path"])
+    before = {f: f.stat().st_mtime_ns for f in path.glob("features/**/*") if f.is_file()}
+    said = ingest(ward=np.arange(N) % 3, day=np.arange(N))
+    assert "has the same features and labels, and now new groups day and other values of the groups ward." in said.err
+    assert before == {f: f.stat().st_mtime_ns for f in path.glob("features/**/*") if f.is_file()}
+    shown = fedcache("inspect", "mine")
+    assert "groups      day (12 values), site (12 values), ward (3 values)" in shown.out
+    assert ok("inspect", "mine").data["groups"] == {"day": 12, "site": 12, "ward": 3}
+    assert ok("ls").data["entries"][0]["groups"] == ["day", "site", "ward"]
+    assert "nothing to do" in ingest(ward=np.arange(N) % 3, day=np.arange(N)).err
+    assert ok("ingest", tmp_path / "e.npz", "--name", "mine", "--group-key", "ward").data["not_used"] == {}
+
+
+# Labels
+
+
+@pytest.mark.parametrize("nothing", ["", " ", "nan", "NaN", "None", "NA", "n/a", "?", "null"])
+def test_words_that_say_nothing_are_no_class(tmp_path: Path, nothing: str) -> None:
+    found = of_npz(tmp_path, y=np.array(["cat", nothing, "dog "] * 4))
+    assert (found.classes, found.labels[:3].tolist()) == (("cat", "dog"), [0, -1, 1])
+    assert f"4 of 12 rows are unlabelled: 4 {repr(nothing.strip()) if nothing.strip() else 'empty'}." in found.notes
+    named = np.array(["cat", "dog", nothing.strip() or "x"])
+    if nothing.strip():  # unless the file says that it is the name of a class
+        assert of_npz(tmp_path, y=np.array(["cat", nothing, "dog"] * 4), classes=named).labels[1] == 2
+
+
+@pytest.mark.parametrize(
+    ("labels", "codes", "classes"),
+    [
+        (np.array([0.0, np.nan, 2.0] * 4), [0, -1, 2], ("0", "1", "2")),
+        (np.array([0, -1, 2] * 4), [0, -1, 2], ("0", "1", "2")),
+        (np.array(["b", None, "a"] * 4, object), [1, -1, 0], ("a", "b")),
+        (np.array(["b", float("nan"), "a"] * 4, object), [1, -1, 0], ("a", "b")),
+        (np.array([2, None, 0] * 4, object), [2, -1, 0], ("0", "1", "2")),
+        (np.array([b"b", b"", b"a"] * 4), [1, -1, 0], ("a", "b")),
+        (np.array([True, False, True] * 4), [1, 0, 1], ("False", "True")),
+    ],
+)
+def test_labels_of_any_type_are_codes(tmp_path: Path, labels: Any, codes: list[int], classes: tuple[str, ...]) -> None:
+    found = of_npz(tmp_path, label=labels)
+    assert (found.labels[:3].tolist(), found.classes) == (codes, classes)
+
+
+def test_what_no_label_can_be_is_refused(tmp_path: Path) -> None:
+    for labels in (X[:, 0], np.array([0, np.inf] * 6), np.array([1e300, 0] * 6), np.array([-2, 0] * 6)):
+        assert "label" in refused(lambda labels=labels: of_npz(tmp_path, label=labels))
+    for domain in (np.array(["a", ""] * 6), np.array([1, np.nan] * 6)):
+        assert "6 of 12 rows have no domain" in refused(lambda domain=domain: of_npz(tmp_path, domain=domain))
+
+
+class Trap:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, ("raise SystemExit('executed')",)
+
+
+def test_a_pickle_that_names_anything_is_left_or_refused_and_never_run(tmp_path: Path) -> None:
+    trap = np.array([Trap()] * N, object)
+    found = of_npz(tmp_path, site=np.arange(N), odd=trap, nested=np.array([["a"], *[None] * (N - 1)], object))
+    assert list(found.groups) == ["site"]
+    assert found.left_out["odd"].endswith("it names builtins.exec")
+    assert found.left_out["nested"] == "objects of type list"
+    assert "label is objects" in refused(lambda: of_npz(tmp_path, label=trap))
+
+
+# Splits
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "codes"),
+    [
+        ("split", ["Train", "TEST", "Dev"], [0, 1, 2]),
+        ("Split", [" training", "test ", "eval"], [0, 1, 2]),
+        ("subset", ["tr", "te", "VAL"], [0, 1, 2]),
+        ("split", [0.0, 1.0, 2.0], [0, 1, 2]),
+        ("split", [True, False, True], [1, 0, 1]),
+        ("is_train", [True, False, True], [0, 1, 0]),
+        ("train", ["True", "False", "true"], [0, 1, 0]),
+        ("is_test", [1, 0, 0], [1, 0, 0]),
+        ("Test", [False, True, True], [0, 1, 1]),
+    ],
+)
+def test_a_split_is_read_in_every_way_people_write_it(
+    tmp_path: Path, column: str, values: list[Any], codes: list[int]
+) -> None:
+    found = of_npz(tmp_path, None, **{column: np.array(values * 4)})
+    assert found.splits is not None
+    assert found.splits[:3].tolist() == codes
+    assert column not in found.groups
+    if isinstance(values[0], bool):
+        assert any(note.startswith(f"{column} is true for") for note in found.notes)
+
+
+@pytest.mark.parametrize("column", ["fold", "train", "test"])
+def test_a_column_that_only_sounds_like_a_split_is_a_group(tmp_path: Path, column: str) -> None:
+    found = of_npz(tmp_path, None, **{column: np.arange(N) % 5})
+    assert found.splits is None
+    assert list(found.groups) == [column]
+
+
+def test_a_word_that_is_no_split_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    said = refused(lambda: of_npz(tmp_path, split=np.array(["train", "holdout", ""] * 4)))
+    assert "4 rows have the split 'holdout'" in said
+    assert all(word in said for word in SPLIT_WORDS)
+    assert "the split ''" in refused(lambda: of_npz(tmp_path, split=np.array(["train", "", "test"] * 4)))
+    assert "holding 0, 1, 3" in refused(lambda: of_npz(tmp_path, split=np.array([0, 1, 3] * 4)))
+
+
+# Names of columns
+
+
+def test_columns_are_named_by_the_user_where_their_names_say_nothing(tmp_path: Path) -> None:
+    odd = {
+        "clip_vit": X + 1, "other": X, "diagnosis": np.arange(N) % 3, "fold": np.array(["train", "test"] * 6),
+        "scan": np.array([f"s{i:02}" for i in range(N)]), "site": np.array(["x", "y"] * 6),
+    }  # fmt: skip
+    np.savez(tmp_path / "odd.npz", allow_pickle=False, **odd)
+    keys = ("--features-key", "clip_vit", "--label-key", "diagnosis", "--split-key", "fold", "--name-key", "scan")
+    made = ok("ingest", tmp_path / "odd.npz", "--name", "odd", *keys, "--domain-key", "site").data
+    store = Store.open(made["path"])
+    s = store.samples
+    assert (s.label.tolist(), s.split.tolist(), s.domains) == ([0, 1, 2] * 4, [0, 1] * 6, ("x", "y"))
+    assert s.name[3] == "s03"
+    (info,) = store.arrays.values()
+    assert info.recipe["backbone"] == "clip_vit"
+    assert np.array_equal(store.reader(*store.arrays).all()[:, 0], X + 1)
+    assert made["not_used"] == {"other": "a matrix 12 x 3"}
+    said = fedcache("ingest", tmp_path / "odd.npz", "--name", "odd", *keys[:2], "--label-key", "diagnose", "--json")
+    assert said.code == 2
+    assert "Did you mean 'diagnosis'" in said.envelope["error"]["message"]
+    both = open_embeddings(tmp_path / "odd.npz", ColumnChoice(features=("clip_vit", "other")))
+    assert list(both.features) == ["clip_vit", "other"]
+    assert "no features; it has clip_vit, diagnosis" in refused(lambda: open_embeddings(tmp_path / "odd.npz"))
+
+
+@pytest.mark.parametrize("features", ["Feature", "embedding", "emb", "vector", "X"])
+@pytest.mark.parametrize("label", ["target", "Class", "category", "y"])
+def test_usual_names_are_found_without_being_told(tmp_path: Path, features: str, label: str) -> None:
+    np.savez(tmp_path / "u.npz", allow_pickle=False, **{features: X, label: np.arange(N) % 4, "ward": np.arange(N)})
+    found = open_embeddings(tmp_path / "u.npz")
+    assert list(found.features) == ["u"]
+    assert found.labels.tolist() == [0, 1, 2, 3] * 3
+    assert list(found.groups) == ["ward"]
+
+
+def test_rows_are_named_by_what_is_different_in_each(tmp_path: Path) -> None:
+    files = np.array([f"{i}.png" for i in range(N)])
+    found = of_npz(tmp_path, id=np.arange(N) % 4, filename=files)
+    assert found.names == tuple(files)
+    assert list(found.groups) == ["id"]
+    assert "id repeats or is empty, so it names no rows." in found.notes
+    # Filled up with zeros, numbers are in the order of the rows, and the file can be read block by block.
+    assert of_npz(tmp_path, sample_id=np.arange(N)).names == tuple(f"{i:02}" for i in range(N))
+    assert of_npz(tmp_path, id=X[:, 0]).names[0] == "00"
+
+
+def test_the_words_for_nothing_are_small_letters() -> None:
+    assert {w.lower() for w in MISSING} == MISSING
