@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+VALIDATION_ACCURACY = "validation_accuracy"
+"""Among the diagnostics of a round that was scored: the accuracy on the rows to choose by, where there are some."""
+
 
 @dataclass(frozen=True)
 class Round:

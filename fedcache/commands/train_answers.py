@@ -8,6 +8,7 @@ from typing import Any
 
 from fedcache.commands.output import CommandResult, TextTable
 from fedcache.grids.result import Grid, HeldOut
+from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.report.drawing import percent
 from fedcache.runs.directory import bytes_of_models, command_saving, has_client_models
 from fedcache.runs.run import is_claimed
@@ -46,7 +47,7 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     paper = traffic["paper"]["per_client_round"]
     seconds = measured.get("seconds", {})
     timing = ", ".join(f"{k} {v:,.2f} s" for k, v in seconds.items())
-    known = {k: v for k, v in result.get("diagnostics", {}).items() if v is not None}
+    known = {k: v for k, v in result.get("diagnostics", {}).items() if v is not None and k != VALIDATION_ACCURACY}
     watched = ", ".join(f"{k} {v:.4g}" for k, v in known.items())
     name = f"{result['method']} ({result['preset']}, {result['fidelity']})"
     buffer = result.get("timing", {}).get("asynchronous")
@@ -54,6 +55,13 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
         f"at a time, {result['rounds']} steps of {buffer} updates")  # fmt: skip
     setting = f"{part['scheme']}, {part['clients']} clients, {result['participation']} {how}"
     lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}", f"  {what}; {setting}, {result['execution']}"]
+    if (held := result.get("validation")) is not None:
+        of_seeds = "" if held["std"] is None else f" +- {percent(held['std'])}"
+        pooled = "" if result["protocol"] == "global" else f"; over all rows {percent(held['pooled'])} %"
+        lines.append(
+            f"  validation accuracy {percent(held['mean'])} %{of_seeds} on {held['rows']:,} rows that nobody trains on"
+            f"{pooled}"
+        )
     if accuracy["mean"] is None:
         lines.append("  no accuracy: the scores of a model are not numbers, or nobody could be scored")
     owned, size = result["classes_owned"], result["parameters"]

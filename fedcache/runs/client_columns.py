@@ -29,6 +29,9 @@ class ClientColumns:
     accuracy: np.ndarray  # float64 [M], means over seeds; NaN for a client that was not scored in every one of them
     classes_owned: np.ndarray  # float64 [M], classes among the training rows, means over seeds
     per_seed: np.ndarray  # float64 [seeds, M], accuracy; of a small result, which holds means alone, [0, M]
+    validation: np.ndarray | None = (
+        None  # float64 [M], as ``accuracy`` on the rows to choose by; None without such rows
+    )
 
     @property
     def scored(self) -> np.ndarray:
@@ -54,6 +57,7 @@ class ClientColumns:
             "accuracy": known(self.accuracy),
             "classes_owned": pa.array(self.classes_owned, pa.float64()),
             **{f"accuracy_seed_{seed}": known(values) for seed, values in zip(seeds, self.per_seed, strict=True)},
+            **({} if self.validation is None else {"validation": known(self.validation)}),
         }
         held = io.BytesIO()
         parquet.write_table(pa.table(columns), held, compression="zstd")
@@ -70,7 +74,9 @@ def client_columns(result: Mapping[str, Any], folder: Path) -> ClientColumns:
         owned = np.full(len(accuracy), np.nan)
         if "classes_owned" in result:  # the earliest releases did not count them
             owned = np.array(result["classes_owned"]["per_client"], np.float64)
-        return ClientColumns(result["clients"], accuracy, owned, np.empty((0, len(accuracy))))
+        held = result.get("validation")
+        validation = None if held is None else np.array(held["per_client"], np.float64)
+        return ClientColumns(result["clients"], accuracy, owned, np.empty((0, len(accuracy))), validation)
     path = folder / CLIENTS_FILE
     try:
         raw = path.read_bytes()
@@ -88,4 +94,5 @@ def client_columns(result: Mapping[str, Any], folder: Path) -> ClientColumns:
 
     per_seed = [numbers(name) for name in table.column_names if name.startswith("accuracy_seed_")]
     names: list[str] = table["client"].to_pylist()
-    return ClientColumns(names, numbers("accuracy"), numbers("classes_owned"), np.stack(per_seed))
+    validation = numbers("validation") if "validation" in table.column_names else None
+    return ClientColumns(names, numbers("accuracy"), numbers("classes_owned"), np.stack(per_seed), validation)

@@ -14,11 +14,15 @@ from fedcache.extract.backbones.table import PARAMETERS
 from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.partition.row_lists import NumberedNames
+from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.runs.client_columns import CLIENTS_FILE, CLIENTS_IN_RESULT, ClientColumns
 from fedcache.runs.events import number
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
 from fedcache.runs.spec import ResolvedRun
+
+ARRAYS = {"per_client": np.float64, "classes_owned": np.int64, "validation_per_client": np.float64}
+"""Fields of a seed's result with an entry for every client."""
 
 
 @dataclass
@@ -52,12 +56,15 @@ class SeedResult:
     # labelled test rows by (label, predicted class); a row that several personal models are scored on counts for each
     confusion: list[list[int]] | None = None
     model: bool = False  # whether its model was saved
+    # on the rows to choose by, None where there are none: accuracy (the headline), client_mean and pooled; rows
+    validation: dict[str, float | None] | None = None
+    validation_per_client: NDArray[np.float64] | None = None  # [M] fractions; NaN for a client that was not scored
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         names = {"numbered": len(self.clients)} if isinstance(self.clients, NumberedNames) else list(self.clients)
-        arrays = {"per_client": _packed(self.per_client), "classes_owned": _packed(self.classes_owned)}
+        arrays = {name: _packed(plain[name]) for name in ARRAYS if plain[name] is not None}
         return {**plain, **arrays, "clients": names}
 
     @classmethod
@@ -65,8 +72,7 @@ class SeedResult:
         """The inverse of ``to_dict``; earlier releases wrote lists."""
         names = data["clients"]
         clients = NumberedNames(names["numbered"]) if isinstance(names, dict) else names
-        arrays = {"per_client": _unpacked(data["per_client"], np.float64),
-                  "classes_owned": _unpacked(data["classes_owned"], np.int64)}  # fmt: skip
+        arrays = {name: _unpacked(data[name], kind) for name, kind in ARRAYS.items() if data.get(name) is not None}
         return cls(**{**data, **arrays, "clients": clients})
 
 
@@ -101,6 +107,7 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, s
         for r in outcome.records
     ]
     evaluation, domains = outcome.evaluation, inputs.domains
+    chosen_by = evaluation.validation
     return SeedResult(
         seed=outcome.seed,
         accuracy=number(evaluation.accuracy),
@@ -126,7 +133,13 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, s
         measured={"rounds": [] if secret else [r.seconds for r in outcome.records], "total": seconds},
         attackers=list(outcome.attackers),
         confusion=None if evaluation.counts is None else evaluation.counts.tolist(),
-    )
+        validation=None if chosen_by is None else {
+            "accuracy": number(chosen_by.accuracy),
+            "client_mean": number(chosen_by.mean_accuracy),
+            "pooled": number(chosen_by.pooled),
+        },
+        validation_per_client=None if chosen_by is None else chosen_by.client_accuracy,
+    )  # fmt: skip
 
 
 def mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
@@ -164,6 +177,7 @@ def summarise(inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: S
         **({"timing": _timing(spec.timing, seeds)} if spec.timing is not None else {}),
         "seeds": [s.seed for s in seeds],
         "accuracy": _accuracy(seeds, clients if few else None, spec.eval_clients is not None),
+        **({"validation": _validation(inputs, seeds, clients if few else None)} if first.validation else {}),
         "macro_f1": {"mean": f1, "std": f1_std, "per_seed": [s.macro_f1 for s in seeds]},
         "parameters": {
             "trainable": first.trainable,
@@ -226,7 +240,9 @@ def columns_of_seeds(seeds: Sequence[SeedResult]) -> ClientColumns:
     """What all seeds together say of every client."""
     per_seed = np.stack([s.per_client for s in seeds])
     owned = np.array([s.classes_owned for s in seeds], np.float64).mean(0)
-    return ClientColumns(seeds[0].clients, np.ascontiguousarray(per_seed.T).mean(1), owned, per_seed)
+    held = [s.validation_per_client for s in seeds if s.validation_per_client is not None]
+    validation = None if len(held) < len(seeds) else np.stack(held).mean(0)
+    return ClientColumns(seeds[0].clients, np.ascontiguousarray(per_seed.T).mean(1), owned, per_seed, validation)
 
 
 def files_of_clients(seeds: Sequence[SeedResult]) -> dict[str, bytes]:
@@ -249,6 +265,28 @@ def _accuracy(seeds: Sequence[SeedResult], clients: ClientColumns | None, drawn:
         "per_domain": {name: mean_std([s.by_domain.get(name) for s in seeds])[0] for name in first.by_domain},
         "client_mean": mean_std([s.mean_client for s in seeds])[0],
         "per_round": _curve(seeds),
+    }
+
+
+def _validation(inputs: RunInputs, seeds: Sequence[SeedResult], clients: ClientColumns | None) -> dict[str, Any]:
+    """Figures on the rows to choose by, as those of ``_accuracy``; ``rows`` are those of the first seed's partition."""
+    found = [s.validation or {} for s in seeds]
+    mean, std = mean_std([f.get("accuracy") for f in found])
+    rows = inputs.partitions[seeds[0].seed].validation
+    by_round = [
+        {r["round"]: r["diagnostics"][VALIDATION_ACCURACY] for r in s.rounds if VALIDATION_ACCURACY in r["diagnostics"]}
+        for s in seeds
+    ]
+    each = [] if clients is None or clients.validation is None else clients.validation.tolist()
+    return {
+        "mean": mean,
+        "std": std,
+        "per_seed": [f.get("accuracy") for f in found],
+        **({} if clients is None else {"per_client": [number(a) for a in each]}),
+        "client_mean": mean_std([f.get("client_mean") for f in found])[0],
+        "pooled": mean_std([f.get("pooled") for f in found])[0],
+        "per_round": [{"round": r, "mean": mean_std([known.get(r) for known in by_round])[0]} for r in by_round[0]],
+        "rows": 0 if rows is None else len(rows),
     }
 
 

@@ -89,6 +89,7 @@ def facts_of(result: Mapping[str, Any], measured: Mapping[str, Any], path: Path)
     claimed = " (claimed)" * is_claimed(result)
     return {
         f"accuracy{claimed}": percent(result["accuracy"]["mean"]),
+        "validation accuracy": percent(result.get("validation", {}).get("mean")),
         "std over seeds": percent(result["accuracy"]["std"]),
         f"worst 10 % of clients{claimed}": percent(result["fairness"].get("worst10")),
         f"macro-F1{claimed}": percent(result["macro_f1"]["mean"]),
@@ -126,6 +127,11 @@ class Run:
     def accuracy(self) -> Figures:
         """mean, std (over seeds, ddof 1), per_seed, per_client: fractions; of a federation what its sites claim."""
         return Figures(self._scored_by("accuracy"), self.result["accuracy"])
+
+    @property
+    def validation(self) -> Figures:
+        """On the rows to choose by: mean, std, per_seed, per_client, client_mean, pooled; {} where there are none."""
+        return Figures("validation", self.result.get("validation", {}))
 
     @property
     def clients(self) -> ClientColumns:
@@ -202,6 +208,7 @@ class Run:
                 {
                     "client": columns.names,
                     "accuracy": columns.accuracy,
+                    **({} if columns.validation is None else {"validation": columns.validation}),
                     "claimed": self.claimed,
                     "classes_owned": columns.classes_owned,
                 }

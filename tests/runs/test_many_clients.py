@@ -65,6 +65,21 @@ def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_train
     ok("train", *words, "--fresh", "--save-clients", "none")
 
 
+def test_many_clients_have_a_column_of_validation_accuracy(store: Path) -> None:
+    words = ("--scheme", "iid", "--clients", M - 150, "--validation", "0.4", "--rounds", 1, "--participation", 5)
+    done = ok("train", "--method", "fedrep", "--seeds", "0,1", *words, "--set", "batch=1")
+    path, found = Path(done.data["path"]), done.data["validation"]
+    assert "per_client" not in found
+    assert found["rows"] == 250  # of 1,300 rows that train, 1,050 clients have one and 250 of them another
+    columns = client_columns(json.loads((path / "result.json").read_text()), path)
+    assert columns.validation is not None
+    scored = columns.validation[~np.isnan(columns.validation)]
+    assert len(scored) == 250
+    assert found["client_mean"] == pytest.approx(scored.mean(), abs=1e-12)
+    assert found["pooled"] == pytest.approx(scored.mean(), abs=1e-12)  # one row each
+    assert np.isin(scored, [0.0, 0.5, 1.0]).all()
+
+
 def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_path: Path) -> None:
     done = ok("train", "--method", "fedrep", "--eval-clients", 300, "--seeds", "0,1", *WORDS)
     path = Path(done.data["path"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -17,6 +16,7 @@ from fedcache.federate.engine.method import keep_down
 from fedcache.federate.engine.outcome import MOST_CONFUSED, Evaluation, confusion, macro_f1
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.partition.client_table import ClientRows, ClientTable
+from fedcache.federate.partition.row_lists import RowLists
 from fedcache.heads.linear import Tree
 
 BLOCK = 4096
@@ -264,14 +264,27 @@ def _by_domain(data: Data, rows: np.ndarray, right: np.ndarray) -> dict[int, flo
 
 
 def score_job(job: RunState, chosen: Sequence[int] | None = None) -> Evaluation:
-    """Score what a run deploys now, on the test rows of its clients.
+    """Score what a run deploys now, on the test rows of its clients; and on their validation rows where there are some.
 
     ``chosen`` are the clients whose personal models are scored; None for all.
     """
-    down, protocol = job.down(), job.method.protocol(job.hp)
-    if protocol == "global":
-        one = deployed_model(job, None, down)
-        return evaluate_global(lambda rows: one.scores(job.data.x[rows, 0]), job.data, job.clients)
+    down = job.down()
+    one = deployed_model(job, None, down) if job.method.protocol(job.hp) == "global" else None
+    found = _scored_on(job, down, one, job.clients, chosen)
+    held = job.clients.for_validation if isinstance(job.clients, ClientTable) else None
+    if held is None:
+        return found
+    validation = _scored_on(job, down, one, held, chosen)
+    return replace(found, validation=replace(validation, pooled=_pooled(validation.client_accuracy, held, job.data)))
+
+
+def _scored_on(
+    job: RunState, down: Tree, one: DeployedModel | None, clients: Sequence[ClientRows], chosen: Sequence[int] | None
+) -> Evaluation:
+    """The one model, or those of the clients, on the test rows of ``clients``."""
+    if one is not None:
+        scores = one.scores
+        return evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, clients)
 
     def model(client: int) -> Scores | None:
         if not has_model(job, client):
@@ -285,17 +298,32 @@ def score_job(job: RunState, chosen: Sequence[int] | None = None) -> Evaluation:
                 return job.method.predict(down, state, data, cast(Tensor, x), ctx)
 
             return scored
-        deployed = deployed_model(job, client, down)
+        deployed = deployed_model(job, client, down, clients)
         return lambda rows: deployed.scores(own[rows, 0])
 
     return evaluate_personal(
-        PersonalModels(model, partial(models_together, job, down)), job.data, job.clients,
-        everywhere=protocol == "everywhere", headline=job.method.headline, chosen=chosen,
+        PersonalModels(model, lambda ids: models_together(job, down, ids, clients)), job.data, clients,
+        everywhere=job.method.protocol(job.hp) == "everywhere", headline=job.method.headline, chosen=chosen,
     )  # fmt: skip
 
 
-def models_together(job: RunState, down: Tree, clients: Sequence[int]) -> StackedModels | None:
-    """The different models of several clients, with a client axis; None where they cannot be stacked."""
+def _pooled(accuracy: np.ndarray, clients: ClientTable, data: Data) -> float:
+    """Accuracy over all labelled rows of all clients that were scored; a row that several have counts for each."""
+    known, tests = (data.y >= 0).cpu().numpy(), clients.tests
+    assert isinstance(tests, RowLists)
+    rows = np.bincount(tests.owner, known[tests.rows], minlength=len(clients))
+    rows[clients.shares] = known[clients.common].sum()
+    scored = ~np.isnan(accuracy)
+    return float(accuracy[scored] @ rows[scored] / max(1.0, rows[scored].sum())) if scored.any() else float("nan")
+
+
+def models_together(
+    job: RunState, down: Tree, clients: Sequence[int], tests: Sequence[ClientRows]
+) -> StackedModels | None:
+    """The different models of several clients, with a client axis; None where they cannot be stacked.
+
+    ``tests`` are the rows they will be scored on, of which a method may learn first.
+    """
     method = job.method
     alike = "batched" in method.executions and method.deploy is keep_down and not job.own
     if not alike or any(c in job.states.kept or not has_model(job, c) for c in clients):
@@ -305,7 +333,7 @@ def models_together(job: RunState, down: Tree, clients: Sequence[int]) -> Stacke
     which = np.empty(len(clients), np.int64)
     fresh = -1  # the model of a client that never took part, which is likely to be that of the others
     for place, client in enumerate(clients):
-        tree = deployed_model(job, client, down).personal
+        tree = deployed_model(job, client, down, tests).personal
         new = client not in job.states
         if new and fresh >= 0 and equal_trees(tree, trees[fresh]):
             which[place] = fresh
@@ -321,7 +349,7 @@ def models_together(job: RunState, down: Tree, clients: Sequence[int]) -> Stacke
     def scores(part: slice) -> Scores:
         ids, some = first[part], trees[part]
         personal = {name: torch.stack([tree[name] for tree in some]) for name in some[0]}
-        data, ctx = job.rows(ids, 1, test=method.reads_test(job.hp)), job.ctx(ids, 1)
+        data, ctx = job.rows(ids, 1, tests=tests if method.reads_test(job.hp) else None), job.ctx(ids, 1)
         return lambda rows: method.predict(shared, personal, data, job.data.x[rows, 0].unsqueeze(0), ctx)
 
     return StackedModels(scores, which, trees, fresh)
@@ -336,10 +364,13 @@ def has_model(job: RunState, client: int) -> bool:
     return bool(len(job.training_clients[client].train)) and client >= job.public
 
 
-def deployed_model(job: RunState, client: int | None, down: Tree | None = None) -> DeployedModel:
+def deployed_model(
+    job: RunState, client: int | None, down: Tree | None = None, tests: Sequence[ClientRows] | None = None
+) -> DeployedModel:
     """What a run deploys now for one client with training rows, or (None) its one model.
 
-    ``down`` is what the server sends now, where the caller has it already.
+    ``down`` is what the server sends now, where the caller has it already; ``tests`` are the rows it is to be scored
+    on, of which a method may learn first: None for the test rows.
     """
     down, method = job.down() if down is None else down, job.method
     if client is None:
@@ -350,7 +381,8 @@ def deployed_model(job: RunState, client: int | None, down: Tree | None = None) 
     with torch.no_grad():
         state = job.states.get(client) or method.enter(down, data, ctx)
     deployed = _deploy(job, down, state, client)
-    shown = job.rows([client], 0, test=True) if method.reads_test(job.hp) else data
+    scored_on = job.training_clients if tests is None else tests
+    shown = job.rows([client], 0, tests=scored_on) if method.reads_test(job.hp) else data
     return DeployedModel(method, deployed, method.personal_part(deployed, state, shown, ctx), shown, ctx)
 
 

@@ -21,6 +21,7 @@ from fedcache.federate.partition.client_table import ClientRows, all_train_rows,
 from fedcache.federate.partition.row_lists import sorted_once
 from fedcache.heads.class_balance import deficits, votes
 from fedcache.heads.linear import Tree
+from fedcache.progress import VALIDATION_ACCURACY
 
 MOST_CONFUSED = 100
 """Classes up to which a result holds its confusion matrix: 10,000 numbers."""
@@ -249,6 +250,13 @@ class Evaluation:
     # int64 [C, C], rows of ``predictions`` by (label, predicted class); None above ``MOST_CONFUSED`` classes
     counts: np.ndarray | None = None
     whole: bool = True  # False where predictions are too many to be kept: then ``rows`` and ``predictions`` are empty
+    validation: Evaluation | None = None  # of the same models on the rows to choose by; None where there are none
+    pooled: float | None = None  # of validation: over all rows of all clients, each scored by the client's model
+
+    @property
+    def diagnostics(self) -> dict[str, float]:
+        """What a round says of it besides its accuracy."""
+        return {} if self.validation is None else {VALIDATION_ACCURACY: self.validation.accuracy}
 
     @property
     def mean_accuracy(self) -> float:

@@ -301,7 +301,7 @@ def _run(
                 continue
             measure = job.round == spec.rounds or (spec.eval_every > 0 and job.round % spec.eval_every == 0)
             found = scored[g] = score_job(job, chosen) if measure else None
-            diagnostics = job.diagnose() if measure else {}
+            diagnostics = {} if found is None else {**job.diagnose(), **found.diagnostics}
             if not job.trust.plain:
                 diagnostics["rejected"] = float(sum(r.round == job.round for r in job.rejected))
             if isinstance(job, TimedRun):

@@ -172,14 +172,14 @@ class RunState:
         draws = ClientRng(self.seed, self.round, (SERVER,), 0, self.env.dtype, self.env.device)
         return Ctx((), self.hp, self.env, draws, tuple(ids), self.round)
 
-    def rows(self, ids: Sequence[int], axes: int, *, test: bool = False) -> ClientData:
-        """The training rows of some clients, or their test rows; those of a round's chunks are remembered."""
-        if axes and not test and not self.own:
-            return self._dealt.get((axes, *ids), partial(self._rows, ids, axes, test), lambda made: made.rows.nbytes)
-        return self._rows(ids, axes, test)
+    def rows(self, ids: Sequence[int], axes: int, *, tests: Sequence[ClientRows] | None = None) -> ClientData:
+        """The training rows of some clients, or their test rows in ``tests``; a round's chunks are remembered."""
+        if axes and tests is None and not self.own:
+            return self._dealt.get((axes, *ids), partial(self._rows, ids, axes), lambda made: made.rows.nbytes)
+        return self._rows(ids, axes, tests)
 
-    def _rows(self, ids: Sequence[int], axes: int, test: bool) -> ClientData:
-        parts = [self.training_clients[i].test if test else self.training_clients[i].train for i in ids]
+    def _rows(self, ids: Sequence[int], axes: int, tests: Sequence[ClientRows] | None = None) -> ClientData:
+        parts = [self.training_clients[i].train if tests is None else tests[i].test for i in ids]
         return stack_clients(self.features(ids[0]), self.labels, [np.asarray(rows, np.int64) for rows in parts], axes)
 
     def cut(self, client: int) -> ClientData:

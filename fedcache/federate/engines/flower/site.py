@@ -260,12 +260,20 @@ class SiteRequest:
         return text
 
     def client(self, name: str | None) -> Client:
-        """The client of this store; its rows are all that is without a defect, train and test as the store has them."""
+        """The client of this store; its rows are all that is without a defect, train and test as the store has them.
+
+        Raises UsageError for rows to choose by, which sites do not score.
+        """
         shard, s = self.store.dataset.get("shard"), self.store.samples
         if shard is None and name is None:
             raise UsageError(
                 f"{self.store.path.name} was not cut out of a larger store, so its client has no name.",
                 "Give it one that no other site has: fedcache flower site --shard PATH --name NAME",
+            )
+        if shard is not None and (held := int((s.split == 2).sum())):
+            raise UsageError(
+                f"{self.store.path.name} holds {held:,} validation rows, which a federation of sites does not score.",
+                "Cut the store out of a partition without --validation:  fedcache shard --partition NAME",
             )
         good = s.ok == 1
         called = name or str(shard["client"])  # type: ignore[index]
