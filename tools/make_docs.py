@@ -23,7 +23,19 @@ from fedcache.errors import Exit
 from fedcache.extract.backbones import BACKBONES, Backbone
 from fedcache.extract.backbones.table import PARAMETERS
 from fedcache.extract.backbones.weights import SUFFIXES
-from fedcache.extract.datasets import arrays, digits, folder, idx, info, known, paper, papers, torchvision
+from fedcache.extract.datasets import (
+    arrays,
+    digits,
+    folder,
+    hf,
+    idx,
+    info,
+    known,
+    paper,
+    papers,
+    torchvision,
+    webdataset,
+)
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
@@ -636,6 +648,8 @@ OWN_FILES = {
     "folder:PATH": (folder, "folder:photos.zip", "folder:photos.zip --layout domain/class"),
     "arrays:FILE": (arrays, "arrays:cells.npz", "arrays:cells.npz --label-key grade --group-key hospital,scanner"),
     "idx:FOLDER": (idx, "idx:mnist/raw", "idx:mnist/raw"),
+    "hf:PATH": (hf, "hf:cifar100", "hf:cifar100 --label-key coarse_label"),
+    "webdataset:PATTERN": (webdataset, "webdataset:shards", "webdataset:shards/train-{0000..0009}.tar"),
 }
 """Kinds of files of one's own: module, a spec to look at, and one to extract."""
 

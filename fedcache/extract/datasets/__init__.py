@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import MachineError, UsageError, unknown
-from fedcache.extract.datasets import arrays, digits, download, folder, idx, paper, papers, torchvision
+from fedcache.extract.datasets import arrays, digits, download, folder, hf, idx, paper, papers, torchvision, webdataset
 from fedcache.extract.datasets.dataset import READING, SPLIT_WORDS, TEST, Context, Dataset, Progress, Source, join
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage, decode
@@ -23,8 +23,9 @@ __all__ = ["BadImage", "Dataset", "Source", "decode", "info", "known", "open_dat
 
 
 # Each has ``key(rest, context)``, what the answer depends on, and ``load(rest, context)``, the dataset.
-_KINDS = {
-    "digits": digits, "folder": folder, "arrays": arrays, "idx": idx, "torchvision": torchvision, "paper": papers,
+_KINDS: dict[str, Any] = {
+    "digits": digits, "folder": folder, "arrays": arrays, "idx": idx, "hf": hf, "webdataset": webdataset,
+    "torchvision": torchvision, "paper": papers,
 }  # fmt: skip
 FILES = {
     "folder:PATH": (
@@ -40,6 +41,15 @@ FILES = {
     "idx:FOLDER": (
         "pairs of IDX files of images and labels, as MNIST has them, .gz too",
         "files named train are the training set, t10k or test the test set",
+    ),
+    "hf:PATH": (
+        "parquet or Arrow files of Hugging Face datasets, or a folder of them; hf:NAME where it was pulled",
+        "splits are in the names of files and folders, class names in the files; columns are named as of arrays:FILE",
+    ),
+    "webdataset:PATTERN": (
+        "tar files of samples: images with .cls, .json or .txt of the same name beside them",
+        "a tar, a folder, a glob or shard-{0000..0009}.tar; splits are in the names of shards and folders; fields of "
+        ".json are columns, named as of arrays:FILE",
     ),
 }
 """Kinds of files of one's own: what they are, and how they are read."""
@@ -62,8 +72,8 @@ def open_dataset(
     The first time, every byte is read for the uids; they are remembered until a file changes.
 
     Args:
-        spec: ``digits[:synth=N]``, ``folder:PATH``, ``arrays:FILE``, ``idx:FOLDER``, ``torchvision:NAME``,
-            ``paper:NAME``, or ``NAME=SPEC,NAME=SPEC``.
+        spec: ``digits[:synth=N]``, ``folder:PATH``, ``arrays:FILE``, ``idx:FOLDER``, ``hf:PATH``,
+            ``webdataset:PATTERN``, ``torchvision:NAME``, ``paper:NAME``, or ``NAME=SPEC,NAME=SPEC``.
         memory: remembered digests.
         roots: ``--data NAME=PATH``.
         layout: ``--layout`` of folders, for example ``domain/class``.
@@ -130,10 +140,10 @@ def pull(
     """Download a dataset to where ``open_dataset`` will find it, and return the folder. Only ever called when asked.
 
     Args:
-        spec: ``torchvision:NAME`` or ``paper:NAME``.
+        spec: ``torchvision:NAME``, ``hf:NAME`` or ``paper:NAME``.
         data: ``$FEDCACHE_HOME/data``.
         roots: ``--data NAME=PATH``.
-        say: told the size and source of what is fetched (``paper:NAME``; torchvision says nothing of it).
+        say: told the size and source of what is fetched (torchvision says nothing of it).
         mirror: address below which files of the same names lie (``paper:NAME``).
 
     Raises UsageError for a spec that has no download, MachineError when it cannot be downloaded.
@@ -150,10 +160,13 @@ def pull(
             )
         download.pull(held, root, say=say, mirror=mirror)
         return root
+    if kind == "hf" and mirror is None:
+        hf.pull(name, root, say)
+        return root
     if kind != "torchvision" or mirror is not None:
         raise UsageError(
             f"{spec!r} has no download{' from another address' if mirror else ''}; expected "
-            f"{'' if mirror else 'torchvision:NAME or '}paper:NAME.",
+            f"{'' if mirror else 'torchvision:NAME, hf:NAME or '}paper:NAME.",
             "fedcache datasets list   shows what each dataset needs",
         )
     torchvision.pull(name, root)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,8 @@ def assemble(
     # Rows are in the order of their names, for ever; most readers name them in order already.
     order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
     names = [names[i] for i in order]
+    if twice := next((a for a, b in pairwise(names) if a == b), None):
+        raise UsageError(f"{where} has two images named {twice!r}; names must differ.", "Rename or remove one of them")
     source = dataset.JoinedSource(
         [part.source for part in parts],
         np.repeat(np.arange(len(parts)), lengths)[order],

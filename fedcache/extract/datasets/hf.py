@@ -1,0 +1,364 @@
+"""``hf:PATH``: a dataset as Hugging Face keeps it in files, read without its library.
+
+A parquet file, a folder of parquet files (``data/train-00000-of-00002.parquet``, ``default/test/0000.parquet``) or what
+``save_to_disk`` writes. The split is in the names of files and folders; a folder of several configurations is refused
+with their names: ``hf:PATH/CONFIG``. Images are columns of bytes or of {bytes, path}, class names those of the
+``ClassLabel``, and every other column of words, whole numbers or booleans is a group. ``hf:NAME`` is what
+``fedcache datasets pull hf:NAME`` brought, and nothing else fetches anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcache.errors import MachineError, UsageError
+from fedcache.extract.datasets import columns, tree
+from fedcache.extract.datasets.columns import Asked, TableRows
+from fedcache.extract.datasets.dataset import SPLIT_WORDS, Context, Dataset, Source
+from fedcache.extract.datasets.record_sources import ArrowRows, ParquetRows, Shards, open_arrow
+from fedcache.extract.digests import stat_key
+from fedcache.parsing import parse_json
+from fedcache.store.file_rows import explain_damage
+
+SUFFIXES = (".parquet", ".arrow")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """A parquet or Arrow file."""
+
+    path: Path
+    split: int | None  # code of the split in its name; None where it names none
+    schema: Any  # of pyarrow
+    rows: int
+    groups: tuple[int, ...]  # rows of each row group of a parquet file
+
+
+def key(rest: str, context: Context) -> list[Any]:
+    """The place, the columns that the spec names, and the stat of every file."""
+    asked = columns.parse_rest(rest)
+    path = _locate(asked.place, context)
+    named = ["hf", asked.images, asked.label, None if asked.groups is None else list(asked.groups)]
+    return [*named, tree.listing_digest(path, context.within(path)) if path.is_dir() else stat_key(path)]
+
+
+def load(rest: str, context: Context) -> Dataset:
+    """The dataset of ``hf:PATH``.
+
+    Raises UsageError for files without images, several configurations, or columns that make no sense, MachineError for
+    a name that was not pulled.
+    """
+    asked = columns.parse_rest(rest)
+    path, facts = _locate(asked.place, context), key(rest, context)
+    files, left_out = _files(path, context)
+    features = _features(files[0], path)
+    image = _image_column(files[0].schema, features, asked, path)
+    label = _label_column(files[0].schema, features, asked, path)
+    by_split: dict[int | None, list[RecordFile]] = {}
+    for file in files:
+        by_split.setdefault(file.split, []).append(file)
+    parts = [_rows(by_split[split], split, image, label, features) for split in sorted(by_split, key=_word)]
+    named = features.get(label or "", {}).get("names", ())
+    how = f"images from {image}{f', labels from {label}' if label else ', no labels'}, of {len(files)} "
+    how += f"{files[0].path.suffix[1:]} file{'s' if len(files) > 1 else ''}"
+    if left_out:
+        how += f"; left out, as no split of theirs is known: {', '.join(left_out[:4])}{', ...' if left_out[4:] else ''}"
+    return columns.assemble(
+        f"hf:{rest}", path, parts, asked=asked, class_names=named, how=how, facts=facts, context=context
+    )
+
+
+def ready(path: Path) -> bool:
+    """Whether a folder holds files of such a dataset."""
+    return path.is_dir() and any(next(path.rglob(f"*{suffix}"), None) is not None for suffix in SUFFIXES)
+
+
+def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
+    """Download the parquet files of a dataset of huggingface.co into ``root``; ``say`` is told their size first.
+
+    Where a repository has none of its own, those that Hugging Face makes of it. Raises UsageError for what is no name,
+    MachineError without the library, the network or the files.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name of a dataset.", "For example fedcache datasets pull hf:ylecun/mnist")
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise MachineError("huggingface_hub is not installed.", "pip install huggingface_hub") from None
+    api = huggingface_hub.HfApi()
+    for revision in ("main", "refs/convert/parquet"):
+        try:
+            found = api.dataset_info(name, revision=revision, files_metadata=True)
+            files = [file for file in found.siblings or () if file.rfilename.endswith(".parquet")]
+            if not files:
+                continue
+            size = sum(file.size or 0 for file in files)
+            say(f"{len(files)} files ({size / 1e6:,.1f} MB) from huggingface.co/datasets/{name}, {revision}")
+            huggingface_hub.snapshot_download(
+                name, repo_type="dataset", revision=found.sha, local_dir=root, allow_patterns=["*.parquet"]
+            )
+            return
+        except Exception as error:  # the library raises those of whatever it uses to reach the network
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise MachineError(
+                f"{name} cannot be downloaded from huggingface.co: {first[:200]}",
+                "Try again where there is a network, or copy its parquet files here: --dataset hf:FOLDER",
+            ) from None
+    raise MachineError(
+        f"{name} has no parquet files on huggingface.co, nor were any made of it.",
+        "Write them with its library, ds.to_parquet('train-00000.parquet'), and use hf:FOLDER",
+    )
+
+
+def _locate(place: str, context: Context) -> Path:
+    path = Path(place).expanduser()
+    if place and path.exists():
+        if path.is_file() and path.suffix not in SUFFIXES:
+            raise UsageError(f"{path} is no {' or '.join(SUFFIXES)} file.", "Give such a file, or a folder of them")
+        return path
+    root = context.root_of("hf", place) if _NAME.fullmatch(place) and path.suffix not in SUFFIXES else None
+    if root is None:
+        raise UsageError(
+            f"There is no {place or 'path'!r} (seen from {Path.cwd()}); expected a {' or '.join(SUFFIXES)} file or a "
+            "folder of them.",
+            "Give the path of the files, --dataset hf:PATH, or a name of huggingface.co",
+        )
+    if not root.exists():
+        raise MachineError(
+            f"The files of {place} are not here (looked in {root}, and for a path {place!r}).",
+            f"fedcache datasets pull hf:{place}   or --data {place}=DIR",
+        )
+    return root
+
+
+def _word(split: int | None) -> str:
+    return "" if split is None else SPLIT_WORDS[split]
+
+
+def split_in(relative: str) -> int | None:
+    """The split that the name of a file says, or a folder above it: that nearest to the file."""
+    *folders, name = relative.split("/")
+    for token in re.split(r"[-_.]", name.lower()):
+        if token in columns.SPLIT_CODES:
+            return columns.SPLIT_CODES[token]
+    return next((columns.SPLIT_CODES[f.lower()] for f in reversed(folders) if f.lower() in columns.SPLIT_CODES), None)
+
+
+def _files(path: Path, context: Context) -> tuple[list[RecordFile], list[str]]:
+    """The files of a dataset in the order of their names, and the names of those left out for want of a split."""
+    if path.is_file():
+        return [_open(path, None)], []
+    listed = sorted(tree.scan(path, context.within(path)).others)
+    found = [name for suffix in SUFFIXES for name in listed if name.endswith(suffix)]
+    suffix = Path(found[0]).suffix if found else ""
+    names = [name for name in found if name.endswith(suffix) and not name.rpartition("/")[2].startswith("cache-")]
+    if suffix == ".arrow":
+        names = _saved(path, names)
+    if not names:
+        raise UsageError(
+            f"{path} holds no {' or '.join(SUFFIXES)} files.", "Give the folder that holds them, hf:FOLDER"
+        )
+    configurations = {_configuration(name) for name in names}
+    if len(configurations) > 1:
+        named = ", ".join(sorted(c or "." for c in configurations))
+        raise UsageError(
+            f"{path} holds {len(configurations)} configurations: {named}.",
+            f"Say which: --dataset hf:{path / max(configurations)}",
+        )
+    splits = {name: split_in(name) for name in names}
+    known = [name for name in names if splits[name] is not None]
+    files = [_open(path / name, splits[name]) for name in known or names]
+    for file in files:
+        if not file.schema.equals(files[0].schema):
+            raise UsageError(
+                f"{file.path} has other columns than {files[0].path}.", "Files of one dataset have the same columns"
+            )
+    return files, [name for name in names if known and splits[name] is None]
+
+
+def _configuration(name: str) -> str:
+    """The folders above a file that are neither its split nor ``data``."""
+    kept = [f for f in name.split("/")[:-1] if f.lower() not in columns.SPLIT_CODES and f != "data"]
+    return "/".join(kept)
+
+
+def _saved(path: Path, names: Sequence[str]) -> list[str]:
+    """Of Arrow files those that ``state.json`` beside them lists, where there is one; ``map`` leaves others."""
+    kept = []
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        state = _read_json(path / folder / "state.json")
+        if state.get("_indices_data_files"):
+            raise UsageError(
+                f"{path / folder} was saved with rows picked by an index.", "ds.flatten_indices().save_to_disk(FOLDER)"
+            )
+        held = state.get("_data_files")
+        if not isinstance(held, list) or {"filename": file} in held:
+            kept.append(name)
+    return kept
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a small JSON file; {} where there is none that can be read."""
+    try:
+        held = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError):
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def _open(path: Path, split: int | None) -> RecordFile:
+    with explain_damage(path):
+        if path.suffix == ".arrow":
+            table = open_arrow(path)
+            table.validate(full=True)  # offsets that lead out of the file would be followed
+            return RecordFile(path.absolute(), split, table.schema, table.num_rows, ())
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(path) as file:
+            held = file.metadata
+            groups = tuple(held.row_group(i).num_rows for i in range(held.num_row_groups))
+            return RecordFile(path.absolute(), split, file.schema_arrow, sum(groups), groups)
+
+
+def _features(file: RecordFile, root: Path) -> dict[str, dict[str, Any]]:
+    """What Hugging Face says of the columns: in the file itself, else in ``dataset_info.json`` beside or above it."""
+    held: Any = {}
+    try:
+        held = parse_json((file.schema.metadata or {}).get(b"huggingface", b"{}"))
+    except ValueError:
+        held = {}
+    found = (
+        held.get("info", {}).get("features") if isinstance(held, dict) and isinstance(held.get("info"), dict) else None
+    )
+    for folder in (file.path.parent, root):
+        found = found or _read_json(folder / "dataset_info.json").get("features")
+    if not isinstance(found, dict):
+        return {}
+    features = {name: feature for name, feature in found.items() if isinstance(feature, dict)}
+    for feature in features.values():
+        if not (isinstance(feature.get("names"), list) and all(isinstance(n, str) for n in feature["names"])):
+            feature.pop("names", None)
+    return features
+
+
+def _image_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: Path) -> str:
+    import pyarrow as pa
+
+    def holds_bytes(kind: Any) -> bool:
+        if pa.types.is_struct(kind):
+            return any(f.name == "bytes" and holds_bytes(f.type) for f in kind)
+        return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+    like = [f.name for f in schema if holds_bytes(f.type)]
+    chosen = columns.choose(list(schema.names), (), asked.images, str(path), "--images-key")
+    if chosen is None:
+        marked = [name for name in like if features.get(name, {}).get("_type") == "Image"] or like
+        chosen = marked[0] if len(marked) == 1 else columns.choose(marked, columns.IMAGES)
+    if chosen is None or chosen not in like:
+        shown = ", ".join(f"{f.name} {f.type}" for f in list(schema)[:8])
+        what = "several columns that may be images" if chosen is None and like else "no column of images"
+        raise UsageError(
+            f"{path} has {what}{f' {chosen!r}' if chosen else ''}: {shown[:300]}.",
+            "Images are columns of bytes, or of {bytes, path}; --images-key NAME names one",
+        )
+    return chosen
+
+
+def _label_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: Path) -> str | None:
+    """The column asked for, else the one of a usual name, else the only ``ClassLabel``."""
+    if asked.label:
+        return columns.choose([f.name for f in schema if _is_scalar(f)], (), asked.label, str(path), "--label-key")
+    marked = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
+    scalars = [f.name for f in schema if _is_scalar(f)]
+    found = columns.choose(marked, columns.LABELS) or columns.choose(scalars, columns.LABELS)
+    if found is None and len(marked) > 1:
+        raise UsageError(f"{path} has several columns of classes: {', '.join(marked)}.", "--label-key NAME names one")
+    return found or (marked[0] if marked else None)
+
+
+def _is_scalar(field: Any) -> bool:
+    """Whether a column can be labels or a group: words, numbers, booleans and days, and nothing that brings code."""
+    import pyarrow as pa
+
+    kind = field.type
+    if isinstance(kind, pa.BaseExtensionType) or b"ARROW:extension:name" in (field.metadata or {}):
+        return False
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    t = pa.types
+    return any(
+        is_kind(kind)
+        for is_kind in (t.is_integer, t.is_floating, t.is_boolean, t.is_string, t.is_large_string, t.is_temporal)
+    )
+
+
+def _rows(
+    files: Sequence[RecordFile], split: int | None, image: str, label: str | None, features: Mapping[str, Any]
+) -> TableRows:
+    """The rows of a split: all columns but the images are read."""
+    wanted = [f.name for f in files[0].schema if _is_scalar(f) and f.name != image]
+    held = {name: _column(files, name, is_label=name == label) for name in wanted}
+    domain = columns.choose([n for n in wanted if n != label], columns.DOMAINS)
+    given = (
+        None if split is not None else columns.choose([n for n in wanted if n not in (label, domain)], columns.SPLITS)
+    )
+    groups = {}
+    for name in wanted:
+        if name in (label, domain, given):
+            continue
+        names = features.get(name, {}).get("names")
+        groups[name] = _words(held[name], names) if names and held[name].dtype.kind in "iu" else held[name]
+    sources: list[Source] = []
+    for file in files:
+        stat = file.path.stat()
+        stamp = (stat.st_size, stat.st_mtime_ns)
+        arrow = file.path.suffix == ".arrow"
+        sources.append(
+            ArrowRows(file.path, stamp, image) if arrow else ParquetRows(file.path, stamp, image, file.groups)
+        )
+    count = sum(file.rows for file in files)
+    return TableRows(
+        columns.row_names(count, split),
+        Shards(sources, [file.rows for file in files]),
+        None if label is None else held[label],
+        split,
+        None if given is None else held[given],
+        None if domain is None else held[domain],
+        groups,
+    )
+
+
+def _column(files: Sequence[RecordFile], name: str, *, is_label: bool) -> Any:
+    """A column of all files: numbers as an array, words in one of objects with None for empty ones; no label is -1."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    chunks: list[Any] = []
+    for file in files:
+        with explain_damage(file.path):
+            arrow = file.path.suffix == ".arrow"
+            table = open_arrow(file.path) if arrow else pq.read_table(file.path, columns=[name], partitioning=None)
+            chunks += table.column(name).chunks
+    with explain_damage(files[0].path):
+        whole = pa.chunked_array(chunks, type=files[0].schema.field(name).type)
+        if pa.types.is_dictionary(whole.type):
+            whole = whole.cast(whole.type.value_type)
+        if pa.types.is_integer(whole.type) and (is_label or not whole.null_count):
+            return whole.cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
+        if pa.types.is_floating(whole.type) or (pa.types.is_boolean(whole.type) and not whole.null_count):
+            return whole.to_numpy()
+        return np.array(whole.cast(pa.string()).to_pylist(), dtype=object)
+
+
+def _words(numbers: Any, names: Sequence[str]) -> Any:
+    """The names of classes by number; a number without a name is none."""
+    table = np.array([*names, ""], dtype=object)
+    index = np.asarray(numbers, dtype=np.int64)
+    return table[np.where((index >= 0) & (index < len(names)), index, len(names))]

@@ -1,0 +1,271 @@
+"""``webdataset:PATTERN``: samples in tar files, whose parts have one name and different endings.
+
+``000017.jpg`` with ``000017.cls`` or ``000017.json`` beside it, in one tar, a folder of them, ``shard-*.tar`` or
+``shard-{0000..0009}.tar``. A name ends at its first dot. The label is the number or word in ``.cls``, else a field of
+``.json`` (``label``, ``class`` or as ``--label-key`` says), else ``.txt``; the other fields of ``.json`` are groups.
+The split is in the names of shards and folders (``train-0000.tar``, ``test/0000.tar``). Shards are read in place and
+must not be compressed; links, devices and broken ends are refused, and other parts of a sample are left out.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcache.errors import UsageError
+from fedcache.extract.datasets import archives, columns, tree
+from fedcache.extract.datasets.columns import Asked, TableRows
+from fedcache.extract.datasets.dataset import Context, Dataset
+from fedcache.extract.datasets.hf import split_in
+from fedcache.extract.datasets.record_sources import Shards
+from fedcache.extract.digests import stat_key
+from fedcache.extract.images import EXTENSIONS, BadImage
+from fedcache.parsing import parse_json
+
+MOST_TEXT = 1 << 20
+"""Largest .cls, .txt or .json that is read, in bytes."""
+
+MOST_SHARDS = 100_000
+FEW = 20
+"""Samples up to which every text may be another."""
+
+LABEL_PARTS = ("cls", "json", "txt")
+_RANGE = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """What a tar holds; of its parts only small texts have been read."""
+
+    name: str  # path below the folder of all shards
+    split: int | None
+    entries: archives.Entries  # of the images
+    keys: tuple[str, ...]  # [n] names of the samples
+    labels: list[Any]  # [n] numbers, words or None
+    fields: list[Mapping[str, Any]]  # [n] other scalar fields of .json
+
+
+def key(rest: str, context: Context) -> list[Any]:
+    """The columns that the spec names, and the stat of every shard."""
+    asked = columns.parse_rest(rest)
+    named = ["webdataset", asked.images, asked.label, None if asked.groups is None else list(asked.groups)]
+    return [*named, [stat_key(path) for path in _shards(asked.place, context)[1]]]
+
+
+def load(rest: str, context: Context) -> Dataset:
+    """The dataset of ``webdataset:PATTERN``.
+
+    Raises UsageError for a pattern that matches nothing, samples without images or compressed shards, CorruptionError
+    for damaged or hostile ones.
+    """
+    asked, facts = columns.parse_rest(rest), key(rest, context)
+    top, paths = _shards(asked.place, context)
+    left: Counter[str] = Counter()
+    shards = [_read_shard(top, path, asked, left) for path in paths]
+    known = [shard for shard in shards if shard.split is not None]
+    left_out = [shard.name for shard in shards if known and shard.split is None]
+    shards = known or shards
+    labels = _plain([label for shard in shards for label in shard.labels])
+    _check_captions(labels)
+    ends = np.cumsum([len(shard.keys) for shard in shards])
+    by_split: dict[int | None, list[int]] = {}
+    for i, shard in enumerate(shards):
+        by_split.setdefault(shard.split, []).append(i)
+    parts = [
+        _rows([shards[i] for i in which], np.concatenate([labels[: ends[i]][-len(shards[i].keys) :] for i in which]))
+        for which in by_split.values()
+    ]
+    how = f"{len(shards)} shard{'s' if len(shards) > 1 else ''}"
+    how += f", labels from {asked.label}" if asked.label else ""
+    if left_out:
+        how += f"; left out, as no split of theirs is known: {', '.join(left_out[:4])}{', ...' if left_out[4:] else ''}"
+    if left:
+        how += "; not used: " + ", ".join(f"{n:,} .{ending}" for ending, n in left.most_common(6))
+    where = paths[0] if len(paths) == 1 else top  # what the dataset is called after
+    return columns.assemble(
+        f"webdataset:{rest}", where, parts, asked=asked, class_names=(), how=how, facts=facts, context=context
+    )
+
+
+def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
+    """The folder of all shards, and their paths in order. Raises UsageError where there is none."""
+    pattern = str(Path(place).expanduser()) if place else ""
+    path = Path(pattern)
+    if place and path.is_dir():
+        found = [path / name for name in sorted(tree.scan(path, context.within(path)).others) if name.endswith(".tar")]
+        packed = next((p for p in sorted(path.rglob("*")) if archives.is_compressed_tar(p)), None)
+        if not found and packed is not None:
+            raise archives.refuse_compressed(packed)
+        top = path
+    else:
+        several = [Path(one) for text in _expand(pattern) for one in _matching(text)]
+        found = sorted(dict.fromkeys(several))
+        top = Path(os.path.commonpath([p.parent for p in found])) if found else path
+    if not place or not found:
+        raise UsageError(
+            f"No tar matches {place or 'nothing'!r} (seen from {Path.cwd()}).",
+            "A tar, a folder of tars, a glob or --dataset 'webdataset:shards/train-{0000..0009}.tar'",
+        )
+    for one in found:
+        if not one.is_file():
+            raise UsageError(f"There is no shard {one}.", "Give the numbers of those that are there")
+        if archives.is_compressed_tar(one):
+            raise archives.refuse_compressed(one)
+    return top, found
+
+
+def _expand(pattern: str) -> Iterator[str]:
+    """``a-{00..02}.tar`` and ``{a,b}.tar`` as all they stand for. Raises UsageError for too many."""
+    pieces, last, total = [], 0, 1
+    for match in _RANGE.finditer(pattern):
+        first, end, words = match.groups()
+        if words is None:
+            numbers: Sequence[Any] = range(int(first), int(end) + 1)
+            choices = (f"{n:0{len(first)}d}" for n in numbers)
+        else:
+            numbers = words.split(",")
+            choices = iter(numbers)  # type: ignore[assignment]
+        total *= len(numbers)
+        if total > MOST_SHARDS:
+            raise UsageError(f"{pattern!r} stands for more than {MOST_SHARDS:,} shards.", "Give the folder instead")
+        pieces += [[pattern[last : match.start()]], list(choices)]
+        last = match.end()
+    for words_of in itertools.product(*pieces, [pattern[last:]]):
+        yield "".join(words_of)
+
+
+def _matching(text: str) -> list[str]:
+    """A path, or what a glob matches."""
+    if Path(text).exists() or not glob.has_magic(text):
+        return [text] if text else []
+    return glob.glob(text, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+
+
+def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Shard:
+    """The samples of a shard; only images, labels and .json are looked at, others are counted in ``left``."""
+    entries = archives.list_tar(path)
+    relative = os.path.relpath(path, top) if path != top else path.name
+    images: dict[str, int] = {}
+    texts: dict[str, dict[str, int]] = {}
+    for i, name in enumerate(entries.names):
+        folder, _, base = name.rpartition("/")
+        sample, _, ending = base.partition(".")
+        if not sample:  # hidden
+            continue
+        whole, ending = f"{folder}/{sample}" if folder else sample, ending.lower()
+        if ending == asked.images.lower().lstrip(".") if asked.images else f".{ending}" in EXTENSIONS:
+            if whole in images:
+                first = entries.names[images[whole]]
+                raise UsageError(
+                    f"The sample {whole!r} of {path} has two images, {first!r} and {name!r}.",
+                    "--images-key jpg   takes those with this ending",
+                )
+            images[whole] = i
+        elif ending in LABEL_PARTS:
+            texts.setdefault(whole, {})[ending] = i
+        else:
+            left[ending[:20]] += 1
+    if not images:
+        shown = ", ".join(sorted({name.rpartition("/")[2].partition(".")[2] for name in entries.names})[:8])
+        raise UsageError(
+            f"{path} holds no images: its samples have the parts {shown or '(none)'}.",
+            f"Expected parts such as {', '.join(sorted(e[1:] for e in EXTENSIONS)[:8])}; --images-key ENDING names one",
+        )
+    keys = sorted(images)
+    kept = entries.take(np.array([images[k] for k in keys], dtype=np.int64))
+    archives.check_images(kept)
+    reader = archives.ArchiveSource(entries)
+    labels, fields = [], []
+    for sample in keys:
+        label, other = _said(reader, texts.get(sample, {}), asked, path)
+        labels.append(label)
+        fields.append(other)
+    return _Shard(relative, split_in(relative), kept, tuple(keys), labels, fields)
+
+
+def _said(
+    reader: archives.ArchiveSource, parts: Mapping[str, int], asked: Asked, path: Path
+) -> tuple[Any, Mapping[str, Any]]:
+    """The label of a sample and the fields that may be groups."""
+    fields: dict[str, Any] = {}
+    if "json" in parts:
+        try:
+            held = parse_json(_text(reader, parts["json"], path))
+        except ValueError:
+            name = reader.entries.names[parts["json"]]
+            raise UsageError(f"{name} in {path} is not JSON.", "Write it again, or leave it out of the shard") from None
+        if isinstance(held, dict):
+            fields = {str(k): v for k, v in held.items() if isinstance(v, str | int | float | bool)}
+    if asked.label:
+        if asked.label in ("cls", "txt"):
+            return (_text(reader, parts[asked.label], path).strip() if asked.label in parts else None), fields
+        return fields.pop(asked.label, None), fields
+    if "cls" in parts:
+        return _text(reader, parts["cls"], path).strip(), fields
+    field = columns.choose(list(fields), columns.LABELS)
+    if field is not None:
+        return fields.pop(field), fields
+    return (_text(reader, parts["txt"], path).strip() if "txt" in parts else None), fields
+
+
+def _text(reader: archives.ArchiveSource, i: int, path: Path) -> str:
+    name = reader.entries.names[i]
+    if int(reader.entries.size[i]) > MOST_TEXT:
+        raise UsageError(f"{name} in {path} has more than {MOST_TEXT:,} bytes.", "Leave it out of the shard")
+    try:
+        return reader.read(i).decode("utf-8")
+    except (BadImage, UnicodeDecodeError):
+        raise UsageError(f"{name} in {path} is no text in UTF-8.", "Write it again") from None
+
+
+def _plain(values: Sequence[Any]) -> Any:
+    """Values of samples as a column: whole numbers, also as texts, where all are such (-1 for none), else words."""
+    known = [value for value in values if value is not None]
+    if known and all(re.fullmatch(r"-?\d{1,18}", str(value)) for value in known):
+        return np.array([-1 if value is None else int(value) for value in values], dtype=np.int64)
+    return np.array(["" if value is None else str(value) for value in values], dtype=object)
+
+
+def _grouped(values: Sequence[Any]) -> Any:
+    """A field as a column that may be a group: numbers stay numbers, NaN where there is none."""
+    if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
+        return np.array([float("nan") if value is None else value for value in values], dtype=np.float64)
+    return np.array(values, dtype=object)
+
+
+def _check_captions(labels: Any) -> None:
+    """Refuse texts that are captions and not classes: most samples have one of their own, of several words."""
+    known = [label for label in labels.tolist() if label] if labels.dtype == object else []
+    if len(known) > FEW and 2 * len(set(known)) > len(known) and any(" " in label for label in known):
+        raise UsageError(
+            f"{len(set(known)):,} of {len(known):,} samples have a text of their own, such as {known[0][:60]!r}: these "
+            "are captions and no classes.",
+            "--label-key FIELD   takes a field of .json, and --label-key cls the .cls",
+        )
+
+
+def _rows(shards: Sequence[_Shard], labels: Any) -> TableRows:
+    """The rows of the shards of a split."""
+    fields = [held for shard in shards for held in shard.fields]
+    names = list(dict.fromkeys(name for held in fields for name in held))
+    table = {name: [held.get(name) for held in fields] for name in names}
+    domain = columns.choose(names, columns.DOMAINS)
+    given = None if shards[0].split is not None else columns.choose(names, columns.SPLITS)
+    return TableRows(
+        [tree.name_of(f"{s.name.removesuffix('.tar')}/{sample}") for s in shards for sample in s.keys],
+        Shards([archives.ArchiveSource(shard.entries) for shard in shards], [len(shard.keys) for shard in shards]),
+        labels,
+        shards[0].split,
+        None if given is None else np.array(table[given], dtype=object),
+        None if domain is None else ["" if word is None else word for word in table[domain]],
+        {name: _grouped(values) for name, values in table.items() if name not in (domain, given)},
+    )

@@ -1,0 +1,325 @@
+"""Hugging Face datasets from files that the tests write: parquet, save_to_disk, and what is said without a network."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from command import fedcache, ok
+from make_images import encoded, pixels, write_directory
+
+import fedcache as fc
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import info, open_dataset, peek, pull
+from fedcache.extract.datasets.hf import split_in
+from fedcache.extract.digests import DigestMemory
+from fedcache.extract.images import BadImage
+
+PICTURES = [pixels(i) for i in range(100)]
+PNG = [encoded(picture) for picture in PICTURES]
+NAMES = ["airplane", "bird", "cat"]
+FEATURES = {"image": {"_type": "Image"}, "label": {"names": NAMES, "_type": "ClassLabel"}}
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> DigestMemory:
+    return DigestMemory(tmp_path / "digests")
+
+
+def table(rows: range, *, features: Any = FEATURES, **more: Any) -> pa.Table:
+    """Rows of images and labels, row i of class i mod 3, as ``push_to_hub`` has them."""
+    images = pa.array([{"bytes": PNG[i], "path": f"{i}.png"} for i in rows], pa.struct(
+        [("bytes", pa.binary()), ("path", pa.string())]))  # fmt: skip
+    held = {"image": images, "label": pa.array([i % 3 for i in rows], pa.int64()), **more}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})} if features else None
+    return pa.table(held).replace_schema_metadata(metadata)
+
+
+def write(path: Path, held: pa.Table, rows: int = 7) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(held, path, row_group_size=rows)
+    return path
+
+
+def save(folder: Path, held: pa.Table, name: str = "data-00000-of-00001.arrow", **state: Any) -> Path:
+    """What ``save_to_disk`` writes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, held.schema) as stream:
+        stream.write_table(held, max_chunksize=4)
+    (folder / "dataset_info.json").write_text(json.dumps({"features": FEATURES}))
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}], **state}))
+    return folder
+
+
+def opened(path: Path, memory: DigestMemory, tail: str = "", **options: Any):
+    return open_dataset(f"hf:{path}{tail}", memory=memory, **options)
+
+
+def refused(call, *words: str, code: Exit = Exit.USAGE) -> None:
+    with pytest.raises(FedcacheError) as caught:
+        call()
+    assert caught.value.code == code
+    assert caught.value.hint
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+def two_splits(root: Path) -> Path:
+    write(root / "data" / "train-00000-of-00002.parquet", table(range(20)))
+    write(root / "data" / "train-00001-of-00002.parquet", table(range(20, 30)))
+    write(root / "data" / "test-00000-of-00001.parquet", table(range(30, 40)))
+    return root
+
+
+def check(data: Any) -> None:
+    """30 training and 10 test images of three named classes."""
+    assert (np.bincount(data.split).tolist(), data.classes) == ([30, 10], tuple(NAMES))
+    for i in (0, 19, 20, 29, 30, 39, 3):
+        row = data.names.index(f"train/{i:07d}" if i < 30 else f"test/{i - 30:07d}")
+        assert data.source.read(row) == PNG[i]
+        assert data.label[row] == i % 3
+
+
+def test_shards_of_parquet_are_one_dataset_with_the_splits_of_their_names(tmp_path, memory) -> None:
+    root = two_splits(tmp_path / "mine")
+    data = opened(root, memory)
+    check(data)
+    check(opened(root / "data", memory))
+    assert "images from image, labels from label, of 3 parquet files" in data.reading
+    copy = pickle.loads(pickle.dumps(data.source))
+    assert [copy.read(row) for row in (39, 0, 12)] == [data.source.read(row) for row in (39, 0, 12)]
+    assert peek(f"hf:{root}", memory=memory) == ("mine", data.digest)
+
+
+def test_save_to_disk_and_parquet_are_one_dataset(tmp_path, memory) -> None:
+    root = two_splits(tmp_path / "mine")
+    save(tmp_path / "saved" / "train", table(range(30)))
+    save(tmp_path / "saved" / "test", table(range(30, 40)))
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    data = opened(tmp_path / "saved", memory)
+    check(data)
+    assert data.digest == opened(root, memory).digest
+    assert pickle.loads(pickle.dumps(data.source)).read(5) == data.source.read(5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40, 1000])
+def test_rows_are_those_of_the_file_in_any_order_and_row_groups_of_any_size(tmp_path, memory, rows) -> None:
+    data = opened(write(tmp_path / "a.parquet", table(range(100)), rows), memory)
+    order = np.random.default_rng(rows).permutation(100)
+    assert all(data.source.read(int(row)) == PNG[row] for row in [*order, *range(100)])
+
+
+def test_a_row_group_is_read_once_in_small_batches_when_rows_come_in_order(tmp_path, memory, monkeypatch) -> None:
+    data = opened(write(tmp_path / "a.parquet", table(range(100)), 1000), memory)
+    source = pickle.loads(pickle.dumps(data.source))
+    asked = []
+    real = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda f, n, **how: asked.append((n, how)) or real(f, n, **how))
+    for row in range(100):
+        assert source.read(row) == PNG[row]
+    assert asked == [(32, {"row_groups": [0], "columns": ["image"]})]
+
+
+def test_arrow_files_left_by_a_map_are_not_rows_and_picked_rows_are_refused(tmp_path, memory) -> None:
+    folder = save(tmp_path / "saved", table(range(30)))
+    with pa.OSFile(str(folder / "other.arrow"), "wb") as file, pa.ipc.new_file(file, table(range(3)).schema) as out:
+        out.write_table(table(range(3)))
+    assert len(opened(folder, memory)) == 30
+    assert len(opened(folder / "other.arrow", memory)) == 3
+    save(folder, table(range(30)), _indices_data_files=[{"filename": "indices.arrow"}])
+    refused(lambda: opened(folder, memory), "flatten_indices")
+
+
+def test_other_columns_are_groups_by_name_and_nested_ones_are_not(tmp_path, memory) -> None:
+    more = {
+        "writer": pa.array([None if i == 4 else i // 5 for i in range(20)], pa.int32()),
+        "site": pa.array(["a", "b"] * 10).dictionary_encode(),
+        "coarse": pa.array([i % 2 for i in range(20)]),
+        "score": pa.array([0.5] * 20),
+        "day": pa.array([18_000 + i // 10 for i in range(20)], pa.date32()),
+        "boxes": pa.array([[1.0, 2.0]] * 20),
+    }
+    features = {**FEATURES, "coarse": {"_type": "ClassLabel", "names": ["thing", "animal"]}}
+    path = write(tmp_path / "a.parquet", table(range(20), features=features, **more))
+    data = opened(path, memory)
+    assert {n: g.words for n, g in data.groups.items()} == {
+        "writer": ("0", "1", "2", "3"), "site": ("a", "b"), "coarse": ("animal", "thing"),
+        "day": ("2019-04-14", "2019-04-15"),
+    }  # fmt: skip
+    assert data.groups["writer"].codes.tolist()[3:6] == [0, -1, 1]
+    assert "score (floats that are not whole" in data.reading
+    other = opened(path, memory, "?label=coarse&group=site")
+    assert (other.classes, list(other.groups)) == (("thing", "animal"), ["site"])
+
+
+def test_columns_of_plain_bytes_without_metadata_are_read(tmp_path, memory) -> None:
+    plain = pa.table({"jpg": pa.array(PNG[:20], pa.large_binary()), "y": ["dog", None, "cat", "dog"] * 5})
+    data = opened(write(tmp_path / "a.parquet", plain), memory)
+    assert data.classes == ("cat", "dog")
+    assert data.label.tolist()[:4] == [1, -1, 0, 1]
+    assert data.source.read(11) == PNG[11]
+    two = plain.append_column("thumb", pa.array(PNG[:20]))
+    path = write(tmp_path / "b.parquet", two)
+    refused(lambda: opened(path, memory), "several columns that may be images", "--images-key")
+    assert opened(path, memory, "?images=thumb").source.read(3) == PNG[3]
+    refused(lambda: opened(path, memory, "?images=y"), "no column of images 'y'")
+    refused(lambda: opened(path, memory, "?images=jpg&label=z"), "'z'")
+
+
+def test_several_classes_configurations_and_schemas_are_refused_by_name(tmp_path, memory) -> None:
+    for name in ("fine_grained", "coarse_grained"):
+        write(tmp_path / "two" / name / "train" / "0000.parquet", table(range(9)))
+        write(tmp_path / "two" / name / "test" / "0000.parquet", table(range(9, 12)))
+    refused(lambda: opened(tmp_path / "two", memory), "2 configurations: coarse_grained, fine_grained", "fine_grained")
+    assert len(opened(tmp_path / "two" / "fine_grained", memory)) == 12
+    both = {n: {"_type": "ClassLabel", "names": NAMES} for n in ("kind", "sort")}
+    several = table(range(9)).rename_columns(["image", "kind"]).append_column("sort", [[0] * 9])
+    several = several.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": both}})})
+    refused(lambda: opened(write(tmp_path / "b.parquet", several), memory), "kind, sort", "--label-key")
+    write(tmp_path / "odd" / "train-0.parquet", table(range(9)))
+    write(tmp_path / "odd" / "train-1.parquet", table(range(9), extra=pa.array([1] * 9)))
+    refused(lambda: opened(tmp_path / "odd", memory), "other columns")
+
+
+def test_files_of_no_known_split_are_left_out_and_named(tmp_path, memory) -> None:
+    root = two_splits(tmp_path / "mine")
+    write(root / "data" / "unsupervised-00000.parquet", table(range(9)))
+    data = opened(root, memory)
+    check(data)
+    assert "left out, as no split of theirs is known: data/unsupervised-00000.parquet" in data.reading
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("data/train-00000-of-2.parquet", 0), ("c/test/0000.parquet", 1), ("mnist-test.arrow", 1), ("dev.parquet", 2),
+     ("train/part.parquet", 0), ("trainer/part.parquet", None), ("test/train/0.parquet", 0)],
+)  # fmt: skip
+def test_the_split_is_in_the_name_or_the_nearest_folder(name: str, code: int | None) -> None:
+    assert split_in(name) == code
+
+
+def test_rows_without_bytes_and_damaged_pages_are_bad_images(tmp_path, memory) -> None:
+    held = table(range(20)).set_column(
+        0, "image", pa.array([{"bytes": None if i == 3 else PNG[i], "path": "/etc/passwd"} for i in range(20)])
+    )
+    data = opened(write(tmp_path / "a.parquet", held), memory)
+    assert "1 cannot be read and will be quarantined" in data.reading
+    with pytest.raises(BadImage, match="only the path"):
+        data.source.read(3)
+    pq.write_table(table(range(20)), tmp_path / "b.parquet", row_group_size=5, compression="none",
+                   write_page_checksum=True)  # fmt: skip
+    raw = (tmp_path / "b.parquet").read_bytes()
+    at = raw.index(PNG[7]) + 30
+    (tmp_path / "b.parquet").write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+    data = opened(tmp_path / "b.parquet", memory)
+    bad = [row for row in range(20) if not readable(data, row)]
+    assert bad
+    assert set(bad) <= {5, 6, 7, 8, 9}
+    assert 7 in bad
+
+
+def readable(data: Any, row: int) -> bool:
+    try:
+        return data.source.read(row) == PNG[row]
+    except BadImage:
+        return False
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_cut_and_foreign_files_end_with_one_sentence(tmp_path, memory, name) -> None:
+    place = tmp_path / name
+    if name == "a.arrow":
+        save(tmp_path, table(range(20)), name)
+        (tmp_path / "state.json").unlink()
+    else:
+        write(place, table(range(20)))
+    raw = place.read_bytes()
+    rng = np.random.default_rng(0)
+    for bad in (raw[: len(raw) // 2], b"", b"PAR1" + bytes(40) + b"PAR1", b"ARROW1" + bytes(60)):
+        place.write_bytes(bad)
+        with pytest.raises(FedcacheError) as caught:
+            opened(place, memory)
+        assert caught.value.code in (Exit.USAGE, Exit.CORRUPT)
+    for _ in range(40):  # a flipped byte anywhere: refused, bad images, or other bytes, and never a traceback
+        at = int(rng.integers(len(raw)))
+        place.write_bytes(raw[:at] + bytes([raw[at] ^ 0xFF]) + raw[at + 1 :])
+        with suppress(FedcacheError):
+            opened(place, memory)
+
+
+def test_what_is_not_there_says_what_brings_it(tmp_path, memory) -> None:
+    refused(lambda: open_dataset("hf:ylecun/mnist", memory=memory, data=tmp_path), "pull hf:ylecun/mnist",
+            code=Exit.ENVIRONMENT)  # fmt: skip
+    refused(lambda: opened(tmp_path / "no", memory), "There is no")
+    refused(lambda: opened(tmp_path, memory), "holds no .parquet or .arrow files")
+    (tmp_path / "a.csv").write_text("x")
+    refused(lambda: opened(tmp_path / "a.csv", memory), "no .parquet or .arrow file")
+    two_splits(tmp_path / "data" / "ylecun" / "mnist")
+    check(open_dataset("hf:ylecun/mnist", memory=memory, data=tmp_path / "data"))
+    check(open_dataset("hf:digits", memory=memory, roots={"digits": tmp_path / "data" / "ylecun" / "mnist"}))
+    assert info("hf:ylecun/mnist")["note"]
+
+
+def test_nothing_is_fetched_unless_pull_is_asked_and_no_network_is_said(tmp_path, monkeypatch, no_network) -> None:
+    done = fedcache("extract", "--dataset", "hf:ylecun/mnist", "--backbones", "pixels")
+    assert (done.code, no_network) == (Exit.ENVIRONMENT, [])
+    assert "fedcache datasets pull hf:ylecun/mnist" in done.err
+    done = fedcache("datasets", "pull", "hf:ylecun/mnist")
+    assert done.code == Exit.ENVIRONMENT
+    assert "cannot be downloaded from huggingface.co" in done.err
+    assert no_network
+    no_network.clear()
+    monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
+    assert "FEDCACHE_OFFLINE" in fedcache("datasets", "pull", "hf:ylecun/mnist").err
+    assert not no_network
+    refused(lambda: pull("hf:../x", data=tmp_path), "no name of a dataset")
+
+
+def test_pull_takes_the_parquet_files_that_the_library_finds(tmp_path, memory, monkeypatch) -> None:
+    import huggingface_hub
+
+    class Found:
+        sha = "abc"
+        siblings = ()
+
+    asked: list[Any] = []
+
+    def dataset_info(api: Any, name: str, revision: str, files_metadata: bool) -> Any:
+        found = Found()
+        if revision != "main":
+            found.siblings = [type("F", (), {"rfilename": "default/train/0.parquet", "size": 3_000_000})]
+        return found
+
+    def snapshot(name: str, **how: Any) -> None:
+        asked.append((name, how["revision"], how["allow_patterns"]))
+        two_splits(how["local_dir"])
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    said: list[str] = []
+    folder = pull("hf:me/mine", data=tmp_path, say=said.append)
+    assert folder == tmp_path / "me" / "mine"
+    assert asked == [("me/mine", "abc", ["*.parquet"])]
+    assert said == ["1 files (3.0 MB) from huggingface.co/datasets/me/mine, refs/convert/parquet"]
+    check(open_dataset("hf:me/mine", memory=memory, data=tmp_path))
+
+
+def test_equal_images_have_equal_features_and_uids_in_parquet_and_in_files(tmp_path) -> None:
+    path = write(tmp_path / "a.parquet", table(range(12)))
+    folder = write_directory(tmp_path / "png", {f"{NAMES[i % 3]}/{i:07d}.png": PNG[i] for i in range(12)})
+    ours = ok("extract", "--dataset", f"hf:{path}", "--backbones", "random-projection", "--size", 16,
+              "--workers", 0, "--batch", 4, "--label-key", "label", "--json")  # fmt: skip
+    store = fc.Store.open(Path(ours.data["path"]))
+    theirs = fc.extract(f"folder:{folder}", "random-projection", size=16, workers=0, batch=4)
+    order = [int(name.rpartition("/")[2].removesuffix(".png")) for name in theirs.samples.name]
+    (key,) = store.arrays
+    a, b = (s.reader(key).rows(np.arange(12)) for s in (store, theirs))
+    assert np.array_equal(a[order], b)
+    assert np.array_equal(store.samples.uid[order], theirs.samples.uid)

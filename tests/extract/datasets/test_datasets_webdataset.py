@@ -1,0 +1,258 @@
+"""Samples in tar shards: parts joined by name, labels from .cls, .json or .txt, splits from the names of shards."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import ok
+from make_images import encoded, pixels, write_directory, write_tar
+
+import fedcache as fc
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import info, open_dataset, peek
+from fedcache.extract.datasets.record_sources import WARM
+from fedcache.extract.datasets.webdataset import _expand
+from fedcache.extract.digests import DigestMemory
+
+PNG = [encoded(pixels(i)) for i in range(60)]
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> DigestMemory:
+    return DigestMemory(tmp_path / "digests")
+
+
+def samples(rows: range, **parts: Any) -> dict[str, bytes]:
+    """``000017.png`` and a .cls of row mod 3; ``parts`` are functions of the row that give another part, or None."""
+    found: dict[str, bytes] = {}
+    for i in rows:
+        found[f"{i:06d}.png"] = PNG[i]
+        for ending, make in {"cls": lambda i: str(i % 3), **parts}.items():
+            if make is not None:
+                found[f"{i:06d}.{ending}"] = make(i).encode()
+    return found
+
+
+def shards(root: Path, count: int = 3, each: int = 10, **parts: Any) -> Path:
+    root.mkdir()
+    for n in range(count):
+        write_tar(root / f"train-{n:04d}.tar", samples(range(n * each, n * each + each), **parts))
+    write_tar(root / "test-0000.tar", samples(range(50, 60), **parts))
+    return root
+
+
+def opened(place: object, memory: DigestMemory, tail: str = ""):
+    return open_dataset(f"webdataset:{place}{tail}", memory=memory)
+
+
+def refused(call, *words: str, code: Exit = Exit.USAGE) -> None:
+    with pytest.raises(FedcacheError) as caught:
+        call()
+    assert caught.value.code == code
+    assert caught.value.hint
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+def test_shards_are_one_dataset_by_folder_glob_and_braces(tmp_path, memory) -> None:
+    root = shards(tmp_path / "wds")
+    data = opened(root, memory)
+    assert (np.bincount(data.split).tolist(), data.classes) == ([30, 10], ("0", "1", "2"))
+    assert data.names[0] == "test-0000/000050"
+    assert data.names[10] == "train-0000/000000"
+    for i in (0, 9, 10, 29):
+        row = data.names.index(f"train-{i // 10:04d}/{i:06d}")
+        assert data.source.read(row) == PNG[i]
+        assert data.label[row] == i % 3
+    assert "4 shards" in data.reading
+    for place in (f"{root}/*.tar", f"{root}/{{train,test}}-*.tar"):
+        assert opened(place, memory).digest == data.digest
+    train = opened(f"{root}/train-{{0000..0001}}.tar", memory)
+    assert len(train) == 20
+    assert "no test set" in train.reading
+    assert len(opened(root / "train-0002.tar", memory)) == 10
+    copy = pickle.loads(pickle.dumps(data.source))
+    assert [copy.read(row) for row in (39, 0, 20)] == [data.source.read(row) for row in (39, 0, 20)]
+    assert peek(f"webdataset:{root}", memory=memory) == ("wds", data.digest)
+    assert info(f"webdataset:{root}")["note"]
+
+
+def test_braces_stand_for_numbers_of_one_length_and_for_words() -> None:
+    assert list(_expand("a-{008..010}.tar")) == ["a-008.tar", "a-009.tar", "a-010.tar"]
+    assert list(_expand("{a,b}-{0..1}")) == ["a-0", "a-1", "b-0", "b-1"]
+    assert list(_expand("plain.tar")) == ["plain.tar"]
+    refused(lambda: list(_expand("{0..999}/{0..999}.tar")), "more than 100,000")
+
+
+def test_fields_of_json_are_labels_domains_and_groups(tmp_path, memory) -> None:
+    def fields(i: int) -> str:
+        held: dict[str, Any] = {
+            "label": ["cat", "dog"][i % 2],
+            "hospital": i // 7,
+            "age": i / 7,
+            "ok": i > 3,
+            "box": [1],
+        }
+        return json.dumps({**held, "domain": "ink"} if i % 5 else held)
+
+    path = write_tar(tmp_path / "a.tar", samples(range(20), cls=None, json=fields))
+    data = opened(path, memory)
+    assert data.classes == ("cat", "dog")
+    assert data.label.tolist() == [i % 2 for i in range(20)]
+    assert data.domains == ("all", "ink")
+    assert {n: g.words for n, g in data.groups.items()} == {"hospital": ("0", "1", "2"), "ok": ("False", "True")}
+    assert "age (floats that are not whole" in data.reading
+    named = opened(path, memory, "?label=hospital&group=ok")
+    assert (named.classes, list(named.groups)) == (("0", "1", "2"), ["ok"])
+
+
+def test_the_label_is_cls_then_json_then_txt(tmp_path, memory) -> None:
+    def words(i: int) -> str:
+        return ["red\n", "blue\n"][i % 2]
+
+    some = {"json": lambda i: json.dumps({"class": f"k{i % 4}"}), "txt": words}
+    assert opened(write_tar(tmp_path / "a.tar", samples(range(8), **some)), memory).classes == ("0", "1", "2")
+    path = write_tar(tmp_path / "b.tar", samples(range(8), cls=None, **some))
+    assert opened(path, memory).classes == ("k0", "k1", "k2", "k3")
+    assert opened(path, memory, "?label=txt").classes == ("blue", "red")
+    assert opened(write_tar(tmp_path / "c.tar", samples(range(8), cls=None, txt=words)), memory).classes == (
+        "blue",
+        "red",
+    )
+    bare = opened(write_tar(tmp_path / "d.tar", samples(range(8), cls=None)), memory)
+    assert (bare.classes, set(bare.label.tolist())) == ((), {-1})
+    ten = opened(write_tar(tmp_path / "e.tar", samples(range(12), cls=lambda i: str(i))), memory)
+    assert ten.classes == tuple(map(str, range(12)))  # numbers, not words: 2 before 10
+
+
+def test_captions_are_no_classes(tmp_path, memory) -> None:
+    path = write_tar(tmp_path / "a.tar", samples(range(30), cls=None, txt=lambda i: f"a photo number {i}"))
+    refused(lambda: opened(path, memory), "a photo number 0", "captions", "--label-key")
+
+
+def test_folders_inside_and_outside_of_shards_are_part_of_names(tmp_path, memory) -> None:
+    root = tmp_path / "wds"
+    for split, rows in (("train", range(8)), ("val", range(8, 12))):
+        (root / split).mkdir(parents=True)
+        write_tar(root / split / "0000.tar", {f"in/{name}": raw for name, raw in samples(rows).items()})
+    data = opened(root, memory)
+    assert data.names[0] == "train/0000/in/000000"
+    assert np.bincount(data.split).tolist() == [8, 4]
+    assert "validation images are used as the test set" in data.reading
+
+
+def test_two_images_of_a_sample_need_a_choice_and_other_parts_are_counted(tmp_path, memory) -> None:
+    files = {
+        **samples(range(4)),
+        **{f"{i:06d}.seg.png": PNG[20 + i] for i in range(4)},
+        "000001.pyd": b"x",
+        ".hidden": b"",
+    }
+    data = opened(write_tar(tmp_path / "a.tar", files), memory)
+    assert [data.source.read(i) for i in range(4)] == PNG[:4]
+    assert "not used: 4 .seg.png, 1 .pyd" in data.reading
+    assert opened(tmp_path / "a.tar", memory, "?images=seg.png").source.read(2) == PNG[22]
+    both = write_tar(tmp_path / "b.tar", {**samples(range(4)), "000001.jpg": PNG[9]})
+    refused(lambda: opened(both, memory), "two images", "--images-key")
+    none = write_tar(tmp_path / "c.tar", {"a.npy": b"x", "a.cls": b"1"})
+    refused(lambda: opened(none, memory), "holds no images", "cls, npy")
+
+
+def test_shards_of_no_known_split_are_left_out_and_named(tmp_path, memory) -> None:
+    root = shards(tmp_path / "wds")
+    write_tar(root / "extra-0000.tar", samples(range(40, 45)))
+    data = opened(root, memory)
+    assert len(data) == 40
+    assert "left out, as no split of theirs is known: extra-0000.tar" in data.reading
+
+
+def test_many_shards_are_read_with_few_open(tmp_path, memory) -> None:
+    root = tmp_path / "wds"
+    root.mkdir()
+    for n in range(30):
+        write_tar(root / f"{n:03d}.tar", samples(range(2 * n, 2 * n + 2)))
+    data = opened(root, memory)
+    for row in [*range(60), 3, 59, 0]:
+        assert data.source.read(row) == PNG[row]
+    (source,) = data.source.sources
+    assert len(source._warm) == WARM
+
+
+def hostile(path: Path, entries: list[tarfile.TarInfo]) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for entry in entries:
+            entry.size = 0 if entry.type != tarfile.REGTYPE else 3
+            archive.addfile(entry, io.BytesIO(b"abc"))
+    return path
+
+
+def entry(name: str, **what: Any) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    for key, value in what.items():
+        setattr(info, key, value)
+    return info
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [entry("../a.png")],
+        [entry("/a.png")],
+        [entry("a.png", type=tarfile.SYMTYPE, linkname="/etc/passwd")],
+        [entry("a.png", type=tarfile.CHRTYPE)],
+        [entry("a.png"), entry("A.png")],
+    ],
+)
+def test_hostile_shards_are_refused_whole(tmp_path, memory, entries) -> None:
+    refused(lambda: opened(hostile(tmp_path / "a.tar", entries), memory), "refused", code=Exit.CORRUPT)
+
+
+def test_cut_compressed_and_odd_shards_are_refused(tmp_path, memory) -> None:
+    path = write_tar(tmp_path / "a.tar", samples(range(8)))
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2 // 512 * 512])
+    refused(lambda: opened(path, memory), "not a whole archive", code=Exit.CORRUPT)
+    (tmp_path / "gz").mkdir()
+    write_tar(tmp_path / "gz" / "a.tar.gz", samples(range(3)), "w:gz")
+    refused(lambda: opened(tmp_path / "gz", memory), "compressed tar", "gunzip")
+    refused(lambda: opened(tmp_path / "gz" / "a.tar.gz", memory), "compressed tar")
+    for part, words in (("json", ["not JSON"]), ("cls", ["no text in UTF-8"])):
+        bad: Mapping[str, bytes] = {"a.png": PNG[0], f"a.{part}": b"{\xff" if part == "cls" else b"{"}
+        refused(lambda bad=bad: opened(write_tar(tmp_path / "b.tar", bad), memory), *words)
+    large = {"a.png": PNG[0], "a.txt": b"x" * (2 << 20)}
+    refused(lambda: opened(write_tar(tmp_path / "c.tar", large), memory), "1,048,576 bytes")
+    deep = {"a.png": PNG[0], "a.json": b"[" * 100_000}
+    refused(lambda: opened(write_tar(tmp_path / "d.tar", deep), memory), "not JSON")
+
+
+def test_patterns_that_match_nothing_say_so(tmp_path, memory) -> None:
+    root = shards(tmp_path / "wds", count=1)
+    refused(lambda: opened(f"{root}/no-*.tar", memory), "No tar matches")
+    refused(lambda: opened(f"{root}/train-{{0000..0003}}.tar", memory), "no shard", "train-0001.tar")
+    refused(lambda: opened(tmp_path / "no", memory), "no shard")
+    refused(lambda: open_dataset("webdataset", memory=memory), "webdataset:PATTERN")
+
+
+def test_equal_images_have_equal_features_in_shards_and_in_files(tmp_path) -> None:
+    root = tmp_path / "wds"
+    root.mkdir()
+    for n in range(3):
+        write_tar(root / f"{n}.tar", samples(range(4 * n, 4 * n + 4), json=lambda i: json.dumps({"site": i % 2})))
+    folder = write_directory(tmp_path / "png", {f"{i % 3}/{i:07d}.png": PNG[i] for i in range(12)})
+    words = ("--backbones", "random-projection", "--size", 16, "--workers", 0, "--batch", 4, "--json")
+    ours = ok("extract", "--dataset", f"webdataset:{root}/{{0..2}}.tar", "--group-key", "site", *words)
+    store = fc.Store.open(Path(ours.data["path"]))
+    theirs = fc.extract(f"folder:{folder}", "random-projection", size=16, workers=0, batch=4)
+    order = [int(name.rpartition("/")[2].removesuffix(".png")) for name in theirs.samples.name]
+    (key,) = store.arrays
+    a, b = (s.reader(key).rows(np.arange(12)) for s in (store, theirs))
+    assert np.array_equal(a[order], b)
+    assert store.group("site").codes.tolist() == [0, 1] * 6
