@@ -24,7 +24,9 @@ DATASET = (
     "digits, folder:PATH, arrays:FILE, idx:FOLDER, hf:PATH, webdataset:PATTERN, torchvision:NAME, paper:NAME, "
     "a=SPEC,b=SPEC as domains, or a name given to ingest."
 )
-BACKBONES = "Names, comma-separated: `fedcache backbones list`, or yours: onnx:FILE, module:PACKAGE.MODULE:FACTORY."
+BACKBONES = (
+    "Names, comma-separated: `fedcache backbones list`, or yours: onnx:, tflite:FILE, module:PACKAGE.MODULE:FUNCTION."
+)
 
 FORMER = {"loop": "sequential", "stack": "batched", "dual": "gram"}
 """Word of an earlier release -> the word now."""

@@ -90,6 +90,7 @@ EXTRAS = {
     "dp": ("dp-accounting",),
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "onnx": ("onnxruntime",),
+    "tflite": ("ai-edge-litert",),
     "tensorboard": ("tensorboard",),
     "pandas": ("pandas",),
 }

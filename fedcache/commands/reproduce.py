@@ -37,7 +37,11 @@ class DepartureOptions:
         None, "Run the protocol on this dataset instead of the paper's: a proxy.", PROTOCOL, said="the paper's"
     )
     backbones: tuple[str, ...] = option(
-        (), "In place of the paper's backbones, in their order: a proxy.", PROTOCOL, short="-b", said="the paper's"
+        (),
+        "In place of the paper's backbones, in their order: a proxy; the word proxy is three MobileNets.",
+        PROTOCOL,
+        short="-b",
+        said="the paper's",
     )
     rounds: int | None = option(
         None, "Rounds of every row: a departure.", PROTOCOL, short="-r", minimum=1, said="the paper's"

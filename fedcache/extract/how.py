@@ -29,7 +29,10 @@ Weights and preprocessing have digests of their own, in the recipe.
 """
 
 
-SHARED = dict.fromkeys(("onnx_file", "tflite_file"), ("backbones/own_files.py",))
+SHARED = {
+    "onnx_file": ("backbones/own_files.py",),
+    "tflite_file": ("backbones/own_files.py", "backbones/tflite_format.py"),
+}
 """What several providers have in common, by provider."""
 
 
@@ -58,6 +61,7 @@ def how_record(device: Device, dtype: str, batch: int, threads: int, provider: s
         "open_clip": "open_clip_torch",
         "glyph_clip": "open_clip_torch",
         "onnx_file": "onnxruntime",
+        "tflite_file": "ai-edge-litert",
     }
     for name in sorted({"torch", "pillow", "numpy", libraries.get(provider, "numpy")}):
         try:

@@ -232,13 +232,32 @@ def chosen(entry: PaperTable, only: Mapping[str, tuple[str, ...]]) -> list[Paper
     return cells
 
 
+PROXY_SET = "proxy"
+"""Word of ``--backbones`` for backbones whose weights lie in files that anybody may have, in place of the paper's."""
+
+STAND_INS = {
+    "resnet18-quickdraw-maxpool": "mobilenetv2-imagenet",
+    "resnet18-aircraft-maxpool": "mobilenetv2-insects",
+    "resnet18-birds-maxpool": "mobilenetv2-birds",
+}
+"""FedPCL's backbone, trained on one kind of images -> one of another architecture, trained on another kind."""
+
+
 def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict[str, str]:
     """Paper's backbone -> the one that takes its place; roles without one are absent.
 
-    ``--backbones`` fill the roles in order. Without them each keeps its own backbone if its weights are here; on other
-    data, with none of them here, glyph-clip takes the first role.
+    ``--backbones`` fill the roles in order; the word ``proxy`` means ``STAND_INS``. Without them each keeps its own
+    backbone if its weights are here; on other data, with none of them here, glyph-clip takes the first role.
     """
     named = entry.roles()
+    if options.backbones == (PROXY_SET,):
+        mapping = {role: STAND_INS[role] for role in named if role in STAND_INS}
+        if not mapping:
+            raise UsageError(
+                f"{entry.name} uses none of the backbones that have stand-ins ({', '.join(STAND_INS)}).",
+                f"Name them: --backbones A,B in place of {', '.join(named) or 'none'}",
+            )
+        return mapping
     for name in options.backbones:
         backbones.lookup(name, home=looker.home.root)
     if options.backbones and not named:

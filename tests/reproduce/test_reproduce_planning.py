@@ -12,10 +12,11 @@ import pytest
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoppedError, UsageError
+from fedcache.extract.backbones import lookup
 from fedcache.federate.partition.partition import Columns, InfeasibleError, make
 from fedcache.process import Stop
 from fedcache.progress import Silent
-from fedcache.reproduce import cell_kinds, planning, prepare, runner
+from fedcache.reproduce import cell_kinds, planning, prepare, registry, runner
 from fedcache.reproduce.cell_kinds import MEASURES
 from fedcache.reproduce.metrics import Measurement
 from fedcache.reproduce.planning import Options, PlannedCell, Requirement, match_domains, plan, roles
@@ -454,3 +455,16 @@ def test_runs_of_all_cells_are_asked_of_a_cluster_once(monkeypatch: pytest.Monke
     requests["c"] = StoppedError("Stopped.", "Again.")
     with pytest.raises(StoppedError):
         runner._train_on_cluster(cells, bench, engine)
+
+
+def test_the_word_proxy_means_the_stand_ins_of_the_roles_that_have_one() -> None:
+    birds, planes = "resnet18-birds-maxpool", "resnet18-aircraft-maxpool"
+    entry = table(replace(CELL, backbones=(birds, "vit-tiny", planes)))
+    options = Options(on="digits", backbones=("proxy",))
+    expected = {birds: "mobilenetv2-birds", planes: "mobilenetv2-insects"}
+    assert roles(entry, options, looker()) == expected
+    with pytest.raises(UsageError, match="uses none of the backbones that have stand-ins"):
+        roles(table(CELL), options, looker())
+    whole = registry.entry("fedpcl-table5")
+    assert roles(whole, options, looker()) == planning.STAND_INS
+    assert len({lookup(name).width for name in planning.STAND_INS.values()}) == 1

