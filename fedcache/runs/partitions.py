@@ -135,7 +135,8 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
         (
             ""
             if lacking == len(label)
-            else "A scheme that deals by class leaves them out, for example --scheme dirichlet.\n"
+            else "A scheme that deals by class leaves them out, for example --scheme dirichlet; --by COLUMN does so "
+            "with --option unlabelled=drop.\n"
         )
         + (
             f"Add labels to the file, then:  {ingest_command(store)}"

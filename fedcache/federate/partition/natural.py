@@ -63,11 +63,15 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
             f"{given[0]} is an argument of the scheme inside every value of {by}, and none is named.",
             f"--by {by} --scheme {' | '.join(SCHEMES)}; without {given[0]} every value is one client",
         )
-    group = pool.columns.sorted_by(by)
+    group, notes = pool.columns.sorted_by(by), []
+    if args["unlabelled"] == "drop":
+        known = pool.columns.label >= 0
+        if lost := int((~known[pool.train]).sum() + (~known[pool.test]).sum()):
+            notes.append(f"{lost:,} rows without a label are left out")
+        pool = replace(pool, train=pool.train[known[pool.train]], test=pool.test[known[pool.test]])
     everybody = np.sort(np.concatenate([pool.train, pool.test]))
     trains_on_all = args["rows"] == "all" or (args["rows"] == "auto" and args["hold_out"] is not None)
     rows, tests = (everybody, pool.test[:0]) if trains_on_all else (pool.train, pool.test)
-    notes = []
     if without := int((group.codes[rows] < 0).sum()):
         notes.append(f"{without:,} of {len(rows):,} rows have no value of {by} and are left out")
     held = held_out_codes(group, by, args["hold_out"])
@@ -278,6 +282,14 @@ NATURAL = Scheme(
             "what clients train on: train, the training split; all, the test split too; auto, all with hold_out",
             choices=("auto", "train", "all"),
             tag="r",
+        ),
+        Argument(
+            "unlabelled",
+            "choice",
+            "keep",
+            "rows without a label: keep, for methods that read none; drop, for the others",
+            choices=("keep", "drop"),
+            tag="u",
         ),
         Argument("min_rows", "int", 1, "leave out clients with fewer rows", low=1, high=10**12, tag="min"),
         Argument(

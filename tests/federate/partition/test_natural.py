@@ -62,6 +62,16 @@ def test_a_client_without_test_rows_holds_a_fifth_of_each_class_out_and_a_single
     assert "1 clients with a single row are left out" in made.notes[1]
 
 
+def test_rows_without_a_label_are_kept_or_left_out() -> None:
+    data = columns(["n"] * 8 + ["s"] * 4, split=[0, 0, 0, 1] * 3, label=[0, -1, 1, 0] * 3)
+    made = make("natural", data, by="ward")
+    assert held(made) == {"n": ([0, 1, 2, 4, 5, 6], [3, 7]), "s": ([8, 9, 10], [11])}
+    made = make("natural", data, by="ward", unlabelled="drop")
+    assert held(made) == {"n": ([0, 2, 4, 6], [3, 7]), "s": ([8, 10], [11])}
+    assert made.notes == ("3 rows without a label are left out",)
+    assert made.default_name() == "natural-by-ward-udrop-s0"
+
+
 def test_rows_of_one_class_each_leave_one_row_to_test_on() -> None:
     made = make("natural", columns(["n"] * 3, label=[0, 1, 2]), by="ward")
     assert [len(made.clients[0].train), len(made.clients[0].test)] == [2, 1]

@@ -1,0 +1,337 @@
+"""Tables as other programs write them: wide parquet and CSV, lists in texts, feather, and rows that are not finite."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+from command import fedcache, ok
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcache.errors import CorruptionError, Exit, FedcacheError
+from fedcache.store import content as contents
+from fedcache.store import table_readers, tables
+from fedcache.store.content import arrange
+from fedcache.store.embedding_columns import ColumnChoice
+from fedcache.store.embedding_files import open_embeddings, read_embeddings
+from fedcache.store.store import Store
+from fedcache.store.verify import verify
+from fedcache.store.words import Words
+
+N, D = 30, 5
+X = np.random.default_rng(0).normal(size=(N, D)).astype("f4")
+LABELS = np.arange(N) % 3
+WARDS = [None if i % 7 == 0 else f"w{i % 4}" for i in range(N)]
+ENDINGS = ("parquet", "csv", "csv.gz", "tsv", "tsv.gz", "feather", "arrow")
+
+
+def table(prefix: str = "f", **columns: Any) -> pa.Table:
+    """Features in one column per dimension between other columns, in no order."""
+    dimensions = {f"{prefix}{i}": X[:, i] for i in reversed(range(D))}
+    return pa.table({"ward": WARDS, **dimensions, "label": LABELS, **columns})
+
+
+def write(path: Path, rows: pa.Table) -> Path:
+    ending = path.name.partition(".")[2]
+    if ending == "parquet":
+        pq.write_table(rows, path, row_group_size=11)
+    elif ending in ("feather", "arrow"):
+        pyarrow.feather.write_feather(rows, str(path), chunksize=11)
+    else:
+        plain = path.with_name("plain")
+        options = pyarrow.csv.WriteOptions(delimiter="\t" if ending.startswith("tsv") else ",")
+        pyarrow.csv.write_csv(rows, plain, options)
+        path.write_bytes(gzip.compress(plain.read_bytes()) if ending.endswith("gz") else plain.read_bytes())
+        plain.unlink()
+    return path
+
+
+def refused(call: Any) -> str:
+    with pytest.raises(FedcacheError) as caught:
+        call()
+    assert caught.value.code is Exit.USAGE
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+@pytest.mark.parametrize("prefix", ["f", "", "emb_", "feat.", "dim-", "x["])
+def test_one_column_per_dimension_is_a_matrix(tmp_path: Path, ending: str, prefix: str) -> None:
+    found = read_embeddings(write(tmp_path / f"wide.{ending}", table(prefix)))
+    assert np.array_equal(found.features["wide"][:, 0].astype("f4"), X)
+    assert found.labels.tolist() == LABELS.tolist()
+    assert found.groups["ward"].values() == WARDS
+    assert f"5 columns {prefix}0 .. {prefix}4 are the features." in found.notes
+
+
+def test_the_same_table_in_every_format_is_the_same_store(tmp_path: Path) -> None:
+    rows = table(visit=[float(i % 3) if i % 5 else None for i in range(N)], day=pa.array([19000] * N, pa.date32()))
+    made = [arrange(open_embeddings(write(tmp_path / f"wide.{e}", rows)), "wide") for e in ENDINGS]
+    assert len({content.dataset["digest"] for content in made}) == 1
+    assert len({key for content in made for key in content.arrays}) == 1
+    for content in made[1:]:
+        assert content.groups.keys() == {"ward", "visit", "day"}
+        assert all(content.groups[name].equals(group) for name, group in made[0].groups.items())
+
+
+def test_numbers_in_names_are_in_the_order_of_numbers_and_from_where_they_begin(tmp_path: Path) -> None:
+    wide = {f"pixel_{i:03}": np.full(N, i) for i in (3, 12, *range(4, 12))}  # integers, from 3 to 12
+    found = read_embeddings(write(tmp_path / "w.parquet", pa.table(wide)))
+    assert found.features["w"][0, 0].tolist() == [float(i) for i in range(3, 13)]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_which_columns_are_features_is_asked_where_several_may_be(tmp_path: Path, ending: str) -> None:
+    rows = table("a", b0=X[:, 0], b1=X[:, 1], y0=LABELS, y1=LABELS)
+    file = write(tmp_path / f"t.{ending}", rows)
+    assert "a0 .. a4, b0 .. b1 may all be features" in refused(lambda: open_embeddings(file))
+    for asked in ("b", "b1"):
+        found = open_embeddings(file, ColumnChoice(features=(asked,)))
+        assert np.array_equal(found.features["t"].whole()[:, 0].astype("f4"), X[:, :2])
+        assert list(found.groups) == ["ward", "y0", "y1"]
+        assert found.left_out["a0"] == "floats that are not whole"
+    # A usual word wins: questions q1, q2 beside f0 .. f4.
+    found = open_embeddings(write(tmp_path / f"u.{ending}", table(q1=LABELS, q2=LABELS)))
+    assert found.features["u"].shape == (N, 1, D)
+    assert list(found.groups) == ["ward", "q1", "q2"]
+    gap = write(tmp_path / f"g.{ending}", table().drop(["f2"]))
+    assert "has no features" in refused(lambda: open_embeddings(gap))
+    assert "Unknown column 'zzz'" in refused(lambda: open_embeddings(gap, ColumnChoice(features=("zzz",))))
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("show", [json.dumps, str, lambda row: str(np.array(row)), lambda row: f" {row} "])
+def test_lists_in_texts_are_features(tmp_path: Path, ending: str, show: Any) -> None:
+    texts = [show(row) for row in X.astype(float).round(3).tolist()]
+    texts[4] = ""
+    rows = pa.table({"embedding": texts, "label": LABELS})
+    found = open_embeddings(write(tmp_path / f"l.{ending}", rows)).features["l"]
+    assert found.shape == (N, 1, D)
+    whole = found.whole()[:, 0]
+    assert np.isnan(whole[4]).all()
+    assert np.array_equal(np.delete(whole, 4, 0), np.delete(X.astype(float).round(3), 4, 0))
+
+
+@given(
+    st.lists(
+        st.sampled_from(["[1, 2]", "[ -0.5,1e-3 ]", " [nan,7]", "[1]", "[[1, 2]]", "1, 2", "[1, x]", "[]", "[1 2]"]),
+        min_size=1,
+    )
+)
+def test_texts_are_read_all_at_once_as_one_by_one(texts: list[str]) -> None:
+    found = table_readers._all_texts(pa.array(texts), 2)
+    good = {"[1, 2]": [1, 2], "[ -0.5,1e-3 ]": [-0.5, 1e-3], " [nan,7]": [np.nan, 7]}
+    if set(texts) <= good.keys():
+        assert np.array_equal(found, [good[text] for text in texts], equal_nan=True)
+    else:
+        assert found is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "why"),
+    [
+        (["[1, 2]", "[1, 2, 3]"], "have lengths [2, 3]"),
+        (["[1, 2]", "[1, two]"], "could not convert string to float: 'two'"),
+        (["[1 ... 2]", "[1 ... 2]"], "numpy left values out"),
+        (["[1, 2]", "1, 2"], "is no list of numbers"),
+        (["[1, 2]", "[[1, 2]]"], "could not convert"),
+        (["[" * 5000, "[1]"], "embedding is words"),
+    ],
+)
+def test_texts_that_are_no_lists_of_one_length_are_refused(tmp_path: Path, texts: list[str], why: str) -> None:
+    file = write(tmp_path / "l.csv", pa.table({"embedding": texts, "label": [0, 1]}))
+    said = refused(lambda: read_embeddings(file))
+    assert str(file) in said
+    assert why in said or "is no features" in said or "embedding is" in said
+
+
+@given(st.lists(st.sampled_from(["0", "1", "-7", "2.0", "", "NA", "nan", "x", "true", "1e3", "007"]), min_size=1))
+def test_words_of_a_csv_are_numbers_only_if_all_of_them_are(words: list[str]) -> None:
+    typed = Words.of(words).typed()
+    known = [w for w in words if w.lower() not in ("", "na", "nan")]
+    if known and all(w in ("0", "1", "-7", "2.0", "1e3") or (w == "007" and "2.0" in known) for w in known):
+        values = [float(w) if w in known else None for w in words]
+        assert isinstance(typed, np.ndarray)
+        assert [None if v != v else v for v in typed.tolist()] == values
+    elif isinstance(typed, Words):
+        assert typed.every() == words
+
+
+def test_a_csv_of_excel_and_pandas_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "e.csv"
+    file.write_text('\ufeff;f0;f1;label;ward\n0;1.5;2;cat;"north; old"\n1;3;;dog;\n', encoding="utf-8")
+    found = read_embeddings(file)
+    assert found.features["e"][0, 0].tolist() == [1.5, 2.0]
+    assert np.isnan(found.features["e"][1, 0, 1])
+    assert found.classes == ("cat", "dog")
+    assert found.groups["ward"].values() == ["north; old", None]
+    assert found.left_out == {"": "a group cannot be called ''"}
+
+
+HOSTILE = {
+    "begins with a row of numbers": b"0.1,0.2,7\n0.3,0.4,8\n",
+    "the column 'f0' is there twice": b"f0,f0,label\n1,2,3\n",
+    "has 0 rows": b"f0,f1,label\n",
+    "Empty CSV file": b"",
+    "CSV": b"f0,f1,label\n1,2\n1,2,3\n",
+    "UTF": b"f0,f1,label\n1,2,\xff\xfe\n",
+    "invalid value 'x'": b"f0,f1,label\n" + b"1,2,3\n" * 9 + b"1,x,3\n",
+    "is no features": b"f0,f1,label\n" + b"\0" * 100,
+    "straddling": b"f0,f1,label\n1,2," + b"a" * 5000,
+}
+
+
+@pytest.mark.parametrize("why", HOSTILE)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_csv_that_cannot_be_read_is_refused_in_words(
+    tmp_path: Path, why: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "TEXT_BLOCK", 48)
+    file = tmp_path / ("h.csv.gz" if packed else "h.csv")
+    file.write_bytes(gzip.compress(HOSTILE[why]) if packed else HOSTILE[why])
+    said = refused(lambda: read_embeddings(file))
+    assert str(file) in said
+    if why not in ("CSV", "UTF", "is no features"):
+        assert why in said
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_torn_or_foreign_table_is_refused_in_words(tmp_path: Path, ending: str) -> None:
+    file = write(tmp_path / f"t.{ending}", table())
+    raw = file.read_bytes()
+    torn = [b"PK\x03\x04", b"ARROW1\0\0" + b"\xff" * 64, raw[: len(raw) // 2] if "csv" not in ending else b"\x1f\x8b"]
+    for bad in torn if not ending.startswith("tsv") else torn[2:]:
+        file.write_bytes(bad)
+        assert str(file) in refused(lambda: read_embeddings(file))
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "feather"])
+def test_a_wide_table_needs_the_memory_of_one_block(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "LARGE", 1 << 18)
+    monkeypatch.setattr(contents, "CHUNK_BYTES", 1 << 18)
+    monkeypatch.setattr(tables, "TEXT_BLOCK", 1 << 18)
+    rows = 10_000
+    x = np.random.default_rng(0).normal(size=(rows, 100)).astype("f4").round(2)  # 4 MB
+    wide = pa.table({f"f{i}": x[:, i] for i in range(100)})
+    file = tmp_path / f"t.{ending}"
+    if ending == "parquet":
+        pq.write_table(wide, file, row_group_size=2000)
+    elif ending == "feather":
+        pyarrow.feather.write_feather(wide, str(file), chunksize=2000)
+    else:
+        pyarrow.csv.write_csv(wide, file)
+    del wide
+    held = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        content = arrange(open_embeddings(file), "t")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * (1 << 20) + rows * (16 + 8 + 80), f"{peak / 2**20:.1f} MiB"
+    assert pa.total_allocated_bytes() - held < 1 << 21
+    store = Store.from_content(content, tmp_path / "s.zarr")
+    assert np.array_equal(store.reader(*store.arrays).all()[:, 0], x)
+
+
+# Rows that are not finite
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "npz"])
+def test_rows_that_are_not_finite_are_named_and_left_out_when_asked(tmp_path: Path, ending: str) -> None:
+    bad = X.copy()
+    bad[3, 1], bad[8], bad[29, 0] = np.nan, np.inf, -np.inf
+    file = tmp_path / f"d.{ending}"
+    if ending == "npz":
+        np.savez(file, features=bad, label=LABELS)
+    else:
+        write(file, pa.table({**{f"f{i}": bad[:, i] for i in range(D)}, "label": LABELS}))
+    said = fedcache("ingest", file, "--name", "dirty", "--label-key", "label", "--json")
+    assert said.code == 5
+    error = said.envelope["error"]
+    assert "the feature of 3 rows is not finite: row 3, 8, 29" in error["message"]
+    command = error["hint"].split("out:  ")[1]
+    assert command == f"fedcache ingest {file} --name dirty --label-key label --drop-nan"
+    made = ok(*command.split()[1:]).data
+    assert (made["images"], made["ok"]) == (N, N - 3)
+    store = Store.open(made["path"])
+    assert [(e["row"], e["name"], e["reason"]) for e in store.quarantined()] == [
+        (row, f"{row:02}", "features are not finite") for row in (3, 8, 29)
+    ]
+    good = np.delete(np.arange(N), [3, 8, 29])
+    assert np.array_equal(store.reader(*store.arrays).rows(good)[:, 0], X[good])
+    assert not (store.samples.split[[3, 8, 29]] == 1).any()  # none is a test row
+    assert verify(store.path).ok
+    assert "row 8 (08): features are not finite" in fedcache("inspect").out
+    assert "nothing to do" in fedcache("ingest", file, "--name", "dirty", "--drop-nan").err
+
+
+def test_a_row_that_one_backbone_lacks_keeps_the_features_of_the_others(tmp_path: Path) -> None:
+    a, b = X.copy(), X.astype("f2")
+    a[2], b[4, 0] = np.nan, np.inf
+    names = [f"{N - i:02}" for i in range(N)]  # against the order of the rows
+    store = Store.from_arrays({"a": a, "b": b}, names=names, drop_nan=True, path=tmp_path / "s.zarr")
+    assert [e["name"] for e in store.quarantined()] == [names[4], names[2]]
+    assert store.readable().sum() == N - 2
+    for key in store.arrays:
+        rows = store.reader(key).all()[::-1, 0]
+        assert np.isnan(rows).all(axis=1).sum() == 1
+        assert np.isfinite(rows[[0, 1, 3, 5]]).all()
+    with pytest.raises(CorruptionError, match="No row of a has features that are finite"):
+        Store.from_arrays({"a": np.full((3, 2), np.nan)}, drop_nan=True, path=tmp_path / "t.zarr")
+
+
+def test_empty_lists_are_rows_that_are_not_finite(tmp_path: Path) -> None:
+    lists = pa.array([[1.0, 2.0], None, [3.0, None], [5.0, 6.0]], pa.list_(pa.float32()))
+    fixed = pa.array([None, [1.0, 2.0], [3.0, 4.0], None], pa.list_(pa.float32(), 2))
+    pq.write_table(pa.table({"features/a": lists, "features/b": fixed}), tmp_path / "e.parquet")
+    found = read_embeddings(tmp_path / "e.parquet").features
+    assert np.array_equal(found["a"][:, 0], [[1, 2], [np.nan] * 2, [3, np.nan], [5, 6]], equal_nan=True)
+    assert np.array_equal(found["b"][:, 0], [[np.nan] * 2, [1, 2], [3, 4], [np.nan] * 2], equal_nan=True)
+
+
+# From a table of a hospital to a report
+
+
+def test_a_dirty_table_of_hospitals_is_trained_by_hospital(tmp_path: Path) -> None:
+    rows, rng = 240, np.random.default_rng(0)
+    y = rng.integers(0, 3, rows)
+    x = (np.eye(8)[y] * 4 + rng.normal(size=(rows, 8))).astype("f4")
+    x[[7, 100]] = np.nan
+    words = np.array(["benign", "malignant", "unclear"], object)[y]
+    words[[1, 2, 3, 4]] = [None, "NA", "?", ""]
+    split = np.where(np.arange(rows) % 4 == 0, "Test", "TRAIN")
+    columns = {
+        **{f"f{i}": x[:, i] for i in range(8)},
+        "diagnosis": pa.array(words.tolist(), pa.string()),
+        "hospital_id": rng.integers(100, 104, rows),
+        "age": rng.normal(60, 9, rows),
+        "split": split,
+    }
+    pq.write_table(pa.table(columns), tmp_path / "scans.parquet")
+    file = tmp_path / "scans.parquet"
+    said = fedcache("ingest", file, "--name", "scans", "--label-key", "diagnosis", "--drop-nan")
+    assert said.code == 0
+    assert "8 columns f0 .. f7 are the features." in said.err
+    assert "4 of 240 rows are unlabelled: 2 empty, 1 'NA', 1 '?'." in said.err
+    assert "Groups: hospital_id (4 values).\nNot used: age (floats that are not whole)." in said.err
+    assert "groups      hospital_id (4 values)" in fedcache("inspect").out
+    parts = ok("partition", "--by", "hospital_id").data
+    lacking = fedcache("train", "--method", "fed3r", "--partition", parts["name"])
+    assert (lacking.code, "--option unlabelled=drop" in lacking.err) == (2, True)
+    parts = ok("partition", "--by", "hospital_id", "--option", "unlabelled=drop").data
+    run = ok("train", "--method", "fed3r", "--partition", parts["name"]).data
+    assert run["accuracy"]["mean"] > 0.8
+    assert ok("report", "-o", tmp_path / "r.html").data
+    assert (tmp_path / "r.html").stat().st_size > 10_000
