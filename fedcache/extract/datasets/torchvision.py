@@ -87,19 +87,24 @@ def load(rest: str, context: Context) -> Dataset:
     entry = entry_of(rest)
     root = _require(rest, context)
     facts = key(rest, context)
-    source = TorchvisionSource(rest, root, context.within(root))
+    splits = _here(rest, root)
+    source = TorchvisionSource(rest, root, context.within(root), splits)
     lengths = [len(part) for part in source.parts]
     width = max(5, len(str(max(lengths))))
-    codes = [code for _, code in _in_order(entry)]
+    codes = [code for _, code in splits]
     names = [f"{SPLIT_WORDS[code]}/{i:0{width}d}" for code, n in zip(codes, lengths, strict=True) for i in range(n)]
     label, classes = _labels(entry, source, facts, context)
     uid, unreadable = dataset.read_uids(source, names, facts, context)
     split = np.repeat(np.array(codes, dtype=np.uint8), lengths)
     domain = np.zeros(len(names), dtype=np.int16)
-    note = ""
+    missing = [SPLIT_WORDS[code] for _, code in _in_order(entry) if code not in codes]
+    note = f"; the files of {' and '.join(missing)} are not there" if missing else ""
+    if TRAIN not in codes:
+        split[:] = TRAIN  # all there is, of which a part is held out
+        codes = []
     if TEST not in codes:
         split[held_out(label, domain, uid, split == TRAIN)] = TEST
-        note = f"; no test set: {HELD_OUT} is the test set"
+        note += f"; no {'test' if TRAIN in codes else 'training'} set: {HELD_OUT} is the test set"
     if unreadable:
         note += f"; {unreadable:,} cannot be read and will be quarantined"
     return Dataset(
@@ -139,12 +144,14 @@ class TorchvisionSource:
     name: str  # key of ``TABLE``
     root: Path  # see ``root_of``
     within: Path | None  # what encoded files must lie in, behind all links; None for anywhere
+    splits: tuple[tuple[dict[str, Any], int], ...]  # keyword arguments and split code of each part, in their order
 
     @cached_property
     def parts(self) -> list[Any]:
         """torchvision's datasets, one per split."""
-        splits = _in_order(TABLE[self.name])
-        return [_construct(self.name, self.root, options, download=False, within=self.within) for options, _ in splits]
+        return [
+            _construct(self.name, self.root, options, download=False, within=self.within) for options, _ in self.splits
+        ]
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
@@ -170,12 +177,71 @@ class TorchvisionSource:
         raise BadImage(f"torchvision gives a {type(image).__name__}, not an image")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"name": self.name, "root": self.root, "within": self.within}
+        return {name: getattr(self, name) for name in ("name", "root", "within", "splits")}
 
 
 def _in_order(entry: TorchvisionEntry) -> list[tuple[dict[str, Any], int]]:
     """The splits in the order of the rows, which is that of their names: the words sort differently from the codes."""
     return sorted(entry.splits, key=lambda split: SPLIT_WORDS[split[1]])
+
+
+def _here(name: str, root: Path) -> tuple[tuple[dict[str, Any], int], ...]:
+    """The splits of which there are files, in the order of the rows; all where that is not known, or none is there."""
+    splits = _in_order(TABLE[name])
+    found = [(options, code) for options, code in splits if _any_file(name, root, options) is not False]
+    return tuple(found or splits)
+
+
+def _any_file(name: str, root: Path, options: dict[str, Any]) -> bool | None:
+    """Whether any file of a part is there; None where torchvision does not say which are its own."""
+    import torchvision.datasets
+
+    cls = _class_of(name)
+    train = bool(options.get("train", True))
+    if getattr(cls, "_check_exists", None) is torchvision.datasets.MNIST._check_exists:
+        begin = "train" if train else "t10k"
+        names = [f"{cls.__name__}/raw/{begin}-{what}-ubyte" for what in ("images-idx3", "labels-idx1")]
+    elif issubclass(cls, torchvision.datasets.CIFAR10):
+        names = [f"{cls.base_folder}/{file}" for file, _ in (cls.train_list if train else cls.test_list)]
+    elif issubclass(cls, torchvision.datasets.SVHN | torchvision.datasets.USPS):
+        split = options.get("split", "train" if train else "test")
+        names = [cls.split_list[split][1]]
+    else:
+        return None
+    return any((root / file).exists() for file in names)
+
+
+def _class_of(name: str) -> Any:
+    """torchvision's class."""
+    import torchvision.datasets
+
+    return getattr(torchvision.datasets, TABLE[name].cls or name)
+
+
+def _own_part(cls: Any) -> Any:
+    """A class that asks for the files of its own part alone, where torchvision's asks for those of all parts."""
+    from torchvision.datasets import CIFAR10, MNIST
+    from torchvision.datasets.utils import check_integrity
+
+    changed: dict[str, Any] = {}
+    if issubclass(cls, MNIST) and cls._check_exists is MNIST._check_exists:
+
+        def files_are_there(self: Any) -> bool:
+            begin = "train" if self.train else "t10k"
+            names = [f"{begin}-{what}-ubyte" for what in ("images-idx3", "labels-idx1")]
+            return all(check_integrity(os.path.join(self.raw_folder, file)) for file in names)  # noqa: PTH118
+
+        changed["_check_exists"] = files_are_there
+    elif issubclass(cls, CIFAR10):
+
+        def sums_hold(self: Any) -> bool:
+            files = self.train_list if self.train else self.test_list
+            folder = os.path.join(self.root, self.base_folder)  # noqa: PTH118
+            return all(check_integrity(os.path.join(folder, file), md5) for file, md5 in files)  # noqa: PTH118
+
+        changed["_check_integrity"] = sums_hold
+    # Of the same name: torchvision looks in a folder that is called as the class is.
+    return type(cls.__name__, (cls,), changed) if changed else cls
 
 
 def _require(name: str, context: Context) -> Path:
@@ -198,10 +264,7 @@ def _read_file(path: str | Path, within: Path | None) -> bytes:
 
 
 def _construct(name: str, root: Path, options: dict[str, Any], *, download: bool, within: Path | None = None) -> Any:
-    import torchvision.datasets
-
-    entry = TABLE[name]
-    cls = getattr(torchvision.datasets, entry.cls or name)
+    entry, cls = TABLE[name], _class_of(name)
     accepted = set(inspect.signature(cls.__init__).parameters)
     given = {**entry.options, **options}
     if entry.cls == "EMNIST" or name == "QMNIST":
@@ -215,7 +278,7 @@ def _construct(name: str, root: Path, options: dict[str, Any], *, download: bool
     try:
         # torchvision prints what it does; stdout is the answer of a command.
         with quiet, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
-            return cls(str(root), **given)
+            return (cls if download else _own_part(cls))(str(root), **given)
     except (RuntimeError, OSError, ValueError, KeyError, EOFError, ImportError) as error:
         first = str(error).strip().splitlines()
         raise MachineError(

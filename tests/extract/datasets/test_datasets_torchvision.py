@@ -197,6 +197,48 @@ def test_cifar_is_read_when_its_checksums_hold(tmp_path, memory, monkeypatch):
     assert data.mirror
 
 
+@pytest.mark.parametrize("left", ["train", "t10k"])
+def test_of_one_part_that_is_there_a_fifth_is_the_test_set(tmp_path, memory, mnist, left):
+    root, train, test = mnist
+    images, word = (train, "train") if left == "train" else (test, "test")
+    for file in (root / "MNIST" / "raw").iterdir():
+        if not file.name.startswith(left):
+            file.unlink()
+    data = open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
+    assert f"the files of {'test' if word == 'train' else 'train'} are not there" in data.reading
+    assert f"no {'test' if word == 'train' else 'training'} set" in data.reading
+    assert data.names == tuple(f"{word}/{i:05d}" for i in range(len(images)))
+    assert [np.array_equal(data.source.read(i), images[i]) for i in range(len(images))] == [True] * len(images)
+    assert {0, 1} == set(data.split.tolist())
+    assert pickle.loads(pickle.dumps(data.source)).read(3).tolist() == images[3].tolist()
+    whole = next((root / "MNIST" / "raw").glob("*images*"))
+    whole.unlink()  # half a part is no part that is missing
+    with pytest.raises(FedcacheError, match="cannot open MNIST"):
+        open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
+
+
+def test_a_damaged_batch_of_cifar_is_refused_although_the_other_part_is_whole(tmp_path, memory, monkeypatch):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    cifar = datasets.CIFAR10
+    held = {
+        "batches.meta": {"label_names": ["plane", "car"]},
+        "test_batch": {"data": np.zeros((2, 3072), np.uint8), "labels": [0, 1]},
+    }
+    sums = {}
+    for name, value in held.items():
+        (folder / name).write_bytes(pickle.dumps(value))
+        sums[name] = hashlib.md5(pickle.dumps(value)).hexdigest()
+    monkeypatch.setattr(cifar, "test_list", [["test_batch", sums["test_batch"]]])
+    monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": sums["batches.meta"]})
+    data = open_dataset("torchvision:CIFAR10", memory=memory, roots={"CIFAR10": tmp_path})
+    assert len(data) == 2
+    assert "the files of train are not there" in data.reading
+    (folder / "data_batch_3").write_bytes(b"half")
+    with pytest.raises(FedcacheError, match="cannot open CIFAR10"):
+        open_dataset("torchvision:CIFAR10", memory=memory, roots={"CIFAR10": tmp_path})
+
+
 @pytest.mark.parametrize("name", ["MNIST", "ImageNet", "SVHN"])
 def test_missing_files_say_how_to_get_them(tmp_path, memory, name):
     with pytest.raises(FedcacheError) as caught:
