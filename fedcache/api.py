@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @names_checked
 def extract(
-    dataset: str | None = None, backbones: Backbones = (), *,
+    dataset: Any = None, backbones: Backbones = (), *,
     store: str | Path | None = None, size: int | None = None, views: int | None = None,
     text: str | Sequence[str] = (), recipe: Mapping[str, str] | None = None, limit: int | None = None,
     layout: str | None = None, device: str | None = None, dtype: str | None = None, batch: int | None = None,
@@ -46,7 +46,7 @@ def extract(
     """Run frozen backbones over a dataset; returns at once when the store has everything.
 
     Args:
-        dataset: a spec of ``fedcache datasets list``, such as ``folder:PATH``, or ``a=SPEC,b=SPEC``; None: last.
+        dataset: a spec of ``fedcache datasets list``, [(image, label)], a torch Dataset, a dict of splits; None: last.
         backbones: one name or several, or torch modules; ``store``: directory, not the one under FEDCACHE_HOME.
         size: pixels of the side, where it is not the backbone's native one; ``recipe`` holds other departures.
         views: of each image, 1 itself; ``text``: class templates; limit: rows, evenly spaced; layout: of folder levels.

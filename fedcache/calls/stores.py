@@ -28,11 +28,12 @@ def opened(store: Store | str | Path | None) -> Store:
 
 
 def extract(given: Mapping[str, Any], store: str | Path | None, observer: Observer | None) -> Store:
-    """The store of an extraction; ``given`` are fields of ``ExtractConfig``."""
-    named = {**given, "backbones": backbone_names(given["backbones"])} if given.get("backbones") else given
+    """The store of an extraction; ``given`` are fields of ``ExtractConfig``, or images in the place of a dataset."""
+    named = {**given, "backbones": backbone_names(given["backbones"])} if given.get("backbones") else dict(given)
+    images = None if isinstance(named.get("dataset"), str) else named.pop("dataset", None)
     config = resolve(ExtractConfig, named, {}, "extract()")
     place = Path(store) if store else None
-    return extract_dataset(config, Home.from_environment(), store=place, observer=observer).store
+    return extract_dataset(config, Home.from_environment(), store=place, observer=observer, images=images).store
 
 
 def ingest(

@@ -15,9 +15,10 @@ from fedcache.config import ExtractConfig, Home, to_table
 from fedcache.errors import StoreError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
-from fedcache.extract.datasets import Dataset, open_dataset, peek
+from fedcache.extract.datasets import Dataset, in_memory, open_dataset, peek
 from fedcache.extract.datasets.columns import with_keys
-from fedcache.extract.datasets.dataset import counted
+from fedcache.extract.datasets.dataset import Context, counted
+from fedcache.extract.digests import DigestMemory
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning import plan as planning
 from fedcache.extract.planning.cost import check_disk, describe_growth, estimate
@@ -49,6 +50,7 @@ def extract(
     rehash: bool = False,
     keep_text: bool = False,
     engine: ExtractionEngine | None = None,
+    images: Any = None,
 ) -> Extraction:
     """Run every backbone of ``config`` over its dataset, resuming whatever a store already has.
 
@@ -56,7 +58,8 @@ def extract(
     imported. Of a dataset that has changed, what is new is computed (``planning.incremental``) unless ``fresh``. The
     prompt templates asked for (``config.text``, else the default) become the current ones, which training reads; with
     ``keep_text`` a default leaves a backbone's current text as it is. What is computed is computed on ``engine``, to
-    the same bytes. Raises UsageError, StoreError (locked, other dataset), CorruptionError (too many bad images),
+    the same bytes. ``images`` are a dataset that the program holds (``datasets.in_memory``), in place of one that the
+    configuration names. Raises UsageError, StoreError (locked, other dataset), CorruptionError (too many bad images),
     MachineError (weights, device, disk), StoppedError (after a stop).
     """
     observer = observer or Silent()
@@ -65,11 +68,10 @@ def extract(
     planned, skipped = planning.plan(config, home, observer, rehash=rehash)
     config = where_it_can_run(planning.bare_config(config), planned, engine, observer)
     planned = [pull_if_needed(p, config, home, observer) for p in planned] if not dry_run else planned
-    spec = config.dataset or default_dataset(home, observer)
-    spec = f"{INGESTED}:{spec}" if ingested_path(home, spec) is not None and ":" not in spec else spec
-    # Columns that options name are part of what the dataset is: from here on the spec says them.
-    spec = with_keys(spec, config.images_key, config.label_key, config.group_key)
-    config = replace(config, images_key=None, label_key=None, group_key=None)
+    held = None
+    if images is not None:
+        held, config = images_of_the_program(images, config, planning.memory_of(home))
+    spec, config = spec_of(config, home, observer) if held is None else (held.spec, config)
     store = None if store is None else resolve_path(home, store)
     where: dict[str, Any] = {
         "memory": planning.memory_of(home, rehash=rehash),
@@ -79,7 +81,7 @@ def extract(
         "limit": config.limit,
         "follow_links": config.follow_links,
     }
-    known = None if rehash else peek(spec, **where)
+    known = (held.slug, held.digest) if held is not None else None if rehash else peek(spec, **where)
     if known is not None:
         path = store or home.store(*known)
         done = finished(path, known[1], planned, config, keep_text=keep_text, dry_run=dry_run)
@@ -89,7 +91,7 @@ def extract(
                 observer.note(f"--device {config.device} was not needed: every array is there, nothing is computed.")
             remember_last(home, path, spec)
             return done
-    data = open_dataset(spec, **where)
+    data = held if held is not None else open_dataset(spec, **where)
     observer.note(f"{spec}: {data.reading}")
     if data.links_left_out:
         observer.warn(
@@ -114,6 +116,28 @@ def extract(
     extraction.skipped = skipped
     remember_last(home, path, spec)
     return extraction
+
+
+def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str, ExtractConfig]:
+    """The dataset that is meant, with the columns that options name: from here on the spec says them."""
+    spec = config.dataset or default_dataset(home, observer)
+    spec = f"{INGESTED}:{spec}" if ingested_path(home, spec) is not None and ":" not in spec else spec
+    spec = with_keys(spec, config.images_key, config.label_key, config.group_key)
+    return spec, replace(config, images_key=None, label_key=None, group_key=None)
+
+
+def images_of_the_program(images: Any, config: ExtractConfig, memory: DigestMemory) -> tuple[Dataset, ExtractConfig]:
+    """The dataset of images that the program holds, and the configuration without workers where none was asked for.
+
+    Raises UsageError for options that such images do not have, and for workers that cannot be sent them.
+    """
+    for name in ("layout", "images_key", "label_key", "group_key"):
+        if getattr(config, name) is not None:
+            raise UsageError(f"{name} says how files are read, and the images are given.", f"Leave {name} out.")
+    if config.workers and (why := in_memory.can_travel(images)):
+        raise UsageError(f"The images cannot be sent to {config.workers} workers: {why}.", "workers=0 reads them here.")
+    data = in_memory.load(images, Context(memory))
+    return data if config.limit is None else data.part(config.limit), replace(config, workers=config.workers or 0)
 
 
 def pull_if_needed(planned: PlannedArray, config: ExtractConfig, home: Home, observer: Observer) -> PlannedArray:

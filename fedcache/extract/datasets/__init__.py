@@ -13,7 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import MachineError, UsageError, unknown
-from fedcache.extract.datasets import arrays, digits, download, folder, hf, idx, paper, papers, torchvision, webdataset
+from fedcache.extract.datasets import (
+    arrays,
+    digits,
+    download,
+    folder,
+    hf,
+    idx,
+    in_memory,
+    paper,
+    papers,
+    torchvision,
+    webdataset,
+)
 from fedcache.extract.datasets.dataset import READING, SPLIT_WORDS, TEST, Context, Dataset, Progress, Source, join
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage, decode
@@ -255,6 +267,11 @@ def _kind_of(spec: str) -> tuple[str, str]:
             f"{spec!r} are embeddings: there are no images to read.",
             f"fedcache train --dataset {spec} --method fedavg   trains on them; "
             "--dataset digits or folder:PATH brings images.",
+        )
+    if kind == in_memory.KIND:
+        raise UsageError(
+            f"{spec!r} are images that a program held; where they come from is not known.",
+            "fc.extract(images, ...)   with the same images goes on; --dataset names others",
         )
     if spec and spec not in _KINDS and Path(spec).expanduser().exists():
         raise UsageError(

@@ -270,6 +270,7 @@ def assemble(
     facts: list[Any],
     context: Context,
     mirror: bool = True,
+    uid: NDArray[np.uint8] | None = None,
 ) -> Dataset:
     """The dataset of rows found in files: labels numbered, rows in the order of their names, a test set in any case.
 
@@ -283,6 +284,7 @@ def assemble(
         facts: what the digests depend on (``read_uids``).
         context: remembered digests and progress.
         mirror: whether a mirrored image keeps its class.
+        uid: [N, 16] of the rows as ``parts`` have them, where they are known already.
 
     Raises UsageError for columns that make no sense, or no rows.
     """
@@ -310,17 +312,14 @@ def assemble(
         np.repeat(np.arange(len(parts)), lengths)[order],
         np.concatenate([np.arange(n) for n in lengths])[order],
     )
-    uid, unreadable = dataset.read_uids(source, names, facts, context)
+    uid, unreadable = (uid[order], 0) if uid is not None else dataset.read_uids(source, names, facts, context)
     label, domain = label[order], dataset.domain_column(domain_index[order], domains)
     given = None
     if any(part.splits is not None or part.split is not None for part in parts):
         given = np.concatenate([_splits_of(part, str(where)) for part in parts])[order]
     split, note = complete_split(given, label, domain, uid, where)
     notes = [f"{where.name or where}: {how}", dataset.counts(split, classes, domains), note]
-    notes.append(f"{int((label < 0).sum()):,} without a label" if (label < 0).any() else "")
-    notes.append(", ".join(f"{name}: {len(group.words):,} values" for name, group in groups.items()))
-    notes.append(f"not used: {', '.join(f'{name} ({why})' for name, why in left.items())}" if left else "")
-    notes.append(f"{unreadable:,} cannot be read and will be quarantined" if unreadable else "")
+    notes += _notes(label, groups, left, unreadable)
     return Dataset(
         spec=spec,
         slug=safe(where.stem if where.is_file() else where.name)[:64].lstrip(".") or "images",
@@ -337,6 +336,19 @@ def assemble(
         mirror=mirror,
         groups={name: group.take(order) for name, group in groups.items()},
     )
+
+
+def _notes(
+    label: NDArray[np.int32], groups: Mapping[str, Group], left: Mapping[str, str], unreadable: int
+) -> list[str]:
+    """What else there is to say of rows: those without a label or image, groups, and columns that are none."""
+    unlabelled = int((label < 0).sum())
+    return [
+        f"{unlabelled:,} without a label" if unlabelled else "",
+        ", ".join(f"{name}: {len(group.words):,} values" for name, group in groups.items()),
+        f"not used: {', '.join(f'{name} ({why})' for name, why in left.items())}" if left else "",
+        f"{unreadable:,} cannot be read and will be quarantined" if unreadable else "",
+    ]
 
 
 def _labels_of(parts: Sequence[TableRows]) -> Any:

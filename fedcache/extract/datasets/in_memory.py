@@ -1,0 +1,204 @@
+"""Images that a program holds: a list of (image, label), a torch ``Dataset``, or {"train": ..., "test": ...} of them.
+
+An item is a pair, or a dictionary as a Hugging Face dataset gives it, whose other values are groups. An image is a
+Pillow image, an encoded file as bytes, a uint8 array or tensor, or a tensor of floats in [0, 1] as ``ToTensor`` makes
+it; anything else has no known meaning and is refused. Every item is read once to name it by its content, so that a
+program that is run again finds its store, and a dataset that gives other pixels each time is told apart.
+"""
+
+from __future__ import annotations
+
+import numbers
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedcache.errors import UsageError
+from fedcache.extract.datasets import columns
+from fedcache.extract.datasets.columns import Asked, TableRows
+from fedcache.extract.datasets.dataset import SPLIT_WORDS, Context, Dataset, uid_of
+from fedcache.extract.datasets.row_sources import layout_of
+from fedcache.extract.images import BadImage, from_pillow
+
+KIND = "python"
+"""Kind of the spec of such a dataset, which names no place."""
+
+LOOKED_AT_TWICE = 8
+"""First rows that are read twice, to see whether they stay the same."""
+
+_EXPECTED = "a list of (image, label), a torch Dataset, or {'train': ..., 'test': ...} of them"
+
+
+class ItemSource:
+    """The images of a sequence of items."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def read(self, row: int) -> bytes | NDArray[np.uint8]:
+        """The image of an item; raises ``BadImage``, and UsageError for what is no image."""
+        return pixels_of(_split_item(self.items[row], row)[0], row)
+
+
+def load(source: Any, context: Context) -> Dataset:
+    """The dataset of images that a program holds; ``context.progress`` is told how many were read.
+
+    Raises UsageError for what is no such thing, with the number of the row and what to do.
+    """
+    parts, uids, how = [], [], ""
+    for split, items in _by_split(source):
+        part, uid = _read(items, split, context)
+        parts.append(part)
+        uids.append(uid)
+        how = f"images of a {type(items).__name__}"
+    first = next(iter(_by_split(source)))[1]
+    named = getattr(first, "classes", ())
+    named = tuple(named) if isinstance(named, list | tuple) and all(isinstance(n, str) for n in named) else ()
+    return columns.assemble(
+        f"{KIND}:images", Path("images"), parts, asked=Asked(""), class_names=named, how=how, facts=[], context=context,
+        uid=np.concatenate(uids),
+    )  # fmt: skip
+
+
+def can_travel(source: Any) -> str | None:
+    """Why items cannot be sent to worker processes; None when they can."""
+    if getattr(type(source), "__module__", "") == "__main__":
+        return f"{type(source).__name__} is defined in the program itself, which workers do not import"
+    try:
+        pickle.dumps(source)
+    except Exception as error:  # whatever the objects of a user raise
+        return f"{type(source).__name__} cannot be pickled: {error}"[:200]
+    return None
+
+
+def _by_split(source: Any) -> list[tuple[int | None, Any]]:
+    """The items of each split, in the order of the splits' words; of None where none is named."""
+    if isinstance(source, Mapping):
+        wrong = [name for name in source if str(name).lower() not in columns.SPLIT_CODES]
+        if wrong or not source:
+            raise UsageError(
+                f"The dictionary has the keys {', '.join(map(repr, list(source)[:5]))}, and no splits alone.",
+                f"Expected {_EXPECTED}",
+            )
+        coded = {columns.SPLIT_CODES[str(name).lower()]: items for name, items in source.items()}
+        return [(code, _checked(coded[code])) for code in sorted(coded, key=SPLIT_WORDS.__getitem__)]
+    return [(None, _checked(source))]
+
+
+def _checked(items: Any) -> Any:
+    if isinstance(items, str | bytes | numbers.Number) or not (
+        hasattr(items, "__len__") and hasattr(items, "__getitem__")
+    ):
+        hint = (
+            "Give its .dataset" if hasattr(items, "dataset") else f"Expected a spec such as folder:PATH, or {_EXPECTED}"
+        )
+        raise UsageError(f"A {type(items).__name__} has no rows that can be asked for by number.", hint)
+    return items
+
+
+def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, NDArray[np.uint8]]:
+    """The rows of a sequence, and their uids."""
+    count, labels, fields, uid = len(items), [], [], bytearray()
+    names = columns.row_names(count, split)
+    for row in range(count):
+        image, label, others = _item(items, row)
+        uid += _uid(image, row, names[row])
+        if row < LOOKED_AT_TWICE and uid[-16:] != _uid(_item(items, row)[0], row, names[row]):
+            raise UsageError(
+                f"Image {row} of the {type(items).__name__} is another each time it is read.",
+                "Take random transforms out of it; fc.extract(..., views=2) makes seeded views",
+            )
+        labels.append(_plain(label, row))
+        fields.append(others)
+        if context.progress is not None:
+            context.progress(row + 1, count)
+    groups = {name: [held.get(name) for held in fields] for held in fields[:1] for name in held}
+    return (
+        TableRows(names, ItemSource(items), _column(labels), split, groups=groups),
+        np.frombuffer(bytes(uid), dtype=np.uint8).reshape(-1, 16),
+    )
+
+
+def _item(items: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
+    """Image, label and other values of an item; what reading it raises is told with its number."""
+    try:
+        item = items[row]
+    except Exception as error:
+        raise UsageError(
+            f"Item {row} of the {type(items).__name__} cannot be read: {type(error).__name__}: {error}"[:300],
+            "Mend the dataset; the error above it says where",
+        ) from error
+    return _split_item(item, row)
+
+
+def _split_item(item: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
+    if isinstance(item, tuple | list):
+        if len(item) != 2:
+            raise UsageError(f"Item {row} has {len(item)} parts.", "Expected (image, label)")
+        return item[0], item[1], {}
+    if isinstance(item, Mapping):
+        names = [str(name) for name in item]
+        image, label = columns.choose(names, columns.IMAGES), columns.choose(names, columns.LABELS)
+        if image is None:
+            raise UsageError(f"Item {row} has the keys {', '.join(names[:8])}.", "Expected image and label among them")
+        others = {n: v for n, v in item.items() if n not in (image, label) and isinstance(v, str | int | float | bool)}
+        return item[image], None if label is None else item[label], others
+    return item, None, {}
+
+
+def pixels_of(image: Any, row: int) -> bytes | NDArray[np.uint8]:
+    """An image as bytes of a file, or as uint8 [H, W] or [H, W, 3].
+
+    Raises UsageError for what is no image, BadImage for a Pillow image that cannot be read.
+    """
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, Image.Image):
+        return np.asarray(from_pillow(image))
+    found = image
+    if hasattr(image, "detach"):  # a tensor
+        found = image.detach().cpu().numpy()
+        if found.dtype.kind == "f":
+            # Written so that NaN is refused too. ToTensor divides by 255, which this undoes to the very bytes.
+            if not (found.size and found.min() >= 0 and found.max() <= 1):
+                raise UsageError(
+                    f"Image {row} is a tensor of floats outside of [0, 1]: what they mean is not known.",
+                    "Leave Normalize out: fedcache normalises as each backbone needs it",
+                )
+            found = np.rint(found * 255).astype(np.uint8)
+    if not isinstance(found, np.ndarray):
+        raise UsageError(
+            f"Image {row} is a {type(image).__name__}.",
+            "Expected a Pillow image, bytes of a file, a uint8 array or tensor, or a tensor of floats in [0, 1]",
+        )
+    return np.ascontiguousarray(layout_of((1, *found.shape), found.dtype, f"row {row}").image(found))
+
+
+def _uid(image: Any, row: int, name: str) -> bytes:
+    try:
+        return uid_of(pixels_of(image, row))
+    except BadImage:
+        return uid_of(b"unreadable\0" + name.encode())
+
+
+def _plain(label: Any, row: int) -> Any:
+    """A label as a number, a word or None."""
+    if hasattr(label, "item") and getattr(label, "ndim", 1) == 0:  # of numpy or torch
+        label = label.item()
+    if label is None or isinstance(label, str | int | float):
+        return label
+    raise UsageError(f"The label of item {row} is a {type(label).__name__}.", "Expected a number, a word or None")
+
+
+def _column(labels: list[Any]) -> Any:
+    """Labels as a column: numbers where all are numbers, else words; None is unknown."""
+    if any(isinstance(label, str) for label in labels):
+        return np.array(["" if label is None else str(label) for label in labels], dtype=object)
+    if all(isinstance(label, bool) for label in labels):
+        return np.array(labels, dtype=bool)
+    return np.array([float("nan") if label is None else label for label in labels], dtype=np.float64)

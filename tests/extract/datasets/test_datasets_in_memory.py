@@ -1,0 +1,171 @@
+"""Images that a program holds: every kind of image gives the pixels of its PNG file, and nothing is guessed."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command import fedcache
+from make_images import encoded, write_directory
+from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import Dataset as TorchDataset
+
+import fedcache as fc
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import in_memory
+from fedcache.extract.datasets.dataset import Context
+from fedcache.extract.digests import DigestMemory
+
+RGB = np.random.default_rng(0).integers(0, 256, (12, 6, 8, 3), dtype=np.uint8)
+LABELS = [i % 3 for i in range(12)]
+FORMS = {
+    "pillow": Image.fromarray,
+    "array": lambda a: a,
+    "channels first": lambda a: a.transpose(2, 0, 1),
+    "uint8 tensor": lambda a: torch.from_numpy(a.transpose(2, 0, 1).copy()),
+    "float tensor": lambda a: torch.from_numpy(a.transpose(2, 0, 1).copy()).float() / 255,
+}
+
+
+def loaded(items: Any):
+    return in_memory.load(items, Context(DigestMemory(Path("unused"))))
+
+
+def refused(call, *words: str) -> None:
+    with pytest.raises(FedcacheError) as caught:
+        call()
+    assert caught.value.code == Exit.USAGE
+    assert caught.value.hint
+    assert len(str(caught.value)) < 600
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_an_image_has_the_pixels_and_digest_of_the_array(form: str) -> None:
+    data = loaded([(FORMS[form](image), label) for image, label in zip(RGB, LABELS, strict=True)])
+    assert all(np.array_equal(data.source.read(row), RGB[row]) for row in range(12))
+    assert data.digest == loaded(list(zip(RGB, LABELS, strict=True))).digest
+    assert (data.label.tolist(), data.classes) == (LABELS, ("0", "1", "2"))
+
+
+def test_all_256_values_come_back_from_a_tensor_of_floats() -> None:
+    gray = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    tensor = torch.from_numpy(gray)[None].float().div(255)
+    assert np.array_equal(in_memory.pixels_of(tensor, 0), gray)
+
+
+def test_labels_may_be_words_tensors_or_none() -> None:
+    data = loaded([(RGB[0], "dog"), (RGB[1], None), (RGB[2], "cat")])
+    assert (data.classes, data.label.tolist()) == (("cat", "dog"), [1, -1, 0])
+    data = loaded(TensorDataset(torch.from_numpy(RGB), torch.tensor(LABELS)))
+    assert data.label.tolist() == LABELS
+    assert loaded([(RGB[0], 1.0), (RGB[1], None)]).label.tolist() == [0, -1]
+    assert loaded(list(RGB)).classes == ()
+    refused(lambda: loaded([(RGB[0], [1, 2])]), "label of item 0 is a list")
+
+
+def test_dictionaries_have_columns_and_splits() -> None:
+    items = [{"img": RGB[i], "fine_label": LABELS[i], "writer": i // 6, "box": [1]} for i in range(12)]
+    data = loaded({"train": items[:8], "test": items[8:]})
+    assert data.names[0] == "test/0000000"
+    assert data.split.tolist() == [1] * 4 + [0] * 8
+    assert data.groups["writer"].codes.tolist() == [1] * 4 + [0] * 6 + [1] * 2
+    assert list(data.groups) == ["writer"]
+    refused(lambda: loaded({"left": items}), "'left'", "train")
+    refused(lambda: loaded([{"text": "a", "label": 1}]), "keys text, label")
+
+
+class Held(TorchDataset):
+    """A dataset as people write it, with class names."""
+
+    classes = ("plane", "car", "bird")
+
+    def __init__(self, shift: bool = False) -> None:
+        self.shift, self.reads = shift, 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, row: int) -> tuple[Image.Image, int]:
+        self.reads += 1
+        image = RGB[row] + np.uint8(self.reads if self.shift else 0)
+        return Image.fromarray(image), LABELS[row]
+
+
+def test_a_torch_dataset_has_its_class_names_and_random_pixels_are_refused() -> None:
+    assert loaded(Held()).classes == Held.classes
+    refused(lambda: loaded(Held(shift=True)), "another each time", "views=2")
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        ([(torch.from_numpy(RGB[0]).float(), 0)], ["floats outside of [0, 1]", "Normalize"]),
+        ([(torch.full((3, 4, 4), float("nan")), 0)], ["outside of [0, 1]"]),
+        ([(RGB[0] / 255, 0)], ["float64", "row 0"]),
+        ([("photo.png", 0)], ["Image 0 is a str"]),
+        ([(RGB[0], 0, 1)], ["3 parts"]),
+        ([], ["no images"]),
+        (7, ["int has no rows"]),
+        (iter([(RGB[0], 0)]), ["has no rows that can be asked for"]),
+        (DataLoader(TensorDataset(torch.from_numpy(RGB))), ["DataLoader", ".dataset"]),
+        ([(np.zeros((4, 4, 7), np.uint8), 0)], ["[1, 4, 4, 7]"]),
+    ],
+)
+def test_what_is_no_image_is_refused_by_row(items: Any, words: list[str]) -> None:
+    refused(lambda: loaded(items), *words)
+
+
+def test_what_a_dataset_raises_is_told_with_the_row() -> None:
+    class Broken(Held):
+        def __getitem__(self, row: int) -> Any:
+            raise KeyError("lost") if row == 5 else IndexError("never") if row > 11 else ValueError("early")
+
+    refused(lambda: loaded(Broken()), "Item 0", "ValueError: early")
+
+
+def test_a_pillow_image_that_cannot_be_read_is_quarantined(tmp_path: Path) -> None:
+    cut = Image.open(io.BytesIO(encoded(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))[:2000]))
+    data = loaded([(RGB[0], 0), (cut, 1)])
+    assert len({uid.tobytes() for uid in data.uid}) == 2
+
+
+def test_a_list_is_extracted_once_resumed_by_content_and_equals_its_files(tmp_path: Path, capsys: Any) -> None:
+    items = [(Image.fromarray(image), label) for image, label in zip(RGB, LABELS, strict=True)]
+    store = fc.extract(items, "random-projection", size=16, batch=4)
+    folder = write_directory(tmp_path / "png", {f"{LABELS[i]}/{i:07d}.png": encoded(RGB[i]) for i in range(12)})
+    theirs = fc.extract(f"folder:{folder}", "random-projection", size=16, workers=0, batch=4)
+    order = [int(name.rpartition("/")[2].removesuffix(".png")) for name in theirs.samples.name]
+    (key,) = store.arrays
+    a, b = (s.reader(key).rows(np.arange(12)) for s in (store, theirs))
+    assert np.array_equal(a[order], b)
+    before = (store.path / "history.jsonl").read_bytes()
+    again = fc.extract([(np.asarray(image), label) for image, label in items], "random-projection", size=16, batch=4)
+    assert again.path == store.path
+    assert (store.path / "history.jsonl").read_bytes() == before  # nothing was computed
+    assert fc.train("fed3r", store, fc.partition(store, "iid", clients=2)).accuracy["mean"] >= 0
+    part = fc.extract(items, "random-projection", size=16, batch=4, limit=5)
+    assert len(part.samples.name) == 5
+    done = fedcache("extract", "--backbones", "pixels", "--size", 8)
+    assert done.code == Exit.USAGE
+    assert "images that a program held" in done.err
+
+
+def test_options_of_files_and_workers_that_cannot_have_the_images_are_refused() -> None:
+    items = [(RGB[0], 0), (RGB[1], 1)]
+    refused(lambda: fc.extract(items, "pixels", size=8, label_key="y"), "label_key")
+    refused(lambda: fc.extract(items, "pixels", size=8, layout="class"), "layout")
+
+    class Local(Held):
+        """No pickle finds it."""
+
+    refused(lambda: fc.extract(Local(), "pixels", size=8, workers=2), "2 workers", "workers=0")
+    Local.__module__ = "__main__"
+    assert "in the program itself" in str(in_memory.can_travel(Local()))
+    assert in_memory.can_travel(items) is None
