@@ -175,13 +175,13 @@ def grid(
     seeds: int | Iterable[int] = 0, settings: Mapping[str, Any] | None = None, observer: Observer | None = None,
     on_round: OnRound | None = None, track: str | None = None, fresh: bool = False,
     options: Mapping[str, Any] | None = None, sampler: str = "grid", exact: bool = False, jobs: int = 1,
-    save_models: str = "best", save_clients: str | None = None, **sweeps: Sequence[Any],
+    save_models: str = "best", save_clients: str | None = None, retrain: bool = False, **sweeps: Sequence[Any],
 ) -> Grid:  # fmt: skip
     """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``.
 
     Args:
         methods: one name or several; store, parts, seeds, settings, observer, on_round, track, fresh: as in ``train``.
-        sampler, exact, jobs, save_models, save_clients: as in ``fedcache grid --help``.
+        sampler, exact, jobs, save_models, save_clients, retrain: as in ``fedcache grid --help``.
         options: other keywords of ``train``, the same for all points; sweeps: hyperparameter, rounds, ... -> values.
 
     Raises once all other points are trained and kept: CorruptionError when a stored point is damaged, FederatedRunError
@@ -193,7 +193,7 @@ def grid(
     return training.grid(
         methods, training.train_config(store, parts, seeds, settings, given), sweeps, observer=observer,
         on_round=on_round, track=track, jobs=jobs, fresh=fresh, sampler=sampler, exact=exact,
-        save=SaveModels(save_models, save_clients),
+        save=SaveModels(save_models, save_clients), retrain=retrain,
     )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def test_every_object_is_one_useful_line_and_plain_values(store: fc.Store) -> No
         (store, "90 of 90 images"),
         (parts, "3 clients with 24 to 24 training rows"),
         (run, f"fedavg on mine, mine: {run.accuracy.mean:.4f}, {run.path}"),
-        (grid, "1 point, best fedavg lr=0.1"),
+        (grid, "1 point, highest test accuracy (not a choice): fedavg lr=0.1"),
         (grid.points[0], f"fedavg lr=0.1: {grid.points[0].run.accuracy.mean:.4f}, "),
         (METHODS["fedavg"], METHODS["fedavg"].summary),
         (recipe, recipe.digest[:8]),

@@ -50,7 +50,9 @@ def compare(
     against: Annotated[
         str | None,
         typer.Option(
-            "--against", help="What all are compared with: a name of the table, a method or a digest; default the best."
+            "--against",
+            help="What all are compared with: a name of the table, a method or a digest; default what validation "
+            "chose, else the highest.",
         ),
     ] = None,
     pairs: Annotated[str, typer.Option("--pairs", help="best: all with one; all: every pair.")] = "best",
@@ -134,12 +136,17 @@ def tables_and_sentences(made: Comparisons) -> list[Any]:
 def tables_of(c: Comparison) -> list[Any]:
     """The table of one setting, that of differences beside it, and the sentences below."""
     main, beside = values(c), differences(c)
-    marks = ["best" if i in main.best else "†" if i in main.alike else "" for i in range(len(main.rows))]
+    word, named = ("highest", ", ".join(c.best)) if c.chosen is None else ("chosen", c.chosen)
+    marks = [word if i in main.best else "†" if i in main.alike else "" for i in range(len(main.rows))]
     rows = [(*row, mark) for row, mark in zip(main.rows, marks, strict=True)]
     shown = [TextTable(c.setting, (*main.columns, ""), rows, right=main.columns[1:])]
     if beside is not None:
         title = f"minus {c.reference}" if beside.columns[0] == "run" else "pairs"
         shown.append(TextTable(title, beside.columns, beside.rows, right=beside.columns[1:]))
     # The title names the setting, and the word says what bold says in a document.
-    what = caption(c).removeprefix(f"{c.setting}: ").replace(" Bold: best.", "")
+    what = (
+        caption(c)
+        .removeprefix(f"{c.setting}: ")
+        .replace(f" Bold: {c.chosen_by}.", f" {c.chosen_by[:1].upper()}{c.chosen_by[1:]}: {named}.")
+    )
     return [*shown, *map(plain_line, [what, *sentences(c)]), plain_line("")]

@@ -19,6 +19,9 @@ from fedcache.errors import UsageError, unknown
 from fedcache.federate.methods import METHODS
 from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option
 
+POINTS = "Points"
+"""The panel of the options of ``grid`` that say which points there are."""
+
 Given = Mapping[str, Any]
 """What was given of the options that fields became, by the name of the field; None, [] or False was not given."""
 
@@ -90,6 +93,16 @@ class RunOptions:
     no_extract: bool = option(False, "Fail instead of extracting what is missing.", RESULTS)
     dry_run: bool = option(False, "Show how it would be computed and its peak of memory; train nothing.", RESULTS)
     fresh: bool = option(False, "Run again although the result is there.", RESULTS)
+
+
+@dataclass(frozen=True)
+class GridOptions:
+    """What ``grid`` takes besides what ``train`` does."""
+
+    retrain: bool = option(
+        False, "Train what was chosen by --validation again, on all training rows: its test figures are the result.",
+        POINTS,
+    )  # fmt: skip
 
 
 def info_of(kind: type, name: str) -> OptionInfo:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcache.commands.options import (
+    POINTS,
     ConfigFile,
     EngineName,
     Given,
+    GridOptions,
     RayAddress,
     RunOptions,
     SchemeArguments,
@@ -134,8 +136,6 @@ def stopped() -> Stop:
     return stop
 
 
-POINTS = "Points"
-
 Methods = Annotated[
     list[str] | None,
     typer.Option("--method", help="Methods, comma-separated.", rich_help_panel=POINTS, show_default="those of --ready"),
@@ -197,6 +197,7 @@ WhichModels = Annotated[
     pick(PartitionConfig),
     pick(SchemeArguments),
     pick(RunOptions),
+    pick(GridOptions),
 )
 def grid(
     observer: TerminalObserver,
@@ -218,6 +219,7 @@ def grid(
     rounding; --exact computes them one by one.
 
     Example: fedcache grid --method fedavg,fedprox --sweep lr=0.1,0.01 --seeds 0-2 --scheme dirichlet --alpha 0.1
+    Example: fedcache grid --method fedpcl --sweep lr=0.01,0.001 --validation 0.2 --retrain
     """
     if ready == "list":
         return list_ready_grids()
@@ -239,7 +241,7 @@ def grid(
     runs = Path(given["runs"]) if given["runs"] else home.runs
     words = ("grid", methods, sweeps, partition, sampler, exact, jobs, save_models, engine, ray_address)
     asked = Request((*words, *asked_of_runs(given)), resolved, home, runs)
-    if not (given["dry_run"] or given["fresh"] or given["track"]):
+    if not (given["dry_run"] or given["fresh"] or given["track"] or given["retrain"]):
         found = asked.answer(observer)
         if found is not None:
             return grid_answer(Grid([Point(name, swept, run) for (name, swept), run in found]), list(sweeps))
@@ -258,6 +260,7 @@ def grid(
         sampler=sampler,
         exact=exact,
         save=SaveModels("none" if given["no_model"] else save_models, given["save_clients"]),
+        retrain=given["retrain"],
     )
     if given["dry_run"]:
         return plan_answer(grids.grid_plan(request, observer))
@@ -265,7 +268,7 @@ def grid(
     keep_freed_memory()
     with stop_on_signals(stop.ask, observer.note), tracking(given["track"], home, runs, observer) as hooks:
         done = grids.grid(request, jobs=jobs, engine=cluster, observer=heard, hooks=hooks, stop=stop)
-        if done.code is Exit.OK:
+        if done.code is Exit.OK and not given["retrain"]:
 
             def again(quiet: Observer) -> Labelled:
                 return labelled(grids.grid(replace(request, fresh=False), observer=quiet, stop=stopped()))

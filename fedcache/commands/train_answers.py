@@ -117,11 +117,22 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
         for row in rows
     ]
     columns = ("method", *sweeps, *values, "mean")
+    if done.by_validation:
+        columns, cells = (*columns, "validation"), [
+            (*line, percent(row.validation)) for line, row in zip(cells, rows, strict=True)
+        ]  # fmt: skip
     shown = TextTable("accuracy % on each value that was held out", columns, cells, right=columns[1:])
     lines = [f"{len(done.points)} points, {done.reused} of them were there already."]
     if rows[0].mean is not None:
-        lines.append(f"Highest mean over {len(values)} held-out values: {rows[0].words}  {percent(rows[0].mean)} %")
-    return CommandResult(done.to_dict(), [*lines, *lost_lines(done)], done.code, [shown])
+        what = "Chosen by mean validation accuracy" if done.by_validation else "Highest mean (not a choice)"
+        lines.append(f"{what} over {len(values)} held-out values: {rows[0].words}  {percent(rows[0].mean)} %")
+    tables = [shown]
+    if again := Grid(done.retrained).held_out():
+        line = (again[0].method, *again[0].sweep.values(), *map(percent, again[0].accuracy.values()))
+        title = "trained again on all training rows"
+        names = ("method", *again[0].sweep, *again[0].accuracy, "mean")
+        tables.append(TextTable(title, names, [(*line, percent(again[0].mean))], right=names[1:]))
+    return CommandResult(done.to_dict(), [*lines, *lost_lines(done)], done.code, tables)
 
 
 def lost_lines(done: Grid) -> list[str]:
@@ -135,30 +146,37 @@ def lost_lines(done: Grid) -> list[str]:
 
 
 def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
-    """A grid for a person: every point, the best one, and what was lost; of one that holds values out, their table."""
+    """A grid for a person: every point, the chosen one or the highest, and what was lost; of one that holds values out,
+    their table.
+    """
     if held_out := done.held_out():
         return held_out_answer(done, held_out)
     best = done.best()
     tails = [p.run.fairness.get("worst10") is not None for p in done.points]
     worst = ("worst 10 %",) if any(tails) else ()
-    columns = ("method", *sweeps, "accuracy %", "std", *worst, "sends per round", "seconds")
+    validation = ("validation %",) if done.by_validation else ()
+    columns = ("method", *sweeps, *validation, "accuracy %", "std", *worst, "sends per round", "seconds")
     rows = [
         (
             p.method,
             *(p.sweep[k] for k in sweeps),
+            *(percent(p.run.validation["mean"]) for _ in validation),
             percent(p.run.accuracy["mean"]),
             percent(p.run.accuracy["std"]),
             *(percent(p.run.fairness.get("worst10")) for _ in worst),
             f"{p.run.traffic['exact']['per_client_round']['up']:,.0f}",
             f"{p.run.measured['seconds']['train']:.2f}" if p.run.measured else "-",
         )
-        for p in sorted(done.points, key=lambda p: -(p.run.accuracy["mean"] or 0))
+        for p in sorted(done.points, key=lambda p: -(done.figure(p) or 0))
     ]
     blank = ("",) * (len(columns) - len(sweeps) - 2)
     lost_rows = [(f.method, *(f.sweep[k] for k in sweeps), "failed", *blank) for f in done.failed]
     shown = TextTable("", columns, [*rows, *lost_rows], right=columns[1:])
     values = " ".join(f"{k}={v}" for k, v in best.sweep.items())
-    last = f"Best: {best.method} {values}  {percent(best.run.accuracy['mean'])} %"
+    figures = f"{percent(best.run.accuracy['mean'])} %"
+    if done.by_validation:
+        figures = f"{percent(best.run.validation['mean'])} %, on test rows {figures}"
+    last = f"{done.chosen_by[:1].upper()}{done.chosen_by[1:]}: {best.method} {values}  {figures}"
     lines = [f"{len(done.points)} points, {done.reused} of them were there already.", last]
     lines += model_lines(best.run.path, best.run.result)
     if not all(tails):
@@ -170,4 +188,8 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
             f"{kind} of all {spent['points']} points and {spent['seeds']} seeds on partition {spent['partition'][:8]} "
             f"together: {epsilon} for delta {spent['delta']:g}."
         )
+    for again in done.retrained:
+        there = " (the run was there already)" if again.run.reused else ""
+        lines.append(f"Trained again on all training rows{there}: {again.words}")
+        lines += result_lines(again.run.result, again.run.measured, str(again.run.path))
     return CommandResult(done.to_dict(), [*lines, *lost_lines(done)], done.code, [shown])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedcache.errors import Exit
 from fedcache.federate.trust.accounting import Spent, counted_share, epsilons
 from fedcache.notebooks import data_frame, html_table, percent
+from fedcache.runs.choice import BY_VALIDATION, NOT_A_CHOICE, has_validation
 from fedcache.runs.run import Run, spread, values_of
 
 
@@ -32,6 +34,17 @@ class Point:
         return " ".join([self.method, *(f"{k}={v}" for k, v in self.sweep.items())])
 
 
+def without_hold_out(sweep: Mapping[str, str]) -> dict[str, str]:
+    """The swept values of a point but for the value that is held out."""
+    return {key: value for key, value in sweep.items() if key != "hold_out"}
+
+
+def _mean(figures: Sequence[float | None], count: int) -> float | None:
+    """The mean of that many figures; None where one is missing."""
+    known = [f for f in figures if f is not None]
+    return sum(known) / len(known) if known and len(known) == count else None
+
+
 @dataclass
 class HeldOut:
     """One row of a table of held-out values: a setting, its accuracy on each value in turn, and their mean."""
@@ -40,6 +53,7 @@ class HeldOut:
     sweep: dict[str, str]  # without ``hold_out``
     accuracy: dict[str, float | None]  # by the value that was held out; mean over the seeds
     mean: float | None  # over the values; None where one has no accuracy
+    validation: float | None = None  # mean over the values of the accuracy on the rows to choose by
 
     @property
     def words(self) -> str:
@@ -64,6 +78,9 @@ class Grid:
     points: list[Point]  # those with a result
     damaged: list[LostPoint] = field(default_factory=list)  # those whose stored run is damaged
     failed: list[LostPoint] = field(default_factory=list)  # those that could not be trained
+    # of the point that was chosen: trained again on all training rows, where that was asked for; of a grid that holds
+    # values out in turn, one for each of them
+    retrained: list[Point] = field(default_factory=list)
 
     @property
     def code(self) -> Exit:
@@ -75,28 +92,57 @@ class Grid:
         """Points whose result was there already."""
         return sum(p.run.reused for p in self.points)
 
+    @property
+    def by_validation(self) -> bool:
+        """Whether all points have rows to choose by."""
+        return has_validation(p.run.result for p in self.points)
+
+    @property
+    def chosen_by(self) -> str:
+        """What ``best`` is, in words: chosen by validation accuracy, or what is no choice."""
+        return BY_VALIDATION if self.by_validation else NOT_A_CHOICE
+
     def best(self) -> Point:
-        """The point of the highest mean accuracy; the first of equals."""
-        return max(self.points, key=lambda p: p.run.accuracy["mean"] or 0.0)
+        """The point with the highest validation accuracy, without such rows test accuracy; the first of equals."""
+        return max(self.points, key=lambda p: self.figure(p) or 0.0)
+
+    def figure(self, point: Point) -> float | None:
+        """What the points of this grid are ranked by, mean over seeds: validation accuracy, or test accuracy."""
+        mean: float | None = (point.run.validation if self.by_validation else point.run.accuracy)["mean"]
+        return mean
+
+    def chosen(self) -> list[Point]:
+        """The points to train again: the best, or of a grid that holds values out those of the first setting."""
+        if not (rows := self.held_out()):
+            return [self.best()]
+        return [p for p in self.points if (p.method, without_hold_out(p.sweep)) == (rows[0].method, rows[0].sweep)]
 
     def held_out(self) -> list[HeldOut]:
         """One row per setting of a grid that holds values out in turn, by falling mean; [] for any other grid.
 
-        A setting that lacks the run of a value has no mean.
+        A setting that lacks the run of a value has no mean. With rows to choose by, the mean is that of validation.
         """
         values = list(dict.fromkeys(p.sweep["hold_out"] for p in self.points if "hold_out" in p.sweep))
         lost = {p.sweep["hold_out"] for p in (*self.damaged, *self.failed) if "hold_out" in p.sweep}
         values += sorted(lost - set(values))
         rows: dict[tuple[str, ...], HeldOut] = {}
+        chosen_by: dict[tuple[str, ...], list[float | None]] = {}
         for point in self.points if values else ():
-            rest = {k: v for k, v in point.sweep.items() if k != "hold_out"}
+            rest = without_hold_out(point.sweep)
             row = rows.setdefault((point.method, *rest.values()), HeldOut(point.method, rest, {}, None))
             row.accuracy[point.sweep["hold_out"]] = point.run.accuracy["mean"]
-        for row in rows.values():
+            if self.by_validation:
+                chosen_by.setdefault((point.method, *rest.values()), []).append(point.run.validation["mean"])
+        for key, row in rows.items():
             row.accuracy = {value: row.accuracy.get(value) for value in values}
-            known = [a for a in row.accuracy.values() if a is not None]
-            row.mean = sum(known) / len(known) if len(known) == len(values) else None
-        return sorted(rows.values(), key=lambda row: -(row.mean if row.mean is not None else -1.0))
+            row.mean = _mean(list(row.accuracy.values()), len(values))
+            row.validation = _mean(chosen_by.get(key, []), len(values))
+
+        def order(row: HeldOut) -> float:
+            figure = row.validation if self.by_validation else row.mean
+            return -(figure if figure is not None else -1.0)
+
+        return sorted(rows.values(), key=order)
 
     def privacy(self) -> list[dict[str, Any]]:
         """What the noise of all points and seeds costs together, for each partition; [] without noise.
@@ -126,10 +172,14 @@ class Grid:
             "damaged": [asdict(d) for d in self.damaged],
             "failed": [asdict(f) for f in self.failed],
             "reused": self.reused,
-            "best": {"method": best.method, "sweep": best.sweep, "digest": best.run.result["digest"]},
+            "best": {
+                "method": best.method, "sweep": best.sweep, "digest": best.run.result["digest"],
+                "chosen_by": self.chosen_by,
+            },
+            **({"retrained": [p.to_dict() for p in self.retrained]} if self.retrained else {}),
             **({"privacy": privacy} if privacy else {}),
             **({"held_out": [asdict(row) for row in held_out]} if held_out else {}),
-        }
+        }  # fmt: skip
 
     def frame(self) -> Any:
         """pandas columns, one row per point: method, every swept value, accuracy (mean and std over seeds), bytes.
@@ -142,6 +192,7 @@ class Grid:
             {
                 "method": [p.method for p in self.points],
                 **{k: values_of([p.sweep.get(k) for p in self.points]) for k in swept},
+                **({"validation": [r["validation"]["mean"] for r in results]} if self.by_validation else {}),
                 "accuracy": [r["accuracy"]["mean"] for r in results],
                 "accuracy_std": [r["accuracy"]["std"] for r in results],
                 "worst10": [r["fairness"].get("worst10") for r in results],
@@ -159,15 +210,17 @@ class Grid:
             return f"Grid(0 points{without})"
         best = self.best()
         many = f"{len(self.points)} point{'s' * (len(self.points) > 1)}"
-        return f"Grid({many}{without}, best {best.words}: {spread(best.run.result['accuracy'])})"
+        return f"Grid({many}{without}, {self.chosen_by}: {best.words}, {spread(best.run.result['accuracy'])})"
 
     def _repr_html_(self) -> str:
         swept = list(dict.fromkeys(k for p in self.points for k in p.sweep))
-        ranked = sorted(self.points, key=lambda p: -(p.run.result["accuracy"]["mean"] or 0))
+        ranked = sorted(self.points, key=lambda p: -(self.figure(p) or 0))
+        validation = ("validation",) if self.by_validation else ()
         rows = [
             (
                 p.method,
                 *(p.sweep.get(k) for k in swept),
+                *(percent(p.run.result[what]["mean"]) for what in validation),
                 percent(p.run.result["accuracy"]["mean"]),
                 percent(p.run.result["accuracy"]["std"]),
                 f"{p.run.traffic.bytes_up:,}",
@@ -175,6 +228,7 @@ class Grid:
             for p in ranked
         ]
         lost = [
-            (f.method, *(f.sweep.get(k) for k in swept), "no result", None, None) for f in self.damaged + self.failed
+            (f.method, *(f.sweep.get(k) for k in swept), *(None for _ in validation), "no result", None, None)
+            for f in self.damaged + self.failed
         ]
-        return html_table(repr(self), ("method", *swept, "accuracy", "std", "bytes up"), [*rows, *lost])
+        return html_table(repr(self), ("method", *swept, *validation, "accuracy", "std", "bytes up"), [*rows, *lost])

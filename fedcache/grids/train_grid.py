@@ -33,8 +33,10 @@ from fedcache.grids.points import (
     values_of_place,
 )
 from fedcache.grids.result import Grid, LostPoint, Point
+from fedcache.grids.retrain import check_validation, retrain
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
+from fedcache.runs.choice import choice_value, has_validation
 from fedcache.runs.directory import DamagedRunError
 from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
@@ -62,6 +64,7 @@ class GridRequest:
     fresh: bool = False  # train points although their results are there
     exact: bool = False  # whether every point is computed alone, with the bits of its single run
     save: SaveModels = field(default_factory=lambda: SaveModels("best"))  # of which points models are kept
+    retrain: bool = False  # train what was chosen by validation again, on all training rows
 
     def config_of(self, number: int) -> TrainConfig:
         """What ``train`` would be asked for a point."""
@@ -159,13 +162,18 @@ def grid(
     """
     request = replace(request, exact=request.exact or jobs > 1)
     run = GridRun(request, with_hooks(observer, hooks), stop or Stop())
+    if request.retrain:
+        check_validation(run)
     if engine is not None:
         engine.run_grid(run, jobs)
     elif jobs > 1:
         train_in_processes(run, jobs)
     for group in point_groups(request.points):
         run.train(group)
-    return run.grid()
+    done = run.grid()
+    if request.retrain:
+        done.retrained = retrain(run, done)
+    return done
 
 
 def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[str, Any]:
@@ -214,13 +222,16 @@ class GridRun:
             if error.code is not Exit.FEDERATED:
                 raise
 
-    def prepare(self, number: int) -> RunInputs:
-        """The inputs of a point, which are those of every point of its group but for the hyperparameters."""
+    def prepare(self, number: int, *, whole: bool = False) -> RunInputs:
+        """The inputs of a point, which are those of every point of its group but for the hyperparameters.
+
+        With ``whole`` the rows to choose by are training rows.
+        """
         request = self.request
         config, partition = request.config_of(number), request.partition_of(number)
         check_config(config, partition)
         preparation = Preparation(request.home, self.observer, self.stop, request.extract, request.repartition,
-                                  self._inputs)  # fmt: skip
+                                  self._inputs, whole)  # fmt: skip
         return prepare_run(config, row_source(config, partition, preparation), ledger=request.home.root / LEDGER)
 
     def train(self, group: Sequence[int]) -> None:
@@ -286,11 +297,13 @@ class GridRun:
             self.observer.warn(out.message)
             return
         self._kept.ended(out.path, out.result)
-        mean, points = out.accuracy["mean"], len(self.request.points)
+        mean, points = choice_value(out.result), len(self.request.points)
         if mean is not None and mean > self._best and points > 1:
             self._best = mean
-            words = self.request.words_of(number)
-            self.observer.note(f"Best of {len(self.ended)} of {points} points: {words}  {100 * mean:.2f} %")
+            words, what = self.request.words_of(number), "validation" if has_validation([out.result]) else "test"
+            self.observer.note(
+                f"Highest {what} accuracy of {len(self.ended)} of {points} points: {words}  {100 * mean:.2f} %"
+            )
 
     def grid(self) -> Grid:
         """What came of it. Raises CorruptionError or FederatedRunError, when no point has a result."""

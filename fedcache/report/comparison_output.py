@@ -1,7 +1,8 @@
 """A comparison as Markdown, LaTeX and HTML, and its critical-difference diagram.
 
-In tables the best is bold, and a dagger stands where the test finds no difference. The diagram (Demšar, JMLR 7, 2006,
-figure 1) has mean ranks on a line, best left; a thick bar joins treatments that Nemenyi's test does not tell apart.
+In tables the run that validation chose is bold, else the highest; a dagger stands where the test finds no difference.
+The diagram (Demšar, JMLR 7, 2006, figure 1) has mean ranks on a line, best left; a thick bar joins treatments that
+Nemenyi's test does not tell apart.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Sheet:
     Attributes:
         columns: names; the first one holds names of runs, all others numbers.
         rows: of as many cells.
-        best: rows with the best value, which is in the second column.
+        best: rows that stand out: the one that validation chose, or the highest value, which is in the second column.
         alike: rows that get a dagger there.
     """
 
@@ -66,11 +67,13 @@ def values(c: Comparison) -> Sheet:
             f"{100 * t.mean:.2f}" + ("" if t.std is None else f" ± {100 * t.std:.2f}"),
             _interval(t.interval),
             f"{t.rank:.2f}" if several else "",
+            "" if t.validation is None else f"{100 * t.validation:.2f}",
         )
         for t in c.treatments
     )
-    columns = ("run", f"{c.metric} %", f"{_level(c)} interval", "rank")
-    return Sheet(columns, rows, _places(c, c.best), _places(c, c.alike)).without_empty()
+    columns = ("run", f"{c.metric} %", f"{_level(c)} interval", "rank", "validation %")
+    stands_out = c.best if c.chosen is None else (c.chosen,)
+    return Sheet(columns, rows, _places(c, stands_out), _places(c, c.alike)).without_empty()
 
 
 def differences(c: Comparison) -> Sheet | None:
@@ -104,7 +107,7 @@ def caption(c: Comparison) -> str:
     """What the numbers are."""
     named = f" ({', '.join(c.blocks)})" if c.over == "seeds" and len(c.blocks) <= MOST_BLOCKS else ""
     if len(c.blocks) == 1:
-        return f"{c.setting}: {c.metric} in %, {c.over.removesuffix('s')} {c.blocks[0]}. Bold: best."
+        return f"{c.setting}: {c.metric} in %, {c.over.removesuffix('s')} {c.blocks[0]}. Bold: {c.chosen_by}."
     tests = sum(p.p is not None for p in c.pairs)
     parts = [f"{c.setting}: {c.metric} in %, mean ± standard deviation over {len(c.blocks)} {c.over}{named}"]
     if any(t.interval for t in c.treatments):
@@ -113,7 +116,7 @@ def caption(c: Comparison) -> str:
         parts.append(f"differences from {c.reference}")
     if tests:
         parts.append(f"{TEST_NAMES[c.test]} paired over {c.over}, p corrected for {tests} (Holm)")
-    words = "; ".join(parts) + ". Bold: best."
+    words = "; ".join(parts) + f". Bold: {c.chosen_by}."
     return words + (f" {DAGGER}: not told from {c.reference} at {1 - c.level:.2g}." if c.alike else "")
 
 

@@ -29,6 +29,7 @@ from fedcache.report.find_runs import (
 from fedcache.report.galleries import Gallery, ToShow, galleries_of, refuse_private
 from fedcache.report.render import HtmlCell, Section, render_page
 from fedcache.report.run_origin import RunStore, command_of, store_of_run
+from fedcache.runs.choice import NOT_A_CHOICE, choice_value, has_validation
 from fedcache.store.files import write_atomic
 
 MOST_SETTINGS = 12
@@ -141,7 +142,7 @@ def _section(
     images: ImagePlaces | None,
     shown: ToShow,
 ) -> Section:
-    entries = sorted(entries, key=lambda e: -(e.result["accuracy"]["mean"] or 0.0))
+    entries = sorted(entries, key=lambda e: -(choice_value(e.result) or 0.0))
     names = differing(entries)
     named = list(zip(labels(entries), entries, strict=True))
     ident = f"s{number}"
@@ -159,6 +160,10 @@ def _section(
     says = f"Dataset {str(first['dataset']['digest'])[:16]}, {first['dataset']['ok']:,} readable images; partition "
     says += f"{str(first['partition']['digest'])[:16]}, {first['partition']['clients']} clients"
     says += "; every seed has its own, the first is drawn." if len(set(first["partition"]["digests"])) > 1 else "."
+    if has_validation(e.result for e in entries):
+        says += " Runs stand by falling validation accuracy, by which one is chosen."
+    elif len(entries) > 1:
+        says += f" Runs stand by falling test accuracy; the first is the {NOT_A_CHOICE}."
     if entries[0].claimed:
         says += f" {CLAIMED}"
     columns, rows = _table(entries, names)
@@ -197,7 +202,7 @@ def _plots(ident: str, named: runs.Named, source: RunStore | str, embed: str) ->
 
 
 def _first_of_each(named: runs.Named) -> list[tuple[str, StoredRun]]:
-    """The best run of each method."""
+    """The run of each method that stands first: the chosen one, or the highest."""
     best: dict[str, tuple[str, StoredRun]] = {}
     for label, entry in named:
         best.setdefault(entry.method, (label, entry))
@@ -205,7 +210,7 @@ def _first_of_each(named: runs.Named) -> list[tuple[str, StoredRun]]:
 
 
 def _every_method_first(named: runs.Named) -> list[tuple[str, StoredRun]]:
-    """The best run of each method, then its variants."""
+    """The first run of each method, then its variants."""
     firsts = _first_of_each(named)
     return [*firsts, *(pair for pair in named if pair not in firsts)]
 
@@ -217,7 +222,8 @@ def _table(entries: Sequence[StoredRun], names: Sequence[str]) -> tuple[list[tup
     said_by = " (claimed)" if entries[0].claimed else ""  # of a setting all are, or none
     scores = ("accuracy %", "clients' mean %", "worst 10 %", "macro F1 %")
     accuracy, *others = (f"{name}{said_by}" for name in scores)
-    columns += [(n, True) for n in (accuracy, "± seeds", "seeds", *others)]
+    validation = ("validation %",) if any("validation" in e.result for e in entries) else ()
+    columns += [(n, True) for n in (*validation, accuracy, "± seeds", "seeds", *others)]
     columns += [(n, True) for n in ("scalars sent a round", "MB in all", "seconds")]
     private = any("privacy" in e.result.get("trust", {}) for e in entries)
     columns += [*([("privacy", False)] if private else []), ("fidelity", False), ("run", False)]
@@ -231,6 +237,7 @@ def _table(entries: Sequence[StoredRun], names: Sequence[str]) -> tuple[list[tup
             [
                 HtmlCell(e.method, e.method),
                 *(HtmlCell(said.get(n, "-"), said.get(n, "")) for n in told),
+                *(_number(r.get("validation", {}).get("mean")) for _ in validation),
                 _number(r["accuracy"]["mean"]),
                 _number(r["accuracy"]["std"]),
                 HtmlCell(str(len(r["seeds"])), str(len(r["seeds"]))),
@@ -246,7 +253,7 @@ def _table(entries: Sequence[StoredRun], names: Sequence[str]) -> tuple[list[tup
             ]
         )
     for place, (name, _) in enumerate(columns):
-        if name.removesuffix(said_by) in scores:
+        if name.removesuffix(said_by) in (*scores, *validation):
             _mark_best(rows, place)
     return columns, rows
 

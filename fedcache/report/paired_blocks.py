@@ -54,6 +54,7 @@ class PairedBlocks:
         values: [T, B] fractions.
         notes: what was left out, and what sets the treatments apart besides their names.
         runs: the runs behind each name.
+        validation: [T] mean accuracies of their runs on the rows to choose by; None where one has no such rows.
     """
 
     setting: str
@@ -62,6 +63,7 @@ class PairedBlocks:
     values: Floats
     notes: tuple[str, ...] = ()
     runs: Mapping[str, Sequence[StoredRun]] = field(default_factory=dict)
+    validation: tuple[float, ...] | None = None
 
 
 def check_metric(metric: str, over: str) -> None:
@@ -123,7 +125,9 @@ def within(entries: Sequence[StoredRun], where: str, metric: str, over: str) -> 
     notes += [f"Left out, because nothing of it could be scored: {_some(empty)}."] if empty else []
     notes += [f"Left out of the {over}: {_some(left)}, without a value in {lack}." for lack, left in lacking.items()]
     notes += _seeds_differ(kept) if over == "clients" else []
-    return PairedBlocks(where, tuple(cells), tuple(common), _table(cells, common), tuple(notes), kept)
+    return PairedBlocks(
+        where, tuple(cells), tuple(common), _table(cells, common), tuple(notes), kept, _validation(kept)
+    )
 
 
 def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
@@ -167,7 +171,15 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
         notes.append(f"{len(blocks)} settings of {_count(sets, 'dataset')} are not independent: p is too small.")
     where = f"{len(blocks)} settings of {_count(sets, 'dataset')}"
     table = _table({name: cells[name] for name in names}, blocks)
-    return PairedBlocks(where, tuple(runs), tuple(blocks), table, tuple(notes), runs)
+    return PairedBlocks(where, tuple(runs), tuple(blocks), table, tuple(notes), runs, _validation(runs))
+
+
+def _validation(runs: Mapping[str, Sequence[StoredRun]]) -> tuple[float, ...] | None:
+    """What treatments are chosen by, where all of their runs have it."""
+    found = [[e.result.get("validation", {}).get("mean") for e in row] for row in runs.values()]
+    if any(value is None for row in found for value in row):
+        return None
+    return tuple(float(np.mean(row)) for row in found)
 
 
 def complete(cells: Cells, blocks: Sequence[str]) -> tuple[list[str], list[str]]:

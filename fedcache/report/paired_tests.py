@@ -15,6 +15,7 @@ import numpy as np
 
 from fedcache.report.paired_blocks import PairedBlocks
 from fedcache.report.statistics import Floats, Ranking, constant, holm, interval, mean_ranks, p_value, ranking
+from fedcache.runs.choice import BY_VALIDATION, NOT_A_CHOICE
 
 USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon"}
 """Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its
@@ -34,6 +35,7 @@ class Treatment:
         std: of them (ddof 1); None for one block.
         interval: bootstrap interval of the mean; None with fewer than three blocks.
         rank: mean rank over the blocks, 1 is best.
+        validation: mean accuracy of its runs on the rows to choose by; None where not all treatments have such rows.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Treatment:
     std: float | None
     interval: tuple[float, float] | None
     rank: float
+    validation: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Comparison:
         ranking: Friedman and Nemenyi; None with fewer than three treatments or two blocks. Its numbers are places in
             ``treatments``.
         notes: sentences that must be read with the numbers.
+        chosen: name of the treatment with the highest validation accuracy; None where not all have rows to choose by.
     """
 
     setting: str
@@ -95,6 +99,14 @@ class Comparison:
     pairs: tuple[Pair, ...]
     ranking: Ranking | None
     notes: tuple[str, ...]
+    chosen: str | None = None
+
+    @property
+    def chosen_by(self) -> str:
+        """What stands out in words: chosen by validation accuracy, or highest, which is no choice."""
+        if self.chosen is not None:
+            return BY_VALIDATION
+        return NOT_A_CHOICE if self.metric == "accuracy" else f"highest {self.metric} (not a choice)"
 
     @property
     def best(self) -> tuple[str, ...]:
@@ -113,12 +125,12 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {**asdict(self), "best": list(self.best), "alike": list(self.alike)}
+        return {**asdict(self), "best": list(self.best), "alike": list(self.alike), "chosen_by": self.chosen_by}
 
     def __repr__(self) -> str:
-        first = self.treatments[0]
+        first = next((t for t in self.treatments if t.name == self.chosen), self.treatments[0])
         what = f"{len(self.treatments)} treatments over {len(self.blocks)} {self.over}"
-        return f"Comparison({self.setting}: {what}, best {first.name} {first.mean:.4f})"
+        return f"Comparison({self.setting}: {what}, {self.chosen_by}: {first.name} {first.mean:.4f})"
 
 
 def compared(
@@ -138,7 +150,7 @@ def compared(
         over: seeds | clients | settings, for words and the usual test.
         metric: what the values are.
         test: wilcoxon | ttest; None takes that of ``USUAL_TEST``.
-        against: name of the reference; None is the highest mean.
+        against: name of the reference; None is the one that validation chooses, the highest mean without.
         pairs: ``best``, every treatment with the reference, or ``all``.
         level: of intervals; tests decide at 1 - level.
     """
@@ -147,8 +159,14 @@ def compared(
     order = sorted(range(len(means)), key=lambda i: (-round(float(means[i]), 12), i))
     names, values = [found.names[i] for i in order], found.values[order]
     ranks = map(float, mean_ranks(values))
-    treatments = tuple(_treatment(n, v, r, level) for n, v, r in zip(names, values, ranks, strict=True))
-    reference = against or names[0]
+    held = None if found.validation is None else dict(zip(found.names, found.validation, strict=True))
+    treatments = tuple(
+        _treatment(n, v, r, level, None if held is None else held[n])
+        for n, v, r in zip(names, values, ranks, strict=True)
+    )
+    # The first of equals, in the order of the runs.
+    picked = None if held is None else max(found.names, key=lambda name: round(held[name], 12))
+    reference = against or picked or names[0]
     place = names.index(reference)
     chosen = (
         list(itertools.combinations(range(len(names)), 2))
@@ -172,13 +190,17 @@ def compared(
         pairs=made,
         ranking=ranking(values, level),
         notes=found.notes,
+        chosen=picked,
     )
-    return replace(done, notes=(*found.notes, *_notes(done, chose=against is None and pairs == "best")))
+    chose = against is None and pairs == "best" and picked is None
+    return replace(done, notes=(*found.notes, *_notes(done, chose=chose)))
 
 
-def _treatment(name: str, values: Floats, rank: float, level: float) -> Treatment:
+def _treatment(name: str, values: Floats, rank: float, level: float, validation: float | None) -> Treatment:
     std = float(values.std(ddof=1)) if len(values) > 1 else None
-    return Treatment(name, tuple(map(float, values)), float(values.mean()), std, interval(values, level), rank)
+    return Treatment(
+        name, tuple(map(float, values)), float(values.mean()), std, interval(values, level), rank, validation
+    )
 
 
 def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:
@@ -219,7 +241,7 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
             f"told apart at {alpha:.2g}."
         )
     if chose and tested:
-        notes.append("The best was chosen by these numbers, which flatters its p; --against RUN fixes it beforehand.")
+        notes.append("The highest was found by these numbers, which flatters its p; --against RUN fixes it beforehand.")
     if c.ranking is not None and c.ranking.p >= alpha:
         notes.append(
             f"Friedman's test finds no difference (p = {c.ranking.p:.2g}): distances beyond the critical one decide "

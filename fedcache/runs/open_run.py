@@ -254,7 +254,7 @@ class OpenRun:
         """Keep what a seed gave until all have ended; ``inputs`` are others than the run's for a run over sites."""
         secret = self.spec.trust.secret_participants
         result = seed_result(outcome, inputs or self.inputs, seconds, secret=secret)
-        if self.kept.wants(self.spec.method, result.accuracy, len(self.spec.seeds)):
+        if self.kept.wants(self.spec.method, result.choice, len(self.spec.seeds)):
             result.model, notes = save_seed(
                 self.directory.path, self.inputs, self.spec, self.identity, outcome, self.kept
             )

@@ -60,6 +60,11 @@ class SeedResult:
     validation: dict[str, float | None] | None = None
     validation_per_client: NDArray[np.float64] | None = None  # [M] fractions; NaN for a client that was not scored
 
+    @property
+    def choice(self) -> float | None:
+        """What runs are chosen by: the headline on the rows to choose by, on test rows where there are none."""
+        return self.accuracy if self.validation is None else self.validation["accuracy"]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}

@@ -99,6 +99,7 @@ class Preparation:
     extract: bool = True  # whether to run the extraction that is missing
     repartition: bool = False  # every seed draws its own partition (else all seeds share one)
     cache: InputCache = field(default_factory=InputCache)  # shared by the points of a grid
+    whole: bool = False  # rows to choose by are trained on, as if the partition had none
 
 
 class StoreRows:
@@ -142,6 +143,8 @@ class StoreRows:
                 method, self.store, config, self.partition, seeds, repartition=p.repartition, observer=p.observer
             )
         found, name = p.cache.partitions[key]
+        if p.whole:
+            found, name = without_validation(found), None
         first = next(iter(found.values()))
         self._trained_rows = rows = all_train_rows(first.clients)
         need_labels(method, self.store, rows)
@@ -223,6 +226,12 @@ class StoreRows:
         return found if named else {"store": str(self.store.path.resolve()), **found}
 
 
+def without_validation(partitions: Mapping[int, Partition]) -> dict[int, Partition]:
+    """The partition of each seed with the rows to choose by among the training rows; equal ones are made once."""
+    made = {id(partition): partition.without_validation() for partition in partitions.values()}
+    return {seed: made[id(partition)] for seed, partition in partitions.items()}
+
+
 class ShardRows:
     """A ``RowSource``: the stores of a directory.
 
@@ -291,7 +300,8 @@ class ShardRows:
             pool=1 + max(int(places.max(initial=-1)) for places in self._places),
             dropped=0,
         )
-        return dict.fromkeys(seeds, partition), None
+        found = dict.fromkeys(seeds, partition)
+        return (without_validation(found) if self.preparation.whole else found), None
 
     def feat_post(self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]) -> str:
         """As asked, else what is usual for these backbones, which is said."""

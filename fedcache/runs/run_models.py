@@ -23,6 +23,7 @@ from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.federate.execution.memory_estimate import Forecast, Load
 from fedcache.models.collect import MOST_BYTES, chosen_clients, collect
 from fedcache.models.saved_model import ModelFacts, SavedModel, computed_as
+from fedcache.runs.choice import choice_value
 from fedcache.runs.directory import INDEX, MODELS, check_place, has_model, read_result
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
@@ -43,8 +44,8 @@ class KeptModels:
         if asked.which not in KEPT:
             raise unknown("--save-models", asked.which, KEPT)
         self.which, self.clients = asked.which, asked.clients
-        self._seen: dict[str, float] = {}  # the best accuracy of each method so far
-        # the best run of each method that has ended: its accuracy, directory and digest
+        self._seen: dict[str, float] = {}  # the highest figure of each method so far, by which runs are chosen
+        # the best run of each method that has ended: that figure, its directory and digest
         self._best: dict[str, tuple[float, Path, str]] = {}
 
     def check_clients(self, names: Sequence[str]) -> None:
@@ -105,7 +106,7 @@ class KeptModels:
         """A run has its result: of a grid that keeps the best, the model of the other one goes."""
         if self.which != "best":
             return
-        method, mean, digest = str(result["method"]), result["accuracy"]["mean"], str(result["digest"])
+        method, mean, digest = str(result["method"]), choice_value(result), str(result["digest"])
         best = self._best.get(method)
         if mean is None or (best is not None and mean <= best[0]):
             drop_unless_asked_for(path, digest)

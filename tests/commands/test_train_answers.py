@@ -113,15 +113,49 @@ def test_a_grid_is_a_table_of_all_points_the_best_first() -> None:
     ]
     assert made.lines == [
         "3 points, 1 of them were there already.",
-        "Best: fedavg lr=1  75.00 %",
+        "Highest test accuracy (not a choice): fedavg lr=1  75.00 %",
         "worst 10 % needs at least 10 scored clients; - has fewer.",
         "Damaged, left out: fedavg lr=3. result.json is not what was written.", "  --fresh",
         "Failed: fedavg lr=9. The loss is not a number.", "  Lower the learning rate.",
     ]  # fmt: skip
     assert made.code is Exit.CORRUPT
-    assert made.data["best"] == {"method": "fedavg", "sweep": {"lr": "1"}, "digest": "d" * 64}
+    words = "highest test accuracy (not a choice)"
+    assert made.data["best"] == {"method": "fedavg", "sweep": {"lr": "1"}, "digest": "d" * 64, "chosen_by": words}
     assert (made.data["reused"], len(made.data["points"])) == (1, 3)
-    assert repr(done) == "Grid(3 points, 2 without a result, best fedavg lr=1: 0.7500 +- 0.0100)"
+    assert (
+        repr(done)
+        == "Grid(3 points, 2 without a result, highest test accuracy (not a choice): fedavg lr=1, 0.7500 +- 0.0100)"
+    )
+
+
+def validated(lr: str, mean: float, validation: float | None) -> Point:
+    made = point(lr, mean, worst=0.5)
+    held = {"mean": validation, "std": None, "pooled": validation, "rows": 7}
+    return Point(
+        made.method, made.sweep, Run(made.run.path, {**made.run.result, "validation": held}, made.run.measured)
+    )
+
+
+def test_a_grid_chooses_by_validation_where_test_accuracy_would_choose_another() -> None:
+    done = Grid(
+        [validated("1", 0.9, 0.4), validated("2", 0.6, 0.7), validated("3", 0.7, 0.7), validated("4", 0.8, None)]
+    )
+    assert done.best().sweep == {"lr": "2"}, "the first of equals"
+    made = grid_answer(done, ["lr"])
+    (table,) = made.renderables
+    assert table.columns[:4] == ("method", "lr", "validation %", "accuracy %")
+    assert [tuple(row)[1:4] for row in table.rows] == [
+        ("2", "70.00", "60.00"), ("3", "70.00", "70.00"), ("1", "40.00", "90.00"), ("4", "-", "80.00"),
+    ]  # fmt: skip
+    assert made.lines[1] == "Chosen by validation accuracy: fedavg lr=2  70.00 %, on test rows 60.00 %"
+    assert made.data["best"]["chosen_by"] == "chosen by validation accuracy"
+    assert made.data["best"]["sweep"] == {"lr": "2"}
+    assert repr(done) == "Grid(4 points, chosen by validation accuracy: fedavg lr=2, 0.6000 +- 0.0100)"
+    assert "<th>validation</th>" in done._repr_html_()
+    assert done.frame()["validation"].tolist()[:3] == [0.4, 0.7, 0.7]
+    some = Grid([*done.points, point("5", 0.8, worst=0.5)])
+    assert some.best().sweep == {"lr": "1"}, "one without such rows, and none is chosen by them"
+    assert some.chosen_by == "highest test accuracy (not a choice)"
 
 
 def test_a_grid_without_tails_has_no_column_for_them() -> None:
@@ -129,9 +163,14 @@ def test_a_grid_without_tails_has_no_column_for_them() -> None:
     assert "worst 10 %" not in none.renderables[0].columns
     assert none.lines[-1] == "worst 10 % needs at least 10 scored clients."
     every = grid_answer(Grid([point("1", 0.5, worst=0.5)]), ["lr"])
-    assert every.lines == ["1 points, 0 of them were there already.", "Best: fedavg lr=1  50.00 %"]
+    assert every.lines == [
+        "1 points, 0 of them were there already.",
+        "Highest test accuracy (not a choice): fedavg lr=1  50.00 %",
+    ]
     assert every.code is Exit.OK
-    assert repr(Grid([point("1", None)])) == "Grid(1 point, best fedavg lr=1: not scored)"
+    assert (
+        repr(Grid([point("1", None)])) == "Grid(1 point, highest test accuracy (not a choice): fedavg lr=1, not scored)"
+    )
     assert repr(Grid([], failed=[LostPoint("solo", {}, "", "")])) == "Grid(0 points, 1 without a result)"
 
 

@@ -10,10 +10,11 @@ import pytest
 from command import fedcache, ok
 
 import fedcache as fc
-from fedcache.config import TrainConfig
+from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engines.flower.site import SiteRequest
 from fedcache.federate.partition.partition import Partition
+from fedcache.runs.directory import has_model
 from fedcache.store.store import Store
 
 ROWS, WIDTH = 240, 8
@@ -140,3 +141,71 @@ def test_a_site_of_a_federation_refuses_rows_to_choose_by(store: Path, tmp_path:
         SiteRequest(Store.open(sites[0]), TrainConfig(method="fedncm")).client(None)
     assert error.value.code == Exit.USAGE
     assert "without --validation" in error.value.hint
+
+
+GRID = ("grid", "--method", "fedavg", "--sweep", "lr=0.01,3,0.3", "--rounds", 3, "-s", "dirichlet", "-m", 4)
+
+
+def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(store: Path) -> None:
+    words = ("--alpha", 1, "--seeds", "0,1", "--store", store)
+    done = ok(*GRID, *words, "--validation", "0.3", "--retrain").data
+    best = max(done["points"], key=lambda p: p["validation"]["mean"])
+    assert done["best"]["sweep"] == best["sweep"]
+    (again,) = done["retrained"]
+    assert (again["method"], again["sweep"]) == ("fedavg", best["sweep"])
+    assert "validation" not in again
+    plain = ("train", "--method", "fedavg", "--set", f"lr={best['sweep']['lr']}", "--rounds", 3, "-s", "dirichlet",
+             "-m", 4, *words)  # fmt: skip
+    run = ok(*plain).data
+    assert run["reused"]
+    assert run["path"] == again["path"]
+    assert run["accuracy"] == again["accuracy"]
+    assert run["partition"]["digest"] == again["partition"]["digest"] != best["partition"]["digest"]
+    printed = fedcache(*GRID, *words, "--validation", "0.3", "--retrain").out
+    assert f"Trained again on all training rows (the run was there already): fedavg lr={best['sweep']['lr']}" in printed
+    assert "Chosen by validation accuracy: fedavg" in printed
+    fresh = ok("train", "--config", Path(again["path"]) / "config.toml", "--fresh").data
+    assert (fresh["path"], fresh["accuracy"]) == (again["path"], again["accuracy"])
+
+
+def test_a_saved_partition_gives_its_rows_back_too(store: Path) -> None:
+    made = ok("partition", "-s", "iid", "-m", 3, "--validation", "split", "--name", "mine", "--store", store).data
+    words = ("--method", "fed3r", "--sweep", "lam=0.1,100", "--store", store)
+    done = ok("grid", *words, "--partition", "mine", "--retrain").data
+    assert done["points"][0]["partition"]["digest"] == made["digest"]
+    plain = ok("grid", *words, "-s", "iid", "-m", 3).data
+    alike = [p for p in plain["points"] if p["sweep"] == done["best"]["sweep"]]
+    assert done["retrained"][0]["digest"] == alike[0]["digest"]
+    assert alike[0]["reused"]
+
+
+def test_nothing_to_choose_by_is_refused_before_anything_is_trained(store: Path) -> None:
+    done = fedcache(*GRID, "--alpha", 1, "--store", store, "--retrain")
+    assert done.code == Exit.USAGE
+    assert "the partition has no rows to choose by" in done.err
+    assert "--validation 0.2" in done.err
+    assert not list(Home.from_environment().runs.glob("*/rounds.jsonl"))
+
+
+def test_a_grid_of_held_out_values_chooses_by_their_mean_and_trains_each_again(store: Path) -> None:
+    words = ("grid", "--method", "fed3r", "--sweep", "lam=0.1,1000", "--by", "class", "--hold-out", "each")
+    done = ok(*words, "--tests", "global", "--validation", "0.3", "--retrain", "--store", store).data
+    rows = done["held_out"]
+    assert rows[0]["validation"] >= rows[1]["validation"]
+    for row in rows:
+        own = [p["validation"]["mean"] for p in done["points"] if p["sweep"]["lam"] == row["sweep"]["lam"]]
+        assert row["validation"] == pytest.approx(np.mean(own), abs=1e-12)
+    assert [p["sweep"] for p in done["retrained"]] == [{**rows[0]["sweep"], "hold_out": c} for c in "012"]
+    printed = fedcache(*words, "--tests", "global", "--validation", "0.3", "--retrain", "--store", store).out
+    assert f"Chosen by mean validation accuracy over 3 held-out values: fed3r lam={rows[0]['sweep']['lam']}" in printed
+    assert "trained again on all training rows" in printed
+
+
+def test_the_models_that_stay_are_those_of_the_point_that_was_chosen(store: Path) -> None:
+    done = fc.grid("fed3r", store, fc.partition(store, "iid", clients=3, validation=0.3), lam=[0.1, 1e6, 10],
+                   retrain=True)  # fmt: skip
+    best = done.best()
+    assert best.run.validation.mean == max(p.run.validation.mean for p in done.points)
+    assert [has_model(p.run.path) for p in done.points] == [p is best for p in done.points]
+    assert has_model(done.retrained[0].run.path)
+    assert done.chosen_by == "chosen by validation accuracy"

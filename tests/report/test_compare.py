@@ -377,7 +377,7 @@ def test_the_command_gives_the_numbers_of_scipy(three: Path, tmp_path: Path) -> 
     shown = fedcache("compare")
     assert shown.code == 0
     assert "critical difference" in shown.out
-    assert re.search(r"fed3r +80\.67 ± 2\.11 .*best", shown.out)
+    assert re.search(r"fed3r +80\.67 ± 2\.11 .*highest", shown.out)
     assert max(map(len, shown.out.split("accuracy in %", 1)[0].splitlines())) <= 80
     one, two = (tmp_path / f"{n}.svg" for n in "ab")
     assert ok("compare", "--plot", one).data["files"] == [str(one)]
@@ -529,9 +529,36 @@ def test_the_command_runs_as_a_process(three: Path) -> None:
 # -- python --------------------------------------------------------------------------------------------------------
 
 
+def test_validation_chooses_where_all_runs_have_rows_to_choose_by(own_home: Path) -> None:
+    for name, method, accuracy, validation in (("aa", "fedavg", 0.7, 0.8), ("bb", "fedprox", 0.9, 0.6),
+                                               ("cc", "fed3r", 0.75, 0.8)):  # fmt: skip
+        held = {"mean": validation, "per_seed": [validation] * 3, "std": None}
+        write(name, method, [accuracy, accuracy - 0.01, accuracy + 0.02], seeds=[0, 1, 2], validation=held)
+    (made,) = fc.compare().tables
+    assert (made.chosen, made.reference, made.best) == ("fedavg", "fedavg", ("fedprox",)), "the first of equals"
+    assert made.chosen_by == "chosen by validation accuracy"
+    assert {p.other for p in made.pairs} == {"fedavg"}
+    assert not any("flatters" in note for note in made.notes)
+    assert {t.name: t.validation for t in made.treatments} == {"fedavg": 0.8, "fedprox": 0.6, "fed3r": 0.8}
+    assert "**70.33 ± 1.53**" in markdown(made)
+    assert "**90.33" not in markdown(made)
+    assert "Bold: chosen by validation accuracy." in markdown(made)
+    assert made.to_dict()["chosen"] == "fedavg"
+    assert repr(made).endswith("chosen by validation accuracy: fedavg 0.7033)")
+    shown = fedcache("compare").out
+    assert re.search(r"fedavg +70\.33 ± 1\.53 .* 80\.00 +chosen", shown)
+    assert "Chosen by validation accuracy: fedavg." in " ".join(shown.split())
+    write("dd", "fedntd", [0.5, 0.5, 0.6], seeds=[0, 1, 2])
+    (again,) = fc.compare().tables
+    assert (again.chosen, again.reference) == (None, "fedprox")
+    assert all(t.validation is None for t in again.treatments)
+
+
 def test_from_python(three: Path, tmp_path: Path) -> None:
     made = fc.compare()
-    assert repr(made).startswith("Comparisons(Comparison(shapes, p0: 3 treatments over 6 seeds, best fed3r 0.80")
+    assert repr(made).startswith(
+        "Comparisons(Comparison(shapes, p0: 3 treatments over 6 seeds, highest test accuracy (not a choice): fed3r 0.80"
+    )
     assert "\n" not in repr(made)
     assert made.to_dict()["comparisons"][0]["best"] == ["fed3r"]
     assert "**80.67 ± 2.11**" in made.markdown()

@@ -44,7 +44,8 @@ MARKDOWN = r"""### x &amp; y
 | c | 20.00 ± 10.00 | 10.00 to 30.00 | 3.00 | -40.00 |  | &lt;0.001 | &lt;0.001 |
 
 x &amp; y: accuracy in %, mean ± standard deviation over 3 seeds (0, 1, 2); 90 % percentile bootstrap intervals; \
-differences from a\_1; t-test paired over seeds, p corrected for 2 (Holm). Bold: best. †: not told from a\_1 at 0.1.
+differences from a\_1; t-test paired over seeds, p corrected for 2 (Holm). Bold: highest test accuracy \
+(not a choice). †: not told from a\_1 at 0.1.
 
 - Friedman's test: chi-squared 4.50, p 0.105. Nemenyi: critical difference of mean ranks 1.60 at 0.1; not told apart: \
 {a\_1, b}, {b, c}.
@@ -56,7 +57,8 @@ LATEX = r"""% needs \usepackage{booktabs}
 \begin{table}
 \centering
 \caption{x \& y: accuracy in \%, mean $\pm$ standard deviation over 3 seeds (0, 1, 2); 90 \% percentile bootstrap @
-intervals; t-test paired over seeds, p corrected for 2 (Holm). Bold: best. $^{\dagger}$: not told from a\_1 at 0.1.}
+intervals; t-test paired over seeds, p corrected for 2 (Holm). Bold: highest test accuracy @
+(not a choice). $^{\dagger}$: not told from a\_1 at 0.1.}
 \begin{tabular}{lrrr}
 \toprule
 run & accuracy \% & 90 \% interval & rank \\
@@ -95,7 +97,7 @@ def test_the_html_of_one_block_has_the_best_in_bold_and_no_test() -> None:
     assert as_html(alone) == (
         "<h4>x &amp; y</h4><table><thead><tr><th>run</th><th>accuracy %</th></tr></thead>"
         "<tbody><tr><td>a_1</td><td><b>60.00</b></td></tr><tr><td>c</td><td>20.00</td></tr></tbody></table>"
-        "<p>x &amp; y: accuracy in %, client north. Bold: best.</p><p>One.</p>"
+        "<p>x &amp; y: accuracy in %, client north. Bold: highest test accuracy (not a choice).</p><p>One.</p>"
     )
 
 
@@ -105,7 +107,9 @@ def test_a_caption_names_few_seeds_and_no_clients_and_only_what_is_there() -> No
         pairs=(Pair("b", "a_1", 0.0, None, None, None),),
     )  # fmt: skip
     start = "x & y: accuracy in %, mean ± standard deviation over"
-    assert caption(bare) == f"{start} 3 seeds (0, 1, 2); differences from a_1. Bold: best."
+    assert (
+        caption(bare) == f"{start} 3 seeds (0, 1, 2); differences from a_1. Bold: highest test accuracy (not a choice)."
+    )
     ten, eleven = (tuple(map(str, range(n))) for n in (10, 11))
     assert "over 10 seeds (0, 1, 2, 3, 4, 5, 6, 7, 8, 9); " in caption(replace(bare, blocks=ten))
     assert "over 11 seeds; " in caption(replace(bare, blocks=eleven))

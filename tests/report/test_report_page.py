@@ -56,6 +56,15 @@ def test_a_table_has_a_row_for_each_run_and_what_differs_as_columns() -> None:
     assert [cell.best for cell in rows[1]] == [cell.text == "40.00" for cell in rows[1]], "equals are both the best"
 
 
+def test_a_table_with_rows_to_choose_by_has_a_column_of_them() -> None:
+    entries = [run("a", 0.75, validation={"mean": 0.5}), run("b", 0.7, validation={"mean": 0.6})]
+    columns, rows = _table(entries, ["method"])
+    assert columns[:3] == [("method", False), ("validation %", True), ("accuracy %", True)]
+    assert [[(cell.text, cell.best) for cell in row[1:3]] for row in rows] == [
+        [("50.00", False), ("75.00", True)], [("60.00", True), ("70.00", False)],
+    ]  # fmt: skip
+
+
 def test_the_best_is_marked_where_there_is_something_to_be_better_than() -> None:
     rows = [[HtmlCell("9", "9.0")], [HtmlCell("10", "10.0")], [HtmlCell("-", "")]]
     _mark_best(rows, 0)
@@ -74,15 +83,22 @@ def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
     entries = [run("low", 0.25), run("none", None), run("high", 0.5)]
     section = _section(12, "digits, iid", entries, "no store is here", "none", None, ToShow())
     assert (section.ident, section.title) == ("s12", "digits, iid")
-    assert section.says == (f"Dataset {'d' * 16}, 1,797 readable images; partition {'p' * 16}, 3 clients.")
+    assert section.says == (
+        f"Dataset {'d' * 16}, 1,797 readable images; partition {'p' * 16}, 3 clients. "
+        "Runs stand by falling test accuracy; the first is the highest test accuracy (not a choice)."
+    )
     assert section.points == [("high", 0.5), ("low", 0.25), ("none", None)]
     assert [row[0].text for row in section.rows] == ["high", "low", "none"]
     assert section.plots == []
     assert section.notes == ["Figures are made for the first 12 settings; report these runs alone to see theirs."]
     assert section.commands == [(m, f"{m:0<12}", "") for m in ("high", "low", "none")]
+    held = [run("low", 0.25, validation={"mean": 0.9}), run("high", 0.5, validation={"mean": 0.6})]
+    chosen = _section(12, "t", held, "no store is here", "none", None, ToShow())
+    assert [row[0].text for row in chosen.rows] == ["low", "high"]
+    assert chosen.says.endswith("Runs stand by falling validation accuracy, by which one is chosen.")
     redrawn = dict(entries[0].result["partition"], digests=["p" * 64, "q" * 64])
     drawn = _section(12, "t", [run("a", partition=redrawn)], "no store is here", "none", None, ToShow())
-    assert drawn.says.endswith("3 clients; every seed has its own, the first is drawn.")
+    assert "3 clients; every seed has its own, the first is drawn." in drawn.says
 
 
 def test_words_between_backticks_are_code_and_all_is_escaped() -> None:

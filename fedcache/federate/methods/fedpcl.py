@@ -13,7 +13,8 @@ denominator excludes the positive, so z must have unit length (D-02, D-03). Rele
 L_g and L_p summed (D-05), prototypes as anchors and the 2B embeddings of two views as candidates (D-04, D-08), plain
 means (D-06), dropped last batches (D-09), a first round of decay alone (D-10), own initial weights (D-11), mse (D-12).
 Stale sets of clients that were not sampled are kept. With one available class there is no negative and the loss is 0.
-For the local losses of A's table 5 see ``supcon``.
+For the local losses of A's table 5 see ``supcon``. A searches on a fifth of the training rows and trains what it chose
+again on all of them (A.1.4): ``fedcache grid --method fedpcl --sweep tau=0.05,0.1 --validation 0.2 --retrain``.
 
 Noise (section 5) on what leaves a client or on what it trains on: xt = (1 - p) x + e, elementwise; s = .05 for
 prototypes, .2 for images. The same s is not the same power: Laplace noise of scale s has variance 2 s^2, Gaussian noise

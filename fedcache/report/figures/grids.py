@@ -1,4 +1,4 @@
-"""Grids: what two swept values did to the accuracy, the rest at its best, and the chosen point."""
+"""Grids: what two swept values did to the accuracy, the rest at its highest, and the highest point."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def _method(ident: str, name: str, entries: Sequence[StoredRun]) -> Plot | None:
     ]
     columns = [*(n.removeprefix("set.") for n in names), "accuracy"]
     rest = [n.removeprefix("set.") for n in names if n not in chosen]
-    over = f" Of {', '.join(rest)} the best value is taken." if rest else ""
+    over = f" Of {', '.join(rest)} the highest value is taken." if rest else ""
     title = f"{name}: {' and '.join(n.removeprefix('set.') for n in chosen)}"
     if len(chosen) == 1:
-        says = f"Accuracy in percent of {name} over {len(scored)} points; the ring is the best.{over}"
+        says = f"Accuracy in percent of {name} over {len(scored)} points; the ring is the highest.{over}"
         return Plot(ident, title, says, columns, rows, _line(ident, chosen[0], values[chosen[0]], best, says))
     if max(len(values[n]) for n in chosen) > MOST_SIDE:
         return None
-    says = f"Accuracy in percent of {name} over {len(scored)} points; deeper is higher, the frame is the best.{over}"
+    says = f"Accuracy in percent of {name} over {len(scored)} points; deeper is higher, the frame is the highest.{over}"
     return Plot(ident, title, says, columns, rows, _heat(ident, chosen, values, best, says))
 
 
@@ -134,7 +134,9 @@ def matrix(ident: str, runs: Sequence[tuple[str, str, float | None]], settings: 
     for label, s, a in known:
         best[label, s] = max(a, best.get((label, s), -1.0))
     labels = sorted(labels, key=lambda n: -max(best.get((n, s), 0.0) for s in settings))[: 2 * MOST_SIDE]
-    says = "Accuracy in percent: each method's best run in each setting, deeper is higher. Settings are not averaged."
+    says = (
+        "Accuracy in percent: each method's highest run in each setting, deeper is higher. Settings are not averaged."
+    )
     parts = [[short(part, 22) for part in s.split(", ")] for s in settings]
     upright = len(settings) > 3
     below = 0.07 * max(len(line) for lines in parts for line in lines) if upright else 0.13 * max(map(len, parts))
