@@ -22,6 +22,7 @@ from fedcache.extract.datasets.row_sources import BLOCK, BlockRows, FixedRows, H
 from fedcache.extract.digests import stat_key
 from fedcache.store.embedding_readers import h5_items
 from fedcache.store.file_rows import explain_damage
+from fedcache.store.plain_pickle import load_plain
 
 SUFFIXES = (".npz", ".npy", ".h5", ".hdf5")
 MOST_COLUMN = 1 << 30
@@ -40,14 +41,18 @@ class FileArray:
     source: Callable[[Layout], Source]  # its rows as images
 
     def column(self, where: str) -> NDArray[Any]:
-        """The whole of a column of numbers or words. Raises UsageError for objects and for a column of gigabytes."""
-        if self.dtype.hasobject:
-            raise UsageError(
-                f"{where} holds Python objects, which are never read.", "labels.astype(str)   makes plain words"
-            )
+        """The whole of a column of numbers or words.
+
+        Raises UsageError for objects that are no words or numbers, of which nothing is run, and a column of gigabytes.
+        """
         if math.prod(self.shape) * self.dtype.itemsize > MOST_COLUMN:
             raise UsageError(f"{where} has {math.prod(self.shape):,} values, too many for a column.", "Name another")
-        values = self.read()
+        try:
+            values = self.read()
+        except ValueError as error:
+            raise UsageError(
+                f"{where} cannot be read: {str(error)[:160]}.", "labels.astype(str)   makes plain words"
+            ) from None
         return np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
 
 
@@ -107,12 +112,18 @@ def _npy(path: Path) -> FileArray:
     def source(layout: Layout) -> Source:
         return FixedRows(path.absolute(), stamp, _rows_begin(path, start), layout)
 
-    return FileArray(shape, dtype, lambda: _whole(path.open("rb")), source)
+    return FileArray(shape, dtype, lambda: _whole(path.open("rb"), shape, dtype), source)
 
 
-def _whole(file: IO[bytes]) -> NDArray[Any]:
+def _whole(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     with file:
-        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+        if not dtype.hasobject:
+            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+        _header(file, 0)  # the pickle follows
+        held = load_plain(file)
+        if not isinstance(held, np.ndarray) or held.shape != shape:
+            raise ValueError("a pickle of something else than its header says")
+        return np.array(held.tolist(), dtype=object)
 
 
 def _npz(path: Path, context: Context) -> dict[str, FileArray]:
@@ -140,7 +151,7 @@ def _member(path: Path, entries: archives.Entries, i: int) -> FileArray:
         begin = int(entries.at[i]) + 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
         return FixedRows(path, entries.stamp, begin + start, layout)
 
-    return FileArray(shape, dtype, lambda: _whole(packed.open()), source)
+    return FileArray(shape, dtype, lambda: _whole(packed.open(), shape, dtype), source)
 
 
 def _check_sums(path: Path, entries: archives.Entries, context: Context) -> None:

@@ -147,9 +147,8 @@ def _part(split: int | None, held: dict[str, FileArray], asked: Asked, path: Pat
         return None if name is None else held[name].column(f"{path}, {name}")
 
     taken = {label, domain, given}
-    groups = {
-        n: a.column(f"{path}, {n}").reshape(-1) for n, a in rows.items() if n not in taken and not a.dtype.hasobject
-    }
+    groups = {n: _column_or_none(a, f"{path}, {n}") for n, a in rows.items() if n not in taken}
+    groups = {n: values for n, values in groups.items() if values is not None}
     labels = column(label)
     if labels is not None and len(labels) != count:
         raise UsageError(f"{path} has {count:,} images and {len(labels):,} labels.", "Give every image one label")
@@ -158,6 +157,16 @@ def _part(split: int | None, held: dict[str, FileArray], asked: Asked, path: Pat
     )
     kinds = [] if named is None else [str(word) for word in named.column(f"{path}, {classes}").tolist()]
     return part, kinds, f"images {layout} from {name}" + (f", labels from {label}" if label else ", no labels")
+
+
+def _column_or_none(array: FileArray, where: str) -> Any:
+    """A column [N]; None for one of objects that cannot be read, which is no reason to refuse the images."""
+    try:
+        return array.column(where).reshape(-1)
+    except UsageError:
+        if array.dtype.hasobject:
+            return None
+        raise
 
 
 def _is_words(array: FileArray, count: int) -> bool:

@@ -22,6 +22,7 @@ from fedcache.extract.datasets.dataset import ONE_DOMAIN, SPLIT_WORDS, TEST, TRA
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.groups import Group, usable_group_name
 from fedcache.store.samples import HELD_OUT, held_out
+from fedcache.store.words import MISSING
 
 IMAGES = ("images", "image", "imgs", "img", "pixels", "data", "x")
 LABELS = ("labels", "label", "targets", "target", "y", "fine_labels", "fine_label", "class", "cls", "category")
@@ -124,7 +125,7 @@ def coded_labels(values: Any, named: Sequence[str], where: str) -> tuple[NDArray
     """Labels int32 [N], -1 unknown, and the names of the classes that have a row.
 
     Args:
-        values: [N] numbers (negative or NaN is unknown), booleans or words (an empty one is unknown).
+        values: [N] numbers (negative or NaN is unknown), booleans or words (one of ``MISSING`` is unknown).
         named: class names by number; a number is its own name where there are none.
         where: for messages.
 
@@ -148,7 +149,8 @@ def coded_labels(values: Any, named: Sequence[str], where: str) -> tuple[NDArray
             )
         column = np.where(known, column, -1).astype(np.int64)
     if column.dtype.kind not in "iu":
-        words = ["" if value is None or value != value else str(value).strip() for value in column.tolist()]
+        words = ["" if value is None else str(value).strip() for value in column.tolist()]
+        words = ["" if word.lower() in MISSING else word for word in words]
         known = np.array([bool(word) for word in words], dtype=bool)
         classes, index = dataset.index_of([word for word in words if word])
         label = np.full(len(words), -1, dtype=np.int32)

@@ -251,8 +251,23 @@ def test_pickled_labels_are_refused_and_nothing_in_them_runs(tmp_path: Path, mem
             return Path.touch, (ran,)
 
     path = write(tmp_path / "a.npz", images=RGB, labels=np.array([Evil()] * 20, dtype=object))
-    refused(lambda: opened(path, memory), "Python objects", "astype(str)")
+    refused(lambda: opened(path, memory), "it names pathlib", "astype(str)")
     assert not ran.exists()
+    other = write(tmp_path / "b.npz", images=RGB, labels=LABELS, notes=np.array([Evil()] * 20, dtype=object))
+    assert not opened(other, memory).groups
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a"])
+def test_labels_that_are_python_words_are_read_and_missing_ones_are_unknown(tmp_path, memory, name) -> None:
+    words = np.array(["cat", None, "dog", "?", float("nan")] * 4, dtype=object)
+    data = opened(
+        write(tmp_path / name, images=RGB, labels=words, site=np.array(["a", "b"] * 10, dtype=object)), memory
+    )
+    assert data.classes == ("cat", "dog")
+    assert data.label.tolist() == [0, -1, 1, -1, -1] * 4
+    assert data.groups["site"].words == ("a", "b")
+    assert "12 without a label" in data.reading
 
 
 @pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a.h5"])
