@@ -25,7 +25,7 @@ DATASET = (
     "a=SPEC,b=SPEC as domains, or a name given to ingest."
 )
 BACKBONES = (
-    "Names, comma-separated: `fedcache backbones list`, or yours: onnx:, tflite:FILE, module:PACKAGE.MODULE:FUNCTION."
+    "Names, comma-separated: `fedcache backbones list`, or yours: onnx:, tflite:, hf:PATH, module:MODULE:FACTORY."
 )
 
 FORMER = {"loop": "sequential", "stack": "batched", "dual": "gram"}

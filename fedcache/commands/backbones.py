@@ -12,7 +12,9 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import import_weights, known, locate, lookup, pull
+from fedcache.extract.backbones.hugging_face import fetch
 from fedcache.extract.planning.plan import check_backbone, memory_of
+from fedcache.store.own_names import HUGGING_FACE
 
 backbones = typer.Typer(name="backbones", help="Frozen backbones and their weights.", no_args_is_help=True)
 
@@ -87,6 +89,9 @@ def backbones_pull(observer: TerminalObserver, name: Name) -> CommandResult:
     Example: fedcache backbones pull clip-rn50
     """
     home = Home.from_environment()
+    if name.startswith(HUGGING_FACE):
+        observer.note(f"Downloading from the Hugging Face repository {name.removeprefix(HUGGING_FACE)}")
+        fetch(name, offline=home.offline)
     backbone = lookup(name, home=home.root)
     found = locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
     if found.path is None and found.download is not None:

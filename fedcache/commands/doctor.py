@@ -91,6 +91,7 @@ EXTRAS = {
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "onnx": ("onnxruntime",),
     "tflite": ("ai-edge-litert",),
+    "hf": ("transformers", "huggingface_hub"),
     "tensorboard": ("tensorboard",),
     "pandas": ("pandas",),
 }

@@ -62,6 +62,7 @@ def how_record(device: Device, dtype: str, batch: int, threads: int, provider: s
         "glyph_clip": "open_clip_torch",
         "onnx_file": "onnxruntime",
         "tflite_file": "ai-edge-litert",
+        "hugging_face": "transformers",
     }
     for name in sorted({"torch", "pillow", "numpy", libraries.get(provider, "numpy")}):
         try:

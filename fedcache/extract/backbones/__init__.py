@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from fedcache.extract.backbones.backbone import Backbone, Download, FrozenEncoder, Weights
+from fedcache.extract.backbones.caches import Caches, library_caches
 from fedcache.extract.backbones.table import BACKBONES, load, lookup
-from fedcache.extract.backbones.weights import Caches, import_weights, known, library_caches, locate, pull, ready
+from fedcache.extract.backbones.weights import import_weights, known, locate, pull, ready
 
 __all__ = [
     "BACKBONES",

@@ -15,9 +15,10 @@ from typing import Any
 
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder
+from fedcache.extract.backbones.hugging_face_folder import model_files
 from fedcache.extract.digests import DigestMemory, stat_key
 from fedcache.extract.recipe import VERSION, Recipe, slug
-from fedcache.store.files import canonical_json, digest_of, make_private, sha256_hex
+from fedcache.store.files import canonical_json, digest_of, file_sha256, make_private, sha256_hex
 from fedcache.store.own_names import bare_name
 from fedcache.store.sealed import read_sealed, write_sealed
 
@@ -62,12 +63,24 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
     )
 
 
-def facts_of(path: Path, words: tuple[str | None, ...], choice: Choice, read: Callable[[], Any]) -> Any:
-    """What ``read`` says of a file, a JSON value, remembered under the home until the file changes."""
+def content_sha256(path: Path, sha256_of: Callable[[Path], str] = file_sha256) -> str:
+    """sha256 of a file; of a folder, over the names and digests of the files of its model."""
+    if not path.is_dir():
+        return sha256_of(path)
+    return digest_of({str(file.relative_to(path)): sha256_of(file) for file in model_files(path)})
+
+
+def facts_of(
+    path: Path, words: tuple[str | None, ...], choice: Choice, read: Callable[[], Any], identity: str | None = None
+) -> Any:
+    """What ``read`` says of a file, a JSON value, remembered under the home until the file changes.
+
+    ``identity`` is the digest of a folder, whose own time says nothing of its files.
+    """
     if choice.home is None:
         return read()
     memory = DigestMemory(choice.home / "digests")
-    key = ["own backbone", VERSION, *words, *stat_key(path)]
+    key = ["own backbone", VERSION, *words, *(stat_key(path) if identity is None else [identity])]
     known = memory.recall(key)
     if known is None:
         known = read()

@@ -16,6 +16,7 @@ from fedcache.errors import CorruptionError, FedcacheError, unknown
 from fedcache.extract.backbones import (
     cnn,
     glyph_clip,
+    hugging_face,
     metadataset,
     onnx_file,
     open_clip,
@@ -28,10 +29,10 @@ from fedcache.extract.backbones import (
     torchvision,
 )
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
-from fedcache.extract.backbones.own import Choice, remember, row_of
+from fedcache.extract.backbones.own import Choice, content_sha256, remember, row_of
 from fedcache.extract.recipe import VERSION, Recipe, slug
-from fedcache.store.files import digest_of, file_sha256, make_private
-from fedcache.store.own_names import MODULE, ONNX, TFLITE
+from fedcache.store.files import digest_of, make_private
+from fedcache.store.own_names import HUGGING_FACE, MODULE, ONNX, TFLITE
 from fedcache.store.sealed import read_sealed, write_sealed
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {
     MODULE: own_module.derive,
     ONNX: onnx_file.derive,
     TFLITE: tflite_file.derive,
+    HUGGING_FACE: hugging_face.derive,
 }
 """What makes the row of a model that the user brings, by its prefix."""
 
@@ -151,7 +153,7 @@ def load(
             or do not fit; CorruptionError, when their file is no longer the one that ``weights`` names.
     """
     backbone.accepts(recipe)
-    if weights.path is not None and weights.sha256 and file_sha256(weights.path) != weights.sha256:
+    if weights.path is not None and weights.sha256 and content_sha256(weights.path) != weights.sha256:
         # The digest is remembered by the file's time and size, and a disk that forgets a bit changes neither.
         raise CorruptionError(
             f"{weights.path} is not the file whose sha256 is remembered ({weights.sha256[:12]}).",

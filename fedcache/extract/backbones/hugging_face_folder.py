@@ -1,0 +1,158 @@
+"""A folder of a Hugging Face model: which of its files count, their digest, and what its configurations say.
+
+Only data is read: JSON, safetensors, and the tokenizer's files. A model that is published as a pickle, or that brings
+code of its own, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcache.errors import MachineError, UsageError
+from fedcache.extract.recipe import UNIT
+from fedcache.parsing import parse_json
+
+PATTERNS = (
+    "config.json", "preprocessor_config.json", "processor_config.json", "*.safetensors", "model.safetensors.index.json",
+    "tokenizer*.json", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model",
+    "modules.json", "sentence_bert_config.json", "1_Pooling/config.json",
+)  # fmt: skip
+"""What is fetched, read and digested; anything else in the folder is no part of the model."""
+
+PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
+LONGEST = 10_000_000
+"""Bytes of a configuration."""
+FILTERS = {2: "bilinear", 3: "bicubic"}
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The files that count, by name; MachineError for one that leads out of the folder or its repository."""
+    found = sorted({path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()})
+    root = folder.resolve()
+    # In the Hugging Face cache the files of a snapshot are links to blobs of the same repository.
+    root = root.parents[1] if root.parent.name == "snapshots" else root
+    for path in found:
+        if not path.resolve().is_relative_to(root):
+            raise MachineError(f"{path} is a link out of the model's folder.", "Copy the file itself into the folder.")
+    return found
+
+
+def check_folder(folder: Path, name: str) -> None:
+    """Refuse a folder without a model that can be read as data; MachineError."""
+    files = {path.name for path in model_files(folder)}
+    if "config.json" not in files:
+        raise MachineError(
+            f"{folder} holds no config.json, so it is no Hugging Face model.", f"fedcache backbones pull {name}"
+        )
+    if "auto_map" in read_config(folder, "config.json"):
+        raise MachineError(
+            f"{name} brings code of its own (auto_map in config.json), which is never run.",
+            "Use a model that transformers has, or one of yours:  module:PACKAGE.MODULE:FACTORY",
+        )
+    if not any(file.endswith(".safetensors") for file in files):
+        pickle = next((p.name for p in sorted(folder.glob("*.bin"))), None)
+        found = f"its weights are a pickle ({pickle}), which may run code" if pickle else "it holds no weights"
+        raise MachineError(
+            f"{folder} is not loaded: {found}; expected safetensors.",
+            "Load it with transformers in a sandbox and write it again:  model.save_pretrained('FOLDER')",
+        )
+
+
+def read_config(folder: Path, name: str) -> dict[str, Any]:
+    """A configuration of the folder; {} where there is none. MachineError for one that is no JSON object."""
+    path = folder / name
+    if not path.is_file():
+        return {}
+    try:
+        if path.stat().st_size > LONGEST:
+            raise ValueError(f"{path.stat().st_size:,} bytes")
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise MachineError(f"{path} cannot be read as JSON ({error}).", "Get the file again.") from error
+    if not isinstance(found, dict):
+        raise MachineError(f"{path} holds no JSON object.", "Get the file again.")
+    return found
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What ``preprocessor_config.json`` says, in the words of a recipe."""
+
+    size: int
+    resize: str
+    crop_pct: float
+    interpolation: str
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+def read_preprocessing(folder: Path, name: str) -> Preprocessing:
+    """How images are made ready for a model.
+
+    Raises MachineError where nothing says so (an encoder of texts), UsageError for what a recipe cannot say.
+    """
+    found = next((told for file in PREPROCESSING if (told := read_config(folder, file))), None)
+    found = found.get("image_processor", found) if found is not None else None
+    if not isinstance(found, dict):
+        raise MachineError(
+            f"{name} has no preprocessor_config.json, which says how images are made ready for it.",
+            "Give a model of images; an encoder of texts has no images.",
+        )
+    try:
+        return _preprocessing(found)
+    except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
+        raise UsageError(
+            f"The preprocessing of {name} is none that a recipe has ({error}).",
+            "Choose another model, or bring its features with `fedcache ingest`.",
+        ) from error
+
+
+def _preprocessing(told: Mapping[str, Any]) -> Preprocessing:
+    if not told.get("do_resize", True) or abs(float(told.get("rescale_factor", 1 / 255)) * 255 - 1) > 1e-6:
+        raise ValueError("images are not resized, or not scaled to [0, 1]")
+    if not told.get("do_rescale", True):
+        raise ValueError("images are not scaled to [0, 1]")
+    resample = told.get("resample", 3)
+    if resample not in FILTERS:
+        raise ValueError(f"resample {resample!r} is neither bilinear nor bicubic")
+    norm = bool(told.get("do_normalize", True))
+    mean, std = ((_triple(told["image_mean"]), _triple(told["image_std"])) if norm else UNIT)  # fmt: skip
+    if 0 in std:
+        raise ValueError("image_std holds a zero")
+    size, resize, share = _sides(told)
+    if not 8 <= size <= 2048 or not 0.1 <= share <= 1:
+        raise ValueError(f"a side of {size} pixels, cut out of {size / share:.0f}")
+    return Preprocessing(size, resize, share, FILTERS[resample], mean, std)
+
+
+def _sides(told: Mapping[str, Any]) -> tuple[int, str, float]:
+    """Side, resize and crop_pct. A number alone is the short edge where the centre is cut out, else both sides."""
+    size, cut = told["size"], bool(told.get("do_center_crop", False))
+    short = size if isinstance(size, int) and cut else size.get("shortest_edge") if isinstance(size, dict) else None
+    if short is not None and cut:
+        side = _square(told.get("crop_size", short))
+        return side, "crop", side / int(short)
+    if short is not None and "crop_pct" in told:  # ConvNeXT: small images are cut out, large ones squashed
+        return int(short), *(("crop", float(told["crop_pct"])) if int(short) < 384 else ("squash", 1.0))
+    if short is not None:
+        raise ValueError("the short edge is resized and nothing is cut out")
+    side = _square(size)
+    if cut and _square(told.get("crop_size", side)) != side:
+        raise ValueError("images are squashed and then cut")
+    return side, "squash", 1.0
+
+
+def _square(size: Any) -> int:
+    if isinstance(size, int):
+        return size
+    if size["height"] != size["width"]:
+        raise ValueError(f"{size['height']} x {size['width']} pixels")
+    return int(size["height"])
+
+
+def _triple(values: Any) -> tuple[float, float, float]:
+    red, green, blue = (float(v) for v in values)
+    return red, green, blue

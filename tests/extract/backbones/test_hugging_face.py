@@ -1,0 +1,288 @@
+"""Folders of transformers' models are backbones: their features, their preprocessing, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_hf
+import torch
+import transformers
+from command import fedcache, ok
+from pictures import folder
+
+from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
+from fedcache.extract.backbones import Weights, library_caches, load, lookup, own
+from fedcache.extract.backbones.hugging_face import fetch
+from fedcache.extract.backbones.hugging_face_folder import PATTERNS, model_files, read_preprocessing
+from fedcache.extract.backbones.own import content_sha256
+from fedcache.extract.backbones.text_encoder import TextEncoder
+from fedcache.store.store import Store
+
+IMAGES = torch.randint(0, 256, (3, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("hf")
+    return {kind: tiny_hf.folder(root / kind, kind) for kind in ("vit", "clip", "resnet", "bert")}
+
+
+def opened(path: Path, output: str | None = None) -> tuple[Any, Any]:
+    row = lookup(f"hf:{path}", output=output)
+    return row, load(row, Weights(path, content_sha256(path), ""), row.recipe)
+
+
+def pixels() -> torch.Tensor:
+    """What transformers' own arithmetic makes of the images, in float64."""
+    x = (IMAGES.double() / 255 - torch.tensor([0.5] * 3)) / torch.tensor([0.25, 0.5, 1.0])
+    return x.permute(0, 3, 1, 2).float()
+
+
+@pytest.mark.parametrize(
+    ("kind", "output", "word", "feature"),
+    [
+        ("vit", None, "cls", lambda m, x: m(x).last_hidden_state[:, 0]),
+        ("vit", "last_hidden_state", "avg(last_hidden_state)", lambda m, x: m(x).last_hidden_state.mean(1)),
+        ("resnet", None, "pooler_output", lambda m, x: m(x).last_hidden_state.mean((2, 3))),
+        ("resnet", "last_hidden_state", "avg(last_hidden_state)", lambda m, x: m(x).last_hidden_state.mean((2, 3))),
+        ("clip", None, "image_projection", lambda m, x: m.visual_projection(m.vision_model(x).pooler_output)),
+    ],
+)
+def test_the_features_are_transformers_own(saved, kind, output, word, feature):
+    row, encoder = opened(saved[kind], output)
+    model = transformers.AutoModel.from_pretrained(saved[kind]).eval()
+    with torch.inference_mode():
+        expected = feature(model, pixels())
+    assert (row.name, row.width, row.recipe.pooling) == (f"hf:{kind}", expected.shape[1], word)
+    assert (encoder.image(IMAGES) - expected).abs().max() < 1e-5
+    assert expected.std(0).max() > 1e-3
+    assert (row.recipe.size, row.recipe.resize, row.recipe.interpolation) == (16, "squash", "bilinear")
+    assert (row.recipe.mean, row.recipe.std) == ((0.5, 0.5, 0.5), (0.25, 0.5, 1.0))
+
+
+def test_a_text_tower_gives_unit_rows_of_its_own(saved):
+    row, encoder = opened(saved["clip"])
+    assert row.text_width == row.width == 8
+    model = transformers.CLIPModel.from_pretrained(saved["clip"]).eval()
+    ids = torch.tensor([[2, 4, 5, 6, 4, 7, 3], [2, 4, 5, 6, 4, 8, 3]])  # [CLS] a photo of a cat|dog [SEP]
+    with torch.inference_mode():
+        expected = model.text_projection(model.text_model(input_ids=ids).pooler_output)
+    expected = expected / expected.norm(dim=1, keepdim=True)
+    found = encoder.text(["a photo of a cat", "a photo of a dog"])
+    assert (found - expected).abs().max() < 1e-5
+    assert (found[0] - found[1]).abs().max() > 1e-3
+    assert lookup(f"hf:{saved['vit']}").text_width is None
+
+
+def test_texts_are_the_mean_of_their_tokens_without_padding(saved):
+    encoder = TextEncoder(f"hf:{saved['bert']}")
+    assert (encoder.name, encoder.width, encoder.pooling, encoder.unit) == ("hf:bert", 16, "mean", False)
+    texts = ["a cat", "a photo of a dog ."]
+    found = encoder.encode_texts(texts)
+    assert found.shape == (2, 16)
+    # Each text alone has no padding: its row is the plain mean of transformers' states.
+    ids = ([2, 4, 7, 3], [2, 4, 5, 6, 4, 8, 9, 3])
+    for row, one in zip(found, ids, strict=True):
+        with torch.inference_mode():
+            states = encoder.model(input_ids=torch.tensor([one])).last_hidden_state
+        assert np.abs(row - states.mean(1)[0].numpy()).max() < 1e-5
+    many = encoder.encode_texts(texts * 40)
+    assert np.abs(many - np.tile(found, (40, 1))).max() < 1e-5
+    assert encoder.encode_texts([]).shape == (0, 16)
+    for wrong in ("a cat", [1]):
+        with pytest.raises(UsageError, match="list of strings"):
+            encoder.encode_texts(wrong)  # type: ignore[arg-type]
+
+
+def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
+    path = shutil.copytree(saved["bert"], tmp_path / "s")
+    (path / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 16, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    names = [f"sentence_transformers.models.{m}" for m in ("Transformer", "Pooling", "Normalize")]
+    (path / "modules.json").write_text(json.dumps([{"idx": i, "type": n} for i, n in enumerate(names)]))
+    (path / "sentence_bert_config.json").write_text('{"max_seq_length": 4}')
+    encoder = TextEncoder(f"hf:{path}")
+    assert (encoder.pooling, encoder.unit, encoder.length) == ("cls", True, 4)
+    assert np.linalg.norm(encoder.encode_texts(["a cat"])[0]) == pytest.approx(1.0)
+    with torch.inference_mode():
+        state = encoder.model(input_ids=torch.tensor([[2, 4, 5, 3]])).last_hidden_state[0, 0]
+    expected = (state / state.norm()).numpy()
+    assert np.abs(encoder.encode_texts(["a photo of a dog ."])[0] - expected).max() < 1e-5  # cut to four tokens
+    (path / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Dense"}]))
+    with pytest.raises(UsageError, match=r"not known.*Dense"):
+        TextEncoder(f"hf:{path}")
+
+
+def test_extract_train_predict_and_refuse_other_weights(saved, tmp_path, own_home):
+    images = folder(tmp_path / "images", train=6, test=2)
+    path = shutil.copytree(saved["clip"], tmp_path / "mine")
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", f"hf:{path}")
+    (array,) = ok(*words).data["arrays"]
+    assert (array["recipe"]["backbone"], array["recipe"]["weights"]) == ("hf:mine", content_sha256(path))
+    store = Store.open(Path(ok(*words).data["path"]))
+    assert {"transformers", "torch"} <= set(store.arrays[array["key"]].how)
+    assert store.has_text("hf:mine", weights=array["recipe"]["weights"])
+    run = ok("train", "--method", "fed3r", "--clients", 2, "--scheme", "iid").data["path"]
+    picture = next((images / "test").rglob("*.png"))
+    assert ok("predict", run, picture).data["rows"]
+    config = json.loads((path / "preprocessor_config.json").read_text())
+    (path / "preprocessor_config.json").write_text(json.dumps({**config, "image_mean": [0.1, 0.1, 0.1]}))
+    refused = fedcache("predict", run, picture)
+    assert refused.code == Exit.ENVIRONMENT
+    assert "was made with weights" in refused.err
+    assert len(Store.open(Path(ok(*words).data["path"])).arrays) == 2
+
+
+def test_a_repository_is_found_in_the_cache_and_only_there(saved, tmp_path, no_network, monkeypatch):
+    name = "hf:someone/tiny-vit"
+    missing = fedcache("backbones", "verify", name)
+    assert missing.code == Exit.ENVIRONMENT
+    assert f"fedcache backbones pull {name}" in missing.err
+    assert not no_network
+    with monkeypatch.context() as patch:
+        patch.setenv("FEDCACHE_OFFLINE", "1")
+        off = fedcache("backbones", "pull", name)
+    assert off.code == Exit.ENVIRONMENT
+    assert "downloads are off" in off.err
+    assert not no_network
+    tried = fedcache("backbones", "pull", name)
+    assert tried.code == Exit.ENVIRONMENT
+    assert "could not be fetched from the Hugging Face repository someone/tiny-vit" in tried.err
+    no_network.clear()
+    cache = library_caches().huggingface / "models--someone--tiny-vit"
+    blobs, snapshot = cache / "blobs", cache / "snapshots" / "c0ffee"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(sorted(saved["vit"].iterdir())):
+        shutil.copy(file, blobs / str(number))
+        (snapshot / file.name).symlink_to(blobs / str(number))
+    assert ok("backbones", "verify", name).data["width"] == 16
+    assert lookup(name).name == name
+
+
+def test_pulling_asks_for_the_files_that_count_and_nothing_else(saved, monkeypatch):
+    asked: dict[str, Any] = {}
+
+    class Hub:
+        @staticmethod
+        def snapshot_download(repository: str, **words: Any) -> str:
+            asked.update(words, repository=repository)
+            return str(saved["vit"])
+
+    monkeypatch.setattr(own, "import_module", lambda name: Hub)
+    assert fetch("hf:someone/tiny-vit", offline=False) == saved["vit"]
+    assert asked == {"repository": "someone/tiny-vit", "allow_patterns": list(PATTERNS),
+                     "cache_dir": library_caches().huggingface}  # fmt: skip
+    assert not any(pattern.endswith((".bin", ".py", ".pt")) for pattern in PATTERNS)
+    with pytest.raises(MachineError, match="is no repository"):
+        fetch("hf:tiny-vit", offline=False)
+
+
+def damaged(path: Path, how: str) -> None:
+    weights, config = path / "model.safetensors", path / "config.json"
+    if how == "cut weights":
+        weights.write_bytes(weights.read_bytes()[:200])
+    elif how == "pickle":
+        weights.unlink()
+        torch.save({}, path / "pytorch_model.bin")
+    elif how == "no config":
+        config.unlink()
+    elif how == "no json":
+        config.write_text("{")
+    elif how == "a list":
+        config.write_text("[]")
+    elif how == "own code":
+        config.write_text(json.dumps({**json.loads(config.read_text()), "auto_map": {"AutoModel": "evil.Model"}}))
+    elif how == "no preprocessing":
+        (path / "preprocessor_config.json").unlink()
+    elif how == "another architecture":
+        config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "no-such-model"}))
+    elif how == "another width":
+        config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": 2}))
+    elif how == "a link out":
+        elsewhere = path.parent / "elsewhere.safetensors"
+        shutil.move(weights, elsewhere)
+        weights.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("cut weights", "transformers refuses it"),
+        ("pickle", "its weights are a pickle (pytorch_model.bin)"),
+        ("no config", "holds no config.json"),
+        ("no json", "cannot be read as JSON"),
+        ("a list", "holds no JSON object"),
+        ("own code", "brings code of its own"),
+        ("no preprocessing", "has no preprocessor_config.json"),
+        ("another architecture", "transformers refuses it"),
+        ("another width", "are missing, such as"),
+        ("a link out", "is a link out of the model's folder"),
+    ],
+)
+def test_damaged_and_hostile_folders_are_a_sentence(saved, tmp_path, how, said):
+    path = shutil.copytree(saved["vit"], tmp_path / "m")
+    damaged(path, how)
+    done = fedcache("backbones", "verify", f"hf:{path}")
+    assert done.code in (Exit.ENVIRONMENT, Exit.USAGE)
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"size": 224, "do_center_crop": False}, (224, "squash", 1.0)),
+        ({"size": 256, "crop_size": 224, "do_center_crop": True}, (224, "crop", 224 / 256)),
+        ({"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True},
+         (224, "crop", 224 / 256)),
+        ({"size": {"shortest_edge": 224}, "crop_pct": 0.875}, (224, "crop", 0.875)),
+        ({"size": {"shortest_edge": 384}, "crop_pct": 0.95}, (384, "squash", 1.0)),
+        ({"size": {"shortest_edge": 224}}, "the short edge is resized"),
+        ({"size": {"height": 224, "width": 112}}, "224 x 112 pixels"),
+        ({"size": {"height": 256, "width": 256}, "crop_size": 224, "do_center_crop": True}, "squashed and then cut"),
+        ({"resample": 0}, "neither bilinear nor bicubic"),
+        ({"rescale_factor": 1.0}, "not scaled"),
+        ({"do_rescale": False}, "not scaled"),
+        ({"do_resize": False}, "not resized"),
+        ({"image_std": [1, 0, 1]}, "holds a zero"),
+        ({"image_mean": [1, 2]}, "unpack"),
+        ({"size": 4}, "a side of 4 pixels"),
+        ({"size": None}, "none that a recipe has"),
+    ],
+)  # fmt: skip
+def test_preprocessing_is_read_or_refused(tmp_path, told, expected):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({**tiny_hf.PLAIN, **told}))
+    if isinstance(expected, str):
+        with pytest.raises(UsageError, match=expected):
+            read_preprocessing(tmp_path, "m")
+        return
+    found = read_preprocessing(tmp_path, "m")
+    assert (found.size, found.resize, found.crop_pct) == expected
+
+
+def test_what_counts_is_what_is_digested(saved, tmp_path):
+    path = shutil.copytree(saved["vit"], tmp_path / "m")
+    before = content_sha256(path)
+    (path / "README.md").write_text("a card")
+    (path / "flax_model.msgpack").write_bytes(b"x")
+    assert content_sha256(path) == before == content_sha256(saved["vit"])
+    (path / "tokenizer.json").write_text("{}")
+    assert content_sha256(path) != before
+    assert {f.name for f in model_files(path)} >= {"config.json", "model.safetensors", "tokenizer.json"}
+
+
+def test_without_transformers_the_extra_is_named(saved, monkeypatch):
+    def absent(package: str) -> Any:
+        raise ImportError(package)
+
+    monkeypatch.setattr(own, "import_module", absent)
+    with pytest.raises(FedcacheError, match="hf:vit needs transformers") as caught:
+        lookup(f"hf:{saved['vit']}")
+    assert caught.value.hint == "pip install 'fedcache[hf]'"

@@ -1,0 +1,61 @@
+"""Tiny models of transformers with random weights, saved as folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "cat", "dog", "."]
+PLAIN = {
+    "do_resize": True,
+    "size": {"height": 16, "width": 16},
+    "resample": 2,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.25, 0.5, 1.0],
+}
+
+
+def folder(path: Path, kind: str, seed: int = 0) -> Path:
+    """A saved model: vit, clip, resnet or bert; images of 16 px."""
+    torch.manual_seed(seed)
+    vision = {**SHAPE, "intermediate_size": 16, "image_size": 16, "patch_size": 8}
+    text = {**SHAPE, "vocab_size": len(WORDS), "intermediate_size": 16, "max_position_embeddings": 12}
+    if kind == "vit":
+        model = transformers.ViTModel(transformers.ViTConfig(**vision), add_pooling_layer=False)
+    elif kind == "clip":
+        # The feature of a text is that of its end, [SEP].
+        text |= {"eos_token_id": WORDS.index("[SEP]"), "bos_token_id": 2, "pad_token_id": 0}
+        config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
+        model = transformers.CLIPModel(config)
+    elif kind == "resnet":
+        config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+        model = transformers.ResNetModel(config)
+    else:
+        model = transformers.BertModel(transformers.BertConfig(**text), add_pooling_layer=False)
+    model.eval().save_pretrained(path)
+    if kind != "bert":
+        (path / "preprocessor_config.json").write_text(json.dumps(PLAIN))
+    if kind in ("clip", "bert"):
+        tokenizer(path)
+    return path
+
+
+def tokenizer(path: Path) -> None:
+    """A tokenizer of whole words, with [CLS] before and [SEP] after a text."""
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+    fast.save_pretrained(path)
