@@ -91,7 +91,7 @@ EXTRAS = {
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "onnx": ("onnxruntime",),
     "tflite": ("ai-edge-litert",),
-    "hf": ("transformers", "huggingface_hub"),
+    "hf": ("huggingface_hub", "transformers"),
     "tensorboard": ("tensorboard",),
     "pandas": ("pandas",),
 }
