@@ -68,7 +68,8 @@ def ingest(
         "arrays": sorted(made.arrays),
         "groups": made.groups,
         "not_used": done.left_out,
-        "notes": [*done.notes, *lines],
+        "columns": done.notes,
+        "notes": lines,
         "next": following,
     }
     return CommandResult(data, [*lines, str(made.path), following])

@@ -58,9 +58,9 @@ def ls(
         except FedcacheError as error:
             observer.warn(f"{path.name}: {error.message}")
             entries.append({"name": path.name, "path": str(path), "problem": error.message})
-            rows.append((path.name, error.message, "", "", ""))
+            rows.append((path.name, error.message, "", "", "", ""))
             continue
-        arrays, partitions = sorted(store.arrays), sorted(store.partitions)
+        arrays, partitions, counts = sorted(store.arrays), sorted(store.partitions), _group_counts(store, observer)
         size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
         entries.append(
             {
@@ -71,18 +71,32 @@ def ls(
                 "ok": store.rows_ok,
                 "arrays": arrays,
                 "text": sorted(store.texts),
-                "groups": store.groups,
+                "groups": counts,
                 "partitions": partitions,
                 "bytes": size,
             }
         )
-        held = f"{store.rows_ok:,} of {store.rows:,}", ", ".join(arrays), ", ".join(partitions)
+        held = f"{store.rows_ok:,} of {store.rows:,}", ", ".join(arrays), _told(counts), ", ".join(partitions)
         rows.append((path.name, *held, f"{size / 1e6:,.1f} MB"))
     if not entries:
         hint = "fedcache extract --dataset digits --backbones efficientnet-lite0"
         return CommandResult({"entries": []}, [f"No store under {home.stores} yet.", hint])
-    shown = TextTable("", ("store", "images", "arrays", "partitions", "size"), rows, right=("images", "size"))
+    columns = ["store", "images", "arrays", "groups", "partitions", "size"]
+    if not any(row[3] for row in rows):  # few datasets have any
+        columns, rows = columns[:3] + columns[4:], [row[:3] + row[4:] for row in rows]
+    shown = TextTable("", columns, rows, right=("images", "size"))
     return CommandResult({"entries": entries}, renderables=[shown])
+
+
+def _group_counts(store: Store, observer: TerminalObserver) -> dict[str, int]:
+    """How many values each group of a store has; one that is damaged is warned of."""
+    counts = {}
+    for name in store.groups:
+        try:
+            counts[name] = count_words(store.path, store.manifest, name)
+        except FedcacheError as error:
+            observer.warn(error.message)
+    return counts
 
 
 def list_runs(observer: TerminalObserver, dataset: str | None) -> CommandResult:
@@ -196,7 +210,7 @@ def inspect(observer: TerminalObserver, store: Where = None, dataset: Dataset = 
         for key, info in sorted(opened.arrays.items())
     ]
     unfinished = opened.unfinished()
-    counts = {name: count_words(opened.path, opened.manifest, name) for name in opened.groups}
+    counts = _group_counts(opened, observer)
     data = {
         "path": str(opened.path),
         "dataset": opened.dataset,

@@ -181,7 +181,7 @@ def codes_of(
             f"{path}: {key} runs from {codes.min()} to {top}" + (f" with {len(named)} {names_key}." if named else "."),
             f"Codes run from {unknown_code} upwards, one name each.",
         )
-    lost = {k: int(n) for k, n in (("empty", gone.sum()), ("-1", (codes[~gone] == -1).sum())) if n}
+    lost = {k: int(n) for k, n in (("empty", gone.sum()), ("with -1", (codes[~gone] == -1).sum())) if n}
     return codes.astype(np.int32), tuple(named) or tuple(str(i) for i in range(top + 1)), lost
 
 

@@ -21,6 +21,7 @@ MISSING = frozenset({"", "nan", "none", "nat", "<na>", "na", "n/a", "null", "?"}
 """Labels, in small letters, that say that none is known."""
 
 _INTEGER = re.compile(r"0|-?[1-9]\d{0,17}")
+_DIGITS = re.compile(r"-?\d+")
 _FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 
 
@@ -85,6 +86,8 @@ class Words:
             if gone and largest >= 1 << 53:
                 return self
             values = [int(known[w]) if w in known else math.nan for w in self.words]
+        elif all(_DIGITS.fullmatch(w) for w in known.values()):
+            return self  # numbers of patients and postal codes: longer than an integer, or with zeros before them
         elif all(_FLOAT.fullmatch(w) for w in known.values()):
             values = [float(known[w]) if w in known else math.nan for w in self.words]
         elif not gone and {w.lower() for w in known.values()} <= {"true", "false"}:

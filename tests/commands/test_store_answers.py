@@ -84,7 +84,7 @@ def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(small: Store
     (entry,) = ok("ls").data["entries"]
     assert entry == {
         "name": small.path.name, "path": str(small.path), "dataset": "small", "images": 20, "ok": 20,
-        "arrays": sorted(small.arrays), "text": ["mine"], "partitions": ["mine"], "bytes": size,
+        "arrays": sorted(small.arrays), "text": ["mine"], "groups": {}, "partitions": ["mine"], "bytes": size,
     }  # fmt: skip
     shown = fedcache("ls").out
     assert " 20 of 20 " in shown

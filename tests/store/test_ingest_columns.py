@@ -162,7 +162,16 @@ def test_the_same_rows_with_other_groups_keep_their_features(tmp_path: Path) -> 
     shown = fedcache("inspect", "mine")
     assert "groups      day (12 values), site (12 values), ward (3 values)" in shown.out
     assert ok("inspect", "mine").data["groups"] == {"day": 12, "site": 12, "ward": 3}
-    assert ok("ls").data["entries"][0]["groups"] == ["day", "site", "ward"]
+    assert ok("ls").data["entries"][0]["groups"] == {"day": 12, "site": 12, "ward": 3}
+    assert "groups" in fedcache("ls").out
+    (path / "groups" / "site.group").write_bytes(b"torn")
+    listed = ok("ls")
+    assert listed.data["entries"][0]["groups"] == {"day": 12, "ward": 3}
+    assert "group site" in listed.envelope["warnings"][0]
+    assert ok("inspect", "mine").data["groups"] == {"day": 12, "ward": 3}
+    ok("repair", "mine")
+    assert "now new groups site." in ingest(site=np.arange(N)).err
+    assert ok("verify", "mine").data["ok"]
     assert "nothing to do" in ingest(ward=np.arange(N) % 3, day=np.arange(N)).err
     assert ok("ingest", tmp_path / "e.npz", "--name", "mine", "--group-key", "ward").data["not_used"] == {}
 
@@ -177,7 +186,8 @@ def test_words_that_say_nothing_are_no_class(tmp_path: Path, nothing: str) -> No
     assert f"4 of 12 rows are unlabelled: 4 {repr(nothing.strip()) if nothing.strip() else 'empty'}." in found.notes
     named = np.array(["cat", "dog", nothing.strip() or "x"])
     if nothing.strip():  # unless the file says that it is the name of a class
-        assert of_npz(tmp_path, y=np.array(["cat", nothing, "dog"] * 4), classes=named).labels[1] == 2
+        found = of_npz(tmp_path, y=np.array(["cat", nothing, "dog"] * 4), classes=named)
+        assert (found.labels[1], found.notes) == (2, [])
 
 
 @pytest.mark.parametrize(

@@ -167,14 +167,27 @@ def test_words_of_a_csv_are_numbers_only_if_all_of_them_are(words: list[str]) ->
 
 
 def test_a_csv_of_excel_and_pandas_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "e.csv"
-    file.write_text('\ufeff;f0;f1;label;ward\n0;1.5;2;cat;"north; old"\n1;3;;dog;\n', encoding="utf-8")
+    file, ids = tmp_path / "e.csv", (2**60, 2**60 + 1)  # which a float would make one of
+    file.write_text(
+        f'\ufeff;f0;f1;label;ward;patient\n0;1.5;2;cat;"north; old";{ids[0]}\n1;3;;dog;;{ids[1]}\n2;1;1;dog;;\n',
+        encoding="utf-8",
+    )
     found = read_embeddings(file)
     assert found.features["e"][0, 0].tolist() == [1.5, 2.0]
     assert np.isnan(found.features["e"][1, 0, 1])
     assert found.classes == ("cat", "dog")
-    assert found.groups["ward"].values() == ["north; old", None]
+    assert found.groups["ward"].values() == ["north; old", None, None]
+    assert found.groups["patient"].values() == [*map(str, ids), None]
     assert found.left_out == {"": "a group cannot be called ''"}
+    assert Words.of(["01234", "1"]).typed().every() == ["01234", "1"]  # a postal code
+    assert Words.of([str(2**54), ""]).typed().every() == [str(2**54), ""]
+
+
+@pytest.mark.parametrize("cell", ["", "NA", "nan", "None", "?", "null"])
+def test_an_empty_cell_of_a_feature_is_nan(tmp_path: Path, cell: str) -> None:
+    (tmp_path / "c.csv").write_text(f"f0,f1,label\n1,2,0\n{cell},4,1\n")
+    values = read_embeddings(tmp_path / "c.csv").features["c"][:, 0]
+    assert np.array_equal(values, [[1, 2], [np.nan, 4]], equal_nan=True)
 
 
 HOSTILE = {
