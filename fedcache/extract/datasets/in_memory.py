@@ -9,8 +9,8 @@ program that is run again finds its store, and a dataset that gives other pixels
 from __future__ import annotations
 
 import numbers
-import pickle
 from collections.abc import Mapping
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def can_travel(source: Any) -> str | None:
     if getattr(type(source), "__module__", "") == "__main__":
         return f"{type(source).__name__} is defined in the program itself, which workers do not import"
     try:
-        pickle.dumps(source)
+        ForkingPickler.dumps(source)
     except Exception as error:  # whatever the objects of a user raise
         return f"{type(source).__name__} cannot be pickled: {error}"[:200]
     return None
