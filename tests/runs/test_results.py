@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -9,7 +10,10 @@ import numpy as np
 import pytest
 
 from fedcache.federate.engine.outcome import confusion
+from fedcache.federate.engine.simulated_time import TimingRule
+from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.runs import results
+from fedcache.runs.client_columns import CLIENTS_FILE, CLIENTS_IN_RESULT
 from fedcache.runs.results import SeedResult, columns_of_seeds, mean_std, trust_section
 from fedcache.runs.trust_words import describe_privacy, describe_trust
 
@@ -63,6 +67,56 @@ def test_traffic_is_summed_over_seeds_and_a_round_is_that_of_the_first() -> None
                   "per_client_round": {"up": 5.0, "down": 10.0}},
         "unit": "scalars, summed over rounds, clients and seeds",
     }  # fmt: skip
+
+
+def timed(number: int, *rounds: tuple[list[str], float, float | None, int]) -> SeedResult:
+    """A seed whose rounds had these clients, ended then, and whose updates were so old on average and at most."""
+    made = seed(number, (0.5,) * len(rounds))
+    for record, (clients, end, mean, most) in zip(made.rounds, rounds, strict=True):
+        old = {} if mean is None else {"staleness_mean": mean, "staleness_max": most}
+        record |= {"clients": clients, "diagnostics": {"simulated_time": end, **old}}
+    return made
+
+
+def test_staleness_is_a_mean_over_updates_and_time_one_over_seeds() -> None:
+    first = timed(0, ([], 0.5, None, 0), (["p", "q", "p"], 2.0, 1.0, 3))
+    second = timed(1, (["q"], 1.0, 5.0, 5), ([], 7.0, None, 0))
+    rule = TimingRule(durations="equal", buffer=2, step=0.5, power=1.0)
+    assert results._timing(rule, [first, second]) == {
+        "asynchronous": 2, "server_step": 0.5, "staleness_power": 1.0, "client_durations": "equal",
+        "simulated_time": 4.5,  # the ends 2.0 and 7.0
+        "updates": 4, "staleness_mean": (3 * 1.0 + 1 * 5.0) / 4, "staleness_max": 5,
+    }  # fmt: skip
+    one = results._timing(rule, [timed(0, (["p"], 2.0, 3.0, 3))])
+    assert (one["updates"], one["staleness_mean"], one["staleness_max"]) == (1, 3.0, 3)
+    idle = results._timing(rule, [timed(0, ([], 2.0, None, 0))])
+    assert (idle["updates"], idle["staleness_mean"], idle["staleness_max"]) == (0, 0.0, None)
+    assert results._timing(TimingRule(durations="equal"), [first, second]) == {
+        "client_durations": "equal", "simulated_time": 4.5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("clients", [["p", "q"], NumberedNames(2)], ids=["named", "numbered"])
+def test_a_seed_is_read_as_it_was_written_and_as_earlier_releases_wrote_it(clients: Any) -> None:
+    written = seed(3, (None, 0.5), clients=clients, attackers=["q"], confusion=[[1, 0], [2, 3]])
+    plain = json.loads(json.dumps(written.to_dict()))
+    earlier = {**plain, "per_client": [0.25, None], "classes_owned": [1, 2], "clients": list(clients)}
+    for found in (SeedResult.from_dict(plain), SeedResult.from_dict(earlier)):
+        assert list(found.clients) == list(clients)
+        assert np.array_equal(found.per_client, [0.25, np.nan], equal_nan=True)
+        assert (found.per_client.dtype, found.classes_owned.dtype) == (np.float64, np.int64)
+        assert found.classes_owned.tolist() == [1, 2]
+        assert {**found.to_dict(), "clients": 0} == {**written.to_dict(), "clients": 0}
+    assert type(SeedResult.from_dict(plain).clients) is type(clients)
+
+
+def test_a_file_of_clients_is_written_where_a_result_has_no_room_for_them() -> None:
+    few, many = (
+        seed(0, (0.5,), clients=NumberedNames(n), per_client=np.linspace(0, 1, n), classes_owned=np.arange(n))
+        for n in (CLIENTS_IN_RESULT, CLIENTS_IN_RESULT + 1)
+    )
+    assert results.files_of_clients([few]) == {}
+    assert list(results.files_of_clients([many])) == [CLIENTS_FILE]
 
 
 def test_refused_uploads_and_confusions_are_summed_over_seeds() -> None:
