@@ -29,6 +29,8 @@ CALLED = {
     "ones_like": "zeros_like", "add_": "sub_", "sub_": "add_", "mul_": "div_", "div_": "mul_", "union1d": "intersect1d",
     "startswith": "endswith", "endswith": "startswith",
 }  # fmt: skip
+EITHER_WAY = {"minimum", "maximum", "union1d", "intersect1d"}
+"""Of ``CALLED``, what gives the same of two arguments whichever comes first, as do the built-in min and max."""
 BUILT_IN = {"min", "max", "any", "all"}
 """Of ``CALLED``, what exists as a plain name; ``sum(x)`` has no plain ``mean`` beside it."""
 WORDS = {
@@ -251,7 +253,9 @@ def _other_calls(node: ast.Call) -> Iterator[ast.expr]:
         yield _with(node, func=_with(func, id=CALLED[func.id]))
     if isinstance(func, ast.Name) and func.id in {"abs", "sorted", "reversed"} and node.args:
         yield ast.Call(ast.Name("list"), node.args[:1], []) if func.id != "abs" else node.args[0]
-    for i, (a, b) in enumerate(zip(node.args, node.args[1:], strict=False)):
+    largest = isinstance(func, ast.Name) and func.id in {"min", "max"}
+    commutes = (largest or _name_of(func) in EITHER_WAY) and len(node.args) == 2 and not node.keywords
+    for i, (a, b) in enumerate(() if commutes else zip(node.args, node.args[1:], strict=False)):
         if not isinstance(a, ast.Starred) and not isinstance(b, ast.Starred) and ast.dump(a) != ast.dump(b):
             yield _with(node, args=[*node.args[:i], b, a, *node.args[i + 2 :]])
     for keyword in node.keywords:

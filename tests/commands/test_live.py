@@ -194,6 +194,7 @@ def test_a_narrow_terminal_gets_whole_words(
     assert code == 0, out
     assert bool(re.search(r"\x1b\[[\d;]*3\dm", out)) is coloured, "a colour"
     assert ("\x1b[2K" in out) is drawn, "a line that is drawn again"
+    assert ("\x1b[1A\x1b[2K" in out.rpartition("round 60 of 60")[2]) is drawn, "and that goes when the run has ended"
     text = plain(out)
     assert ("round 60 of 60, seed 2 of 2, accuracy" in text) is drawn
     for line in text.replace("\r", "\n").splitlines():

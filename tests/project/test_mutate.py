@@ -61,6 +61,14 @@ def test_a_statement_is_changed(before, after):
     assert (before, after) in changes(inside)
 
 
+@pytest.mark.parametrize("call", ["min(a, b)", "max(a, b)", "np.minimum(a, b)", "np.union1d(a, b)"])
+def test_what_gives_the_same_either_way_is_not_turned_round(call):
+    turned = call.replace("a, b", "b, a")
+    assert not any(turned in after for _, after in changes(f"x = {call}"))
+    for other in (call.replace("b)", "b, key=c)"), call.replace("b)", "b, c)"), "x.max(a, b)"):
+        assert any("(b, a" in after for _, after in changes(f"x = {other}")), other
+
+
 def test_a_condition_is_turned_round_and_a_loop_goes_on():
     made = changes("""
         def f(a):
