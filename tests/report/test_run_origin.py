@@ -1,16 +1,19 @@
-"""The command that makes a stored run again, word for word, from configurations written by hand."""
+"""The command that makes a stored run again, from configurations written by hand, and the store of its rows."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import fedcache as fc
 from fedcache.federate.methods import METHODS
-from fedcache.report.find_runs import StoredRun
+from fedcache.report.find_runs import StoredRun, gather
 from fedcache.report.page import recipes_of
-from fedcache.report.run_origin import command_of, store_of_run
+from fedcache.report.run_origin import RunStore, command_of, store_of_run
 
 DEALT = {"scheme": "dirichlet", "name": "", "args": {"alpha": 0.5, "clients": 3, "least": None}, "seed": 0,
          "digests": ["p"]}  # fmt: skip
@@ -79,3 +82,32 @@ def test_runs_without_a_store_say_why_and_have_no_recipes(tmp_path: Path) -> Non
     assert why == "no store of dataset dddddddddddddddd is here any more"
     assert recipes_of(why) == {}
     assert store_of_run([sites]) == "these runs were made from clients' own stores"
+
+
+def test_the_source_of_runs_is_the_store_the_partition_and_the_arrays_of_all_of_them(tmp_path: Path) -> None:
+    rng, y = np.random.default_rng(0), np.arange(40) % 2
+    arrays = {name: rng.normal(size=(40, d)).astype(np.float32) for name, d in (("a", 3), ("b", 4), ("c", 5))}
+    store = fc.Store.from_arrays(arrays, labels=y, name="mine")
+    parts = fc.partition(store, "iid", clients=2)
+    one, both = (fc.train("fed3r", store, parts, backbones=names) for names in (["a"], ["c", "a"]))
+    entries = gather([one, both], tmp_path).entries
+    found = store_of_run(entries)
+    assert isinstance(found, RunStore)
+    assert (found.store.path, found.partition.digest) == (store.path, parts.digest)
+    width = {key: store.arrays[key].shape[-1] for key in store.arrays}
+    assert [width[key] for key in found.keys] == [3, 5], "in the order of the runs, without what none read"
+    assert [width[key] for key in found.fused] == [5, 3], "as the run that read most together has them"
+    assert recipes_of(found).keys() == set(found.keys)
+    # Dealt anew under the same name: the rows are not those that the runs were trained on.
+    name = one.result["partition"]["name"]
+    store.put_partition(name, fc.partition(store, "iid", clients=2, seed=1).to_file())
+    assert str(store_of_run(entries)).startswith(f"The partition {name!r} of {store.path.name} was made again")
+    for run in (one, both):  # configurations of earlier releases have the name alone
+        config = run.path / "config.toml"
+        config.write_text(re.sub(f"({name})@[0-9a-f]+", r"\1", config.read_text()))
+    assert store_of_run(entries) == f"the partition {name!r} was made again since, with other rows"
+    # A run that keeps its partition still has it.
+    parts.save(one.path / "partition-0.partition")
+    kept = store_of_run(entries)
+    assert isinstance(kept, RunStore)
+    assert kept.partition.digest == parts.digest

@@ -20,6 +20,7 @@ from fedcache.commands import train as command
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import StoppedError
 from fedcache.federate.methods import NAMES, find_method
+from fedcache.grids import train_grid
 from fedcache.runs import remembered
 from fedcache.runs.directory import read_result, write_result
 from fedcache.runs.loop import train
@@ -347,3 +348,23 @@ def test_a_report_of_runs_that_were_trained_here_is_made_without_torch(store: Pa
     assert json.loads(done.out)["data"]["runs"] == 2
     assert "--set lr=0.5 --set" not in (tmp_path / "report.html").read_text()
     assert "--set lr=0.5" in (tmp_path / "report.html").read_text()
+
+
+def test_a_grid_by_several_processes_is_not_opened_once_more_to_be_noted(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grid of one process is found again at once; several would be started anew for it."""
+    asked: list[int] = []
+    before = train_grid.grid
+
+    def grid(*request: Any, jobs: int = 1, **how: Any) -> Any:
+        asked.append(jobs)
+        return before(*request, **how)
+
+    monkeypatch.setattr(train_grid, "grid", grid)
+    ok(*GRID, "--jobs", 2)
+    assert asked == [2]
+    ok(*GRID, "--seeds", 1)
+    assert asked == [2, 1, 1]
+    ok(*GRID, "--seeds", 1)
+    assert asked == [2, 1, 1], "an answer that was noted asks nothing"
