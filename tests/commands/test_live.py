@@ -197,6 +197,7 @@ def test_a_narrow_terminal_gets_whole_words(
     assert ("\x1b[1A\x1b[2K" in out.rpartition("round 60 of 60")[2]) is drawn, "and that goes when the run has ended"
     text = plain(out)
     assert ("round 60 of 60, seed 2 of 2, accuracy" in text) is drawn
+    assert (re.search(r"training .* \d+%", text) is not None) is drawn, "how much is done"
     for line in text.replace("\r", "\n").splitlines():
         if line.startswith(("round ", "training ")):
             assert len(line) <= 60, line

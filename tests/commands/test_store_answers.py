@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from arrays import ingested
 from command import fedcache, ok
 
 import fedcache as fc
-from fedcache.commands.stores import table_of_arrays
+from fedcache.commands.stores import table_of_arrays, text_of
 from fedcache.errors import Exit
 from fedcache.store.store import Store
 
@@ -27,6 +28,15 @@ def small(own_home: Path) -> Store:
         labels=rows % 2, classes=("cat", "dog"), domains=np.where(rows < 10, "ink", "pen"), splits=splits,
         text={"mine": np.ones((2, 3), np.float32)}, name="small",
     )  # fmt: skip
+
+
+def test_text_features_are_listed_by_name_with_what_is_current_and_what_else_is_stored() -> None:
+    one, other, own = {"templates": ["a {}."]}, {"templates": ["one {}.", "two {}."]}, {"templates": []}
+    assert text_of(cast("Store", SimpleNamespace(texts={"b": [one, other], "c": [own, own, own], "a": [one]}))) == [
+        'text        a: "a {}." (fedcache extract --text chooses)',
+        'text        b: "one {}." + "two {}." (fedcache extract --text chooses); 1 more stored',
+        "text        c: from the file of embeddings; 2 more stored",
+    ]
 
 
 def test_inspect_counts_rows_and_names_what_a_store_holds(small: Store) -> None:

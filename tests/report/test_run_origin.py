@@ -14,6 +14,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.report.find_runs import StoredRun, gather
 from fedcache.report.page import recipes_of
 from fedcache.report.run_origin import RunStore, command_of, store_of_run
+from fedcache.runs.origin import store_behind, train_table
 
 DEALT = {"scheme": "dirichlet", "name": "", "args": {"alpha": 0.5, "clients": 3, "least": None}, "seed": 0,
          "digests": ["p"]}  # fmt: skip
@@ -111,3 +112,27 @@ def test_the_source_of_runs_is_the_store_the_partition_and_the_arrays_of_all_of_
     kept = store_of_run(entries)
     assert isinstance(kept, RunStore)
     assert kept.partition.digest == parts.digest
+
+
+def test_the_store_behind_a_run_is_found_in_its_home_among_damaged_and_other_ones(own_home: Path) -> None:
+    rows = {"a": np.ones((6, 3), np.float32)}
+    meant, other = (fc.Store.from_arrays(rows, labels=labels, name=name) for name, labels in (
+        ("mine", [0, 1] * 3), ("a-other", [1, 0] * 3),
+    ))  # fmt: skip
+    (own_home / "stores" / f"a-{str(meant.dataset['digest'])[:8]}.zarr").mkdir()
+    (own_home / "stores" / "b.zarr").mkdir()
+    run = own_home / "runs" / "r"
+    for store in (meant, other):
+        found = store_behind(run, {"dataset": store.dataset})
+        assert found is not None
+        assert found.path == store.path
+    place = meant.path.rename(own_home / "stores" / "z.zarr")
+    moved = store_behind(run, {"dataset": meant.dataset})
+    assert moved is not None
+    assert moved.path == place, "whatever it is called"
+    assert store_behind(run, {"dataset": {"digest": "0" * 64}}) is None
+    for config in (None, "no table", "[other]\n"):
+        if config is not None:
+            run.mkdir(parents=True, exist_ok=True)
+            (run / "config.toml").write_text(config)
+        assert train_table(run) == {}
