@@ -12,7 +12,6 @@ import numpy as np
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.partition.given import of_ids, of_rows, of_splits
 from fedcache.federate.partition.partition import Partition
-from fedcache.federate.partition.rows import SPLITS
 from fedcache.runs.partitions import columns_of, save_partition, typed_arguments
 from fedcache.store.groups import Group
 from fedcache.store.store import Store
@@ -40,7 +39,8 @@ def given_partition(
         seed: of what is drawn by ``arguments``.
         name: to save it under.
         replace: whether it may take the place of another partition of that name.
-        arguments: of the scheme ``natural`` (``tests``, ``min_rows``, ``max_clients``), where clients are values.
+        arguments: of the scheme ``natural`` (``tests``, ``min_rows``, ``max_clients``), where clients are values; and
+            ``validation``.
 
     Raises:
         UsageError for rows or names that are not there, and arguments that do not go with the form.
@@ -51,15 +51,17 @@ def given_partition(
     split = None
     if isinstance(clients, str | Path):
         clients, split = read_clients(Path(clients), store)
-    if (isinstance(clients, Mapping) or split is not None) and typed:
+    rows_are_given = isinstance(clients, Mapping) or split is not None
+    validation = typed.pop("validation", None) if rows_are_given else None
+    if rows_are_given and typed:
         raise UsageError(
             f"{next(iter(typed))} is given, and who trains and tests on which rows too.", "Leave one of them out."
         )
     if isinstance(clients, Mapping):
-        made = of_rows(columns, clients)
+        made = of_rows(columns, clients, validation)
     elif split is not None:
         assert isinstance(clients, Group)
-        made = of_splits(columns, clients, split)
+        made = of_splits(columns, clients, split, validation)
     else:
         made = of_ids(columns, clients, seed=seed, **typed)
     save_partition(store, made, name or made.default_name(), replace=replace)
@@ -83,7 +85,7 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
         )
     place = {name: row for row, name in enumerate(store.samples.name)}
     client, split = [""] * store.rows, np.full(store.rows, -1, np.int8)
-    codes = {"train": 0, "training": 0, "test": 1}
+    codes = {"train": 0, "training": 0, "test": 1, "validation": 2, "val": 2, "valid": 2}
     for number, line in enumerate(lines[1:], start=2):
         fields = [field.strip() for field in line]
         if len(fields) != len(head):
@@ -100,6 +102,6 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
         client[row] = fields[1]
         if len(head) == 3:
             if fields[2].lower() not in codes:
-                raise unknown("split", fields[2], SPLITS.values(), hint=f"Line {number:,} of {path}: train or test.")
+                raise unknown("split", fields[2], codes, hint=f"Line {number:,} of {path}: train, test or validation.")
             split[row] = codes[fields[2].lower()]
     return Group.of(client), split if len(head) == 3 else None

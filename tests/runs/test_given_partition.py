@@ -45,6 +45,29 @@ def test_a_dict_may_give_every_client_its_own_test_rows(store: fc.Store) -> None
     assert fc.Store.open(store.path).partitions == [made.default_name()]
 
 
+def test_rows_to_choose_by_may_be_given_or_taken(store: fc.Store) -> None:
+    given = {"north": {"train": [0, 1], "validation": [4, 2]}, "south": {"train": [3, 5], "validation": []}}
+    made = fc.partition(store, given)
+    assert [c.validation.tolist() for c in made.clients if c.validation is not None] == [[2, 4], []]
+    assert made.test.tolist() == list(range(9, ROWS, 5)), "row 4 is of the test split, and is to choose by"
+    plain = fc.partition(store, {"north": list(range(4)), "south": list(range(5, 9))})
+    taken = fc.partition(store, {"north": list(range(4)), "south": list(range(5, 9))}, validation=0.5)
+    assert [len(c.validation) for c in taken.clients if c.validation is not None] == [2, 2]
+    assert taken.args == {"validation": 0.5}
+    assert taken.without_validation().digest == plain.digest
+    assert fc.Partition.from_file(memoryview(b"".join(taken.to_file()))).digest == taken.digest
+    ids = fc.partition(store, ["a" if i % 2 else "b" for i in range(ROWS)], validation=0.25)
+    assert ids.validation is not None
+    for wrong, said in (({"a": {"train": [0, 1], "validation": [1]}}, "row 1 is trained on and is a validation row"),
+                        ({"a": {"train": [0], "validation": [ROWS]}}, f"is given row {ROWS}")):  # fmt: skip
+        with pytest.raises(FedcacheError, match=said):
+            fc.partition(store, wrong)
+    with pytest.raises(FedcacheError, match="a share or split to take them from too"):
+        fc.partition(store, given, validation=0.2)
+    with pytest.raises(FedcacheError, match="no row of split validation"):
+        fc.partition(store, {"a": [0, 1]}, validation="split")
+
+
 def test_masks_are_rows(store: fc.Store) -> None:
     mask = np.arange(ROWS) < 4
     assert held(fc.partition(store, {"a": mask}))["a"][0] == [0, 1, 2, 3]
@@ -85,6 +108,11 @@ def test_a_csv_may_say_the_split(store: fc.Store, tmp_path: Path) -> None:
     made = fc.partition(store, tmp_path / "who.csv")
     assert held(made) == {"a": ([0], [1]), "b": ([4], [9])}
     assert made.scheme == "given"
+    more = [f"{i:02d}.png,{'a' if i < 12 else 'b'},val" for i in (11, 12, 13)]
+    (tmp_path / "who.csv").write_text("name,client,split\n" + "\n".join([*lines, *more]))
+    chosen_by = fc.partition(store, tmp_path / "who.csv", name="more")
+    assert held(chosen_by) == held(made)
+    assert [c.validation.tolist() for c in chosen_by.clients if c.validation is not None] == [[11], [12, 13]]
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,18 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import UsageError
-from fedcache.federate.partition.client_table import Client
+from fedcache.federate.partition.client_table import Client, ClientTable, Validation
 from fedcache.federate.partition.partition import Partition, make
-from fedcache.federate.partition.row_lists import is_among, sorted_once
-from fedcache.federate.partition.rows import TEST, TRAIN, Columns
+from fedcache.federate.partition.row_lists import RowLists, is_among, sorted_once
+from fedcache.federate.partition.rows import TEST, TRAIN, VALIDATION, Columns
+from fedcache.federate.partition.scheme import VALIDATION as ARGUMENT
+from fedcache.federate.partition.scheme import Value
+from fedcache.federate.partition.validation import with_validation
 from fedcache.store.groups import Group
 
 NAME = "given"
+PARTS = ("train", "test", "validation")
+NONE = np.empty(0, np.int64)
 COLUMN = "client"
 """What messages and the partition's name call the clients that were brought."""
 
@@ -41,24 +46,27 @@ def of_ids(columns: Columns, ids: Any, *, seed: int = 0, **arguments: object) ->
     return make("natural", replace(columns, groups=groups), seed=seed, by=COLUMN, **arguments)
 
 
-def of_splits(columns: Columns, ids: Group, split: np.ndarray) -> Partition:
+def of_splits(columns: Columns, ids: Group, split: np.ndarray, validation: object = None) -> Partition:
     """A client for each value of ``ids``, which trains and tests on the rows that ``split`` [N] says (0 train, 1 test).
+
+    Rows of split 2 are rows to choose by; ``validation`` is as of ``of_rows``.
 
     Raises UsageError for a client that has no row of either.
     """
     usable = (ids.codes >= 0) & columns.ok.astype(bool)
-    of = [np.flatnonzero(usable & (split == code)) for code in (TRAIN, TEST)]
+    of = [np.flatnonzero(usable & (split == code)) for code in (TRAIN, TEST, VALIDATION)]
     owned = [_by_client(ids, rows) for rows in of]
-    clients = {word: (owned[0][i], owned[1][i]) for i, word in enumerate(ids.words)}
-    lacking = [name for name, (train, test) in clients.items() if not len(train) or not len(test)]
+    clients = {word: {what: rows[i] for what, rows in zip(PARTS, owned, strict=True)}
+               for i, word in enumerate(ids.words)}  # fmt: skip
+    lacking = [name for name, held in clients.items() if not len(held["train"]) or not len(held["test"])]
     if lacking:
-        train, test = clients[lacking[0]]
+        train, test, _ = clients[lacking[0]].values()
         raise UsageError(
             f"Client {lacking[0]!r} has {len(train)} rows to train and {len(test)} to test on ({len(lacking)} of "
             f"{len(clients)} clients lack one of them).",
             "Give every client both, or leave the split out: each then holds a fifth out.",
         )
-    return of_rows(columns, clients)
+    return of_rows(columns, clients, validation)
 
 
 def _by_client(ids: Group, rows: np.ndarray) -> list[np.ndarray]:
@@ -66,26 +74,32 @@ def _by_client(ids: Group, rows: np.ndarray) -> list[np.ndarray]:
     return np.split(order, np.cumsum(np.bincount(ids.codes[rows], minlength=len(ids.words)))[:-1])
 
 
-def of_rows(columns: Columns, clients: Mapping[str, Any]) -> Partition:
+def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = None) -> Partition:
     """Clients with the rows that are given.
 
     Args:
         columns: of the dataset.
-        clients: name -> training rows, or (training rows, test rows), or {"train": .., "test": ..}. Clients without
-            test rows of their own are tested on the rows of the test split that nobody trains on.
+        clients: name -> training rows, or (training rows, test rows), or {"train": .., "test": .., "validation": ..}.
+            Clients without test rows of their own are tested on the rows of the test split that nobody trains on.
+        validation: the share of the training rows to choose by, or ``split``; as of every scheme.
 
     Raises:
-        UsageError for rows that are not there, or that two clients hold, or that are trained and tested on.
+        UsageError for rows that are not there, or that two clients hold, or that are trained and tested on, or that are
+            to choose by and something else.
     """
     if not clients:
         raise UsageError("No client is given.", 'For example {"north": [0, 1, 2], "south": [3, 4]}')
     rows = len(columns.label)
-    train, tests, notes = {}, {}, []
+    train, tests, notes, chosen_by = {}, {}, [], []
+    ok = columns.ok.astype(bool)
     for name, held in clients.items():
-        own, tested = _parts(str(name), held)
+        own, tested, choosing = _parts(str(name), held)
         train[str(name)] = _rows(str(name), own, rows)
         tests[str(name)] = None if tested is None else _rows(str(name), tested, rows)
-    ok = columns.ok.astype(bool)
+        found = NONE if choosing is None or not len(choosing) else _rows(str(name), choosing, rows)
+        chosen_by.append(found[ok[found]])
+    if validation is not None and any(map(len, chosen_by)):
+        raise UsageError("Validation rows are given, and a share or split to take them from too.", "Give one of them.")
     trained = np.concatenate(list(train.values()))
     if len(sorted_once(trained)) < len(trained):
         values, counts = np.unique(trained, return_counts=True)
@@ -98,7 +112,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any]) -> Partition:
     if lost := int((~ok[trained]).sum()):
         notes.append(f"{lost:,} of {len(trained):,} rows are unreadable or gone (ok = 0) and left out")
     left = np.flatnonzero(ok & (columns.split == TEST))
-    common = left[~is_among(left, trained)]
+    common = left[~is_among(left, np.concatenate([trained, *chosen_by]))]
     chosen = [t for t in tests.values() if t is not None]
     if len(chosen) == len(tests):
         common = sorted_once(np.concatenate(chosen))
@@ -109,26 +123,34 @@ def of_rows(columns: Columns, clients: Mapping[str, Any]) -> Partition:
     ]
     known = int(ok.sum())
     held = np.zeros(rows, bool)
-    held[trained] = True
-    held[common] = True
+    for used in (trained, common, *chosen_by):
+        held[used] = True
+    args: dict[str, Value] = {}
+    table = ClientTable.of(made, common)
+    if any(map(len, chosen_by)):
+        table = replace(table, validation=Validation.of_clients(RowLists.of(chosen_by)))
+    elif validation is not None:
+        args["validation"] = how = ARGUMENT.check(validation)
+        assert isinstance(how, float | str)
+        table = with_validation(table, how, columns, range(len(columns.domains)), None, own=False)
     return Partition(
-        scheme=NAME, args={}, seed=0, clients=made, test=common, dataset=columns.digest, pool=known,
+        scheme=NAME, args=args, seed=0, clients=table, test=common, dataset=columns.digest, pool=known,
         dropped=int((ok & ~held).sum()), notes=tuple(notes),
     )  # fmt: skip
 
 
-def _parts(name: str, held: Any) -> tuple[Any, Any]:
-    """Training and test rows of one client; None where no test rows are given."""
+def _parts(name: str, held: Any) -> tuple[Any, Any, Any]:
+    """Training, test and validation rows of one client; None where no test rows or validation rows are given."""
     if isinstance(held, Mapping):
-        if "train" not in held or not set(held) <= {"train", "test"}:
+        if "train" not in held or not set(held) <= set(PARTS):
             raise UsageError(
                 f"Client {name!r} is given {', '.join(map(str, held)) or 'nothing'}.",
-                'Expected "train", and "test" as wanted.',
+                'Expected "train", and "test" and "validation" as wanted.',
             )
-        return held["train"], held.get("test")
+        return held["train"], held.get("test"), held.get("validation")
     if isinstance(held, tuple) and len(held) == 2 and not any(isinstance(part, int | np.integer) for part in held):
-        return held
-    return held, None
+        return (*held, None)
+    return held, None, None
 
 
 def _rows(name: str, rows: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
