@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from fedcache.grids.result import Grid as Grid
     from fedcache.models.fed_classifier import FedClassifier as FedClassifier
     from fedcache.models.model import Model as Model
+    from fedcache.plugins import register as register
     from fedcache.runs.run import Run as Run
     from fedcache.store.store import Store as Store
 
@@ -60,6 +61,7 @@ _LATER = {
     "Recipe": "fedcache.extract.recipe",
     "Run": "fedcache.runs.run",
     "Store": "fedcache.store.store",
+    "register": "fedcache.plugins",
 }
 
 __all__ = [

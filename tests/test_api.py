@@ -64,7 +64,7 @@ def test_the_number_of_the_readme_does_not_depend_on_what_else_is_stored(tmp_pat
 PUBLIC = {
     "Extraction", "FedClassifier", "FedcacheError", "Grid", "Method", "Model", "Partition", "Recipe", "Round", "Run",
     "Store", "__version__", "backbone", "compare", "evaluate", "extract", "grid", "ingest", "load_model", "partition",
-    "personalise", "report", "shard", "train",
+    "personalise", "register", "report", "shard", "train",
 }  # fmt: skip
 FUNCTIONS = [getattr(fc, name) for name in sorted(PUBLIC) if name.islower() and name != "__version__"]
 

@@ -33,7 +33,18 @@ LAYERS = (
     ("models",),
     ("federate", "extract"),
     ("store",),
-    ("heads", "config", "option_info", "progress", "errors", "notebooks", "parsing", "process", "visible_text"),
+    (
+        "heads",
+        "config",
+        "option_info",
+        "progress",
+        "errors",
+        "notebooks",
+        "parsing",
+        "plugins",
+        "process",
+        "visible_text",
+    ),
 )
 """From top to bottom; names on one line do not import each other."""
 

@@ -30,6 +30,7 @@ from fedcache.extract.device import resolve_device
 from fedcache.extract.planning.plan import memory_of
 from fedcache.option_info import OptionInfo
 from fedcache.parsing import parse_json
+from fedcache.plugins import KINDS, hidden, plugins
 from fedcache.store.lock import is_held, lock_holder
 
 
@@ -128,7 +129,7 @@ def examine(home: Home) -> list[Row]:
     with start_torch() as process:
         rows = [check("Python", "fail" if old else "ok", sys.version.split()[0], mend)]
         rows += [package(name, low) for name, low in CORE.items()]
-        after = [*extras(), weights(home), place(home), *locks(home)]
+        after = [*extras(), *plugin_rows(), weights(home), place(home), *locks(home)]
         return [*rows, *torch_rows(process), *after]
 
 
@@ -161,6 +162,24 @@ def extras() -> list[Row]:
             rows.append(check(f"extra {extra}", "warn", found, f"pip install 'fedcache[{extra}]'"))
         else:
             rows.append(check(f"extra {extra}", "ok", ", ".join(packages)))
+    return rows
+
+
+def plugin_rows() -> list[Row]:
+    """What is installed from outside of fedcache; a module that is not there, or a name that is taken, is warned of."""
+    rows = []
+    for kind in KINDS:
+        for plugin in plugins(kind).values():
+            try:
+                there = plugin.entry is None or find_spec(plugin.entry.module) is not None
+            except Exception:  # the package around the module is imported to look, and may raise anything
+                there = False
+            name, hint = f"plug-in {plugin.name}", f"pip uninstall {plugin.package}"
+            found = f"{kind.removesuffix('s')} of {plugin.origin}"
+            rows.append(check(name, "ok", found) if there else check(name, "warn", f"{found} cannot be loaded", hint))
+        for plugin in hidden(kind):
+            found = f"{kind.removesuffix('s')} of {plugin.origin} is never used: fedcache has one of that name"
+            rows.append(check(f"plug-in {plugin.name}", "warn", found, f"pip uninstall {plugin.package}"))
     return rows
 
 

@@ -12,6 +12,7 @@ from fedcache.commands.output import CommandResult, TextTable
 from fedcache.config import Home
 from fedcache.errors import unknown
 from fedcache.federate.methods import METHODS
+from fedcache.plugins import find, plugins
 from fedcache.report.methods.catalogue import method_entries
 from fedcache.report.methods.sizes import current_sizes
 
@@ -46,8 +47,10 @@ def methods_list() -> CommandResult:
     ]
     names = ("method", "what it does", "clients read", "sends", "bytes", "fidelity", "paper")
     shown = TextTable("", names, rows, right=("sends", "bytes"))
-    said = f"Scalars and bytes that one client sends in a round, at {sizes.source}."
-    return CommandResult({"methods": entries}, [said], renderables=[shown])
+    said = [f"Scalars and bytes that one client sends in a round, at {sizes.source}."]
+    others = [{"name": p.name, "origin": p.origin} for p in plugins("methods").values()]
+    said += [f"From outside: {other['name']} ({other['origin']})" for other in others]
+    return CommandResult({"methods": entries, "plugins": others}, said, renderables=[shown])
 
 
 @methods.command("info")
@@ -58,7 +61,7 @@ def methods_info(name: Name) -> CommandResult:
     Example: fedcache methods info fedpcl
     """
     if name not in METHODS:
-        raise unknown("method", name, METHODS)
+        raise unknown("method", name, [*METHODS, *plugins("methods")])
     from fedcache.report.methods import facts
 
     m = METHODS[name]
@@ -75,8 +78,10 @@ def methods_info(name: Name) -> CommandResult:
     waits = facts.why_it_waits(m)
     d, sizes = m.defaults, current_sizes(Home.from_environment())
     sends, sides, parts = facts.traffic_of(m, sizes), facts.disagreements(m), facts.leaving(m, sizes)
+    origin = plugin.origin if (plugin := find("methods", name)) is not None else ""
     data = {
         "name": m.name,
+        "origin": origin or "fedcache",
         "paper": m.paper,
         "summary": m.summary,
         "objective": facts.objective(m.name),
@@ -96,6 +101,7 @@ def methods_info(name: Name) -> CommandResult:
     lines = [
         f"{m.name}: {m.summary}",
         m.paper,
+        *([f"From outside: {origin}."] if origin else []),
         f"Paper's setting: {d.scheme}, {d.clients} clients, {share} a round, {d.rounds} rounds.",
         f"Reads {', '.join(sorted(m.needs)) or 'features alone'}; fidelity {facts.fidelities(m)}.",
         "Takes --asynchronous." if waits is None else f"Takes no --asynchronous: {waits}.",

@@ -18,6 +18,7 @@ from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, r
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.methods import METHODS
 from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option
+from fedcache.plugins import plugins
 
 POINTS = "Points"
 """The panel of the options of ``grid`` that say which points there are."""
@@ -314,7 +315,7 @@ def check_methods(names: Sequence[str]) -> None:
                 f"{name!r} is not one method.", f"fedcache grid --method {name}   trains several on the same rows"
             )
         if name not in METHODS:
-            raise unknown("method", name, METHODS)
+            raise unknown("method", name, [*METHODS, *plugins("methods")])
 
 
 def runs_directory(folder: Path | None) -> Path:

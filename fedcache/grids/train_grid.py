@@ -20,7 +20,7 @@ import torch
 from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
 from fedcache.errors import Exit, FedcacheError, StoppedError
 from fedcache.federate.engine.method import clients_per_round
-from fedcache.federate.engine.run import executors
+from fedcache.federate.execution.choose import find_executor
 from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.federate.methods import find_method
@@ -285,7 +285,7 @@ class GridRun:
         if len(configs) == 1:
             return ""
         execution, _ = forecast_run(inputs, inputs.resolve(configs[0]), len(configs), place=self.request.runs)
-        if not executors()[execution.name].joins_points:
+        if not find_executor(execution.name).joins_points:
             return ""
         points, clients = execution.points, execution.chunk
         return f"They are one program: {execution.name}, {points} points and {clients} clients at once"

@@ -13,7 +13,7 @@ from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.deployed import DeployedModel, no_training_rows
 from fedcache.federate.engine.feature_post import Scaling
 from fedcache.federate.engine.outcome import TrainingOutput
-from fedcache.federate.methods import METHODS
+from fedcache.federate.methods import METHODS, NAMES
 from fedcache.heads.linear import Tree
 from fedcache.models.client_stacks import ClientTensors
 from fedcache.models.saved_model import ModelFacts, SavedModel
@@ -107,7 +107,7 @@ def chosen_clients(names: Sequence[str], asked: str | None) -> list[int]:
 
 def check_saved(model: DeployedModel, data: Data) -> None:
     """Refuse a user's own method whose ``predict`` reads what a file does not hold; UsageError says what to do."""
-    if METHODS.get(model.method.name) is model.method:
+    if model.method.name in NAMES and METHODS[model.method.name] is model.method:
         return  # a test holds it for every method of the package
     x = data.x[:1, 0, : model.ctx.env.width]
     x = x.to(model.ctx.env.dtype) if x.is_floating_point() else x

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fedcache.config import Home
 from fedcache.errors import MachineError, UsageError, unknown
+from fedcache.plugins import KINDS, Plugin, find, offer, plugins
 from fedcache.progress import Observer, Round, Silent
 from fedcache.runs.directory import rounds_of
 
@@ -34,6 +35,7 @@ OPEN = 32
 end."""
 
 TRACKERS = ("tensorboard",)
+offer("trackers", TRACKERS)
 
 
 @dataclass(frozen=True)
@@ -262,16 +264,32 @@ def tracker(spec: str, runs: Path) -> Tracker:
     Raises UsageError for an unknown name; MachineError, with the line that installs it, for a missing package.
     """
     name, colon, folder = spec.partition(":")
-    if name not in TRACKERS:
-        raise unknown("tracker", name, TRACKERS)
+    own = find("trackers", name)
+    if name not in TRACKERS and own is None:
+        raise unknown("tracker", name, [*TRACKERS, *plugins("trackers")])
     if colon and not folder:
         raise UsageError(f"--track {spec} names no directory.", f"For example --track {name}:boards")
+    place = Path(folder).expanduser() if folder else runs / name
+    if own is not None:
+        return _tracker_of(own, place)
     if find_spec("tensorboard") is None:
         raise MachineError(
             f"--track {name} needs the package tensorboard, which is not installed.",
             "pip install 'fedcache[tensorboard]'",
         )
-    return TensorBoard(Path(folder).expanduser() if folder else runs / name)
+    return TensorBoard(place)
+
+
+def _tracker_of(own: Plugin, place: Path) -> Tracker:
+    """What a plug-in makes of a folder. Raises UsageError for what cannot be loaded or is no tracker."""
+    make = own.load()
+    made = make(place) if callable(make) else make
+    if not callable(made) or not callable(getattr(made, "close", None)):
+        raise UsageError(
+            f"The tracker {own.name!r} of {own.origin} makes a {type(made).__name__}.", f"Expected {KINDS['trackers']}."
+        )
+    tracker: Tracker = made
+    return tracker
 
 
 @contextmanager

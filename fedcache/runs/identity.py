@@ -11,6 +11,8 @@ so that a changed line or a changed number is another run, as it is for the meth
 from __future__ import annotations
 
 import ast
+import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -18,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import UsageError
-from fedcache.federate.methods import METHODS
-from fedcache.store.files import digest_of, digest_of_files
+from fedcache.federate.methods import METHODS, NAMES
+from fedcache.plugins import Plugin, find
+from fedcache.store.files import digest_of, digest_of_files, sha256_hex
 from fedcache.store.own_code import ROOT, ReachedCode
 
 if TYPE_CHECKING:
@@ -100,22 +103,52 @@ def _with_imports(folder: Path, name: str) -> set[Path]:
 
 
 def code_of(method: Method) -> str:
-    """The code digest of a method's runs: ``code_digest`` of one that comes along, ``own_digest`` of the user's."""
-    return code_digest(method.name) if METHODS.get(method.name) is method else own_digest(method)
+    """The code digest of a method's runs: ``code_digest`` of one that comes along, ``own_digest`` of any other."""
+    own = method.name in NAMES and METHODS.get(method.name) is method
+    return code_digest(method.name) if own else own_digest(method)
 
 
 def own_digest(method: Method) -> str:
     """sha256 over fedcache's part, the files the method is written in, and everything bound to its functions.
 
+    Of a plug-in all files of its package are the user's, wherever it is installed, and its name and version count too.
     Raises UsageError, when its name is taken, its source cannot be read or is not what runs, or something is bound to
     it that has no digest.
     """
-    if method.name in METHODS:
+    if method.name in NAMES:
         raise UsageError(
             f"This Method is called {method.name!r} and is not the {method.name} that comes with fedcache.",
             f"Give it a name of its own: dataclasses.replace(method, name='my-{method.name}')",
         )
-    code = ReachedCode(f"the method {method.name!r}")
+    plugin = find("methods", method.name)
+    code = ReachedCode(f"the method {method.name!r}", _place_of(plugin) if plugin is not None else ())
     description = code.describe(method)
     base = sorted(code_digest(name) for name in code.methods or {""})
-    return digest_of([base, sorted(code.sources.values()), description])
+    made = [base, sorted(code.sources.values()), description]
+    return digest_of(made if plugin is None or not plugin.package else [*made, plugin.package, plugin.version])
+
+
+def _place_of(plugin: Plugin) -> tuple[Path, ...]:
+    """Where the package of a plug-in lies: its folder, or the one file that is all of it; () for what is registered."""
+    top = plugin.entry.module.partition(".")[0] if plugin.entry is not None else ""
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if file is None or Path(file).resolve().is_relative_to(ROOT):
+        return ()
+    place = Path(file).resolve()
+    return (place.parent if place.name == "__init__.py" else place,)
+
+
+def code_with_plugins(code: str, used: Sequence[Plugin]) -> str:
+    """A run's code digest with what comes from outside besides its method: package, version and source file of each."""
+    others = [p for p in used if p.kind != "methods"]
+    if not others:
+        return code
+    return digest_of([code, *([p.kind, p.name, p.package, p.version, _source_digest(p)] for p in others)])
+
+
+def _source_digest(plugin: Plugin) -> str:
+    """sha256 of the file that a plug-in is written in; "" where there is none to read."""
+    try:
+        return sha256_hex(Path(inspect.getsourcefile(plugin.load()) or "").read_bytes())
+    except (OSError, TypeError):
+        return ""

@@ -24,7 +24,7 @@ from fedcache.progress import Observer
 from fedcache.runs.directory import RunDirectory, measured_of
 from fedcache.runs.events import ALONE, GridPosition, RunEvents
 from fedcache.runs.features import RunInputs
-from fedcache.runs.identity import Identity, code_of
+from fedcache.runs.identity import Identity, code_of, code_with_plugins
 from fedcache.runs.origin import check_text
 from fedcache.runs.partitions import pinned_name
 from fedcache.runs.privacy_ledger import (
@@ -347,8 +347,10 @@ def open_run(
         inputs.features.digests,
         str(inputs.dataset["digest"]),
         [inputs.partitions[seed].digest for seed in spec.seeds],
-        code_of(inputs.method),
+        code_with_plugins(code_of(inputs.method), spec.plugins),
     )
+    for plugin in spec.plugins:
+        observer.note(f"{plugin.kind.removesuffix('s').capitalize()} {plugin.name}: from {plugin.origin}.")
     directory = RunDirectory(runs, identity)
     facts = {
         "method": spec.method,

@@ -12,7 +12,7 @@ from fedcache.extract.device import resolve_device
 from fedcache.extract.embed_images import find_images
 from fedcache.extract.planning.find_store import need_store
 from fedcache.federate.engine.method import Method
-from fedcache.federate.methods import METHODS
+from fedcache.federate.methods import NAMES
 from fedcache.models.model import Model
 from fedcache.models.predictions import Prediction
 from fedcache.models.predictor import Predictor, encoders_of
@@ -111,7 +111,7 @@ def warn_of_other_code(facts: ModelFacts, observer: Observer) -> None:
     A model is used long after a release: most changes of the code leave its predictions as they were, and which do not
     cannot be seen from a digest. A user's own methods come with the code that the user chose.
     """
-    if facts.method not in METHODS or not facts.code or facts.code == code_digest(facts.method):
+    if facts.method not in NAMES or not facts.code or facts.code == code_digest(facts.method):
         return
     observer.warn(
         f"The model was made by other code of {facts.method} ({facts.code[:8]}) than this one "

@@ -14,6 +14,7 @@ from fedcache.extract.backbones.table import PARAMETERS
 from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.partition.row_lists import NumberedNames
+from fedcache.plugins import Plugin
 from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.runs.client_columns import CLIENTS_FILE, CLIENTS_IN_RESULT, ClientColumns
 from fedcache.runs.events import number
@@ -208,8 +209,13 @@ def summarise(inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: S
         "device": spec.device,
         "features": list(identity.features),
         "code": identity.code,
+        **({"plugins": [_plugin(p) for p in used]} if (used := spec.plugins) else {}),
         "digest": identity.digest,
     }
+
+
+def _plugin(plugin: Plugin) -> dict[str, str]:
+    return {"kind": plugin.kind, "name": plugin.name, "package": plugin.package, "version": plugin.version}
 
 
 def _timing(rule: TimingRule, seeds: Sequence[SeedResult]) -> dict[str, Any]:

@@ -15,12 +15,14 @@ from fedcache.errors import UsageError, unknown
 from fedcache.extract.device import known_device
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method, clients_per_round
-from fedcache.federate.engine.run import executors
 from fedcache.federate.engine.sampling import UNIFORM, SamplingRule, from_everywhere, parse_sampling
 from fedcache.federate.engine.simulated_time import DURATIONS, TimingRule, parse_timing, why_not_asynchronous
+from fedcache.federate.execution.choose import executors
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.policy import NO_ATTACK, TrustPolicy, parse_policy
 from fedcache.federate.trust.privacy import DELTA, parse_allowed, parse_privacy
+from fedcache.federate.trust.robust_rules import parse_rule
+from fedcache.plugins import Plugin, plugins, used
 
 DTYPES = ("float32", "float64")
 PARTICIPATION, EVAL_CLIENTS = "--participation", "--eval-clients"
@@ -67,6 +69,12 @@ class ResolvedRun:
     def execution(self) -> str:
         """How clients are computed: ``auto`` or one that was asked for."""
         return execution_name(self.requested.execution)
+
+    @property
+    def plugins(self) -> list[Plugin]:
+        """What is used from outside of fedcache: the method, the executor, the rule of aggregation."""
+        rule = parse_rule(self.requested.aggregate).last
+        return used({"methods": self.method, "executors": self.execution, "aggregators": rule})
 
     @property
     def dtype(self) -> torch.dtype:
@@ -321,7 +329,7 @@ def check_values(config: TrainConfig) -> None:
     """Refuse values that cannot be. Raises UsageError."""
     for what, value, legal in (
         ("dtype", config.dtype, DTYPES),
-        ("execution", execution_name(config.execution), ("auto", *executors())),
+        ("execution", execution_name(config.execution), ("auto", *executors(), *plugins("executors"))),
     ):
         if value not in legal:
             raise unknown(what, value, legal)

@@ -39,14 +39,15 @@ class ReachedCode:
 
     Args:
         owner: what it is, for messages: ``the method 'mine'``.
+        packages: folders or files that count as the user's although they are installed: those of a plug-in.
 
     Attributes:
         sources: the user's file -> its name and sha256; where it lies is no part of what it says.
         methods: files of fedcache's own methods that are used.
     """
 
-    def __init__(self, owner: str) -> None:
-        self.owner = owner
+    def __init__(self, owner: str, packages: tuple[Path, ...] = ()) -> None:
+        self.owner, self.packages = owner, packages
         self.sources: dict[Path, str] = {}
         self.methods: set[str] = set()
         self._codes: dict[Path, set[CodeType]] = {}
@@ -94,12 +95,12 @@ class ReachedCode:
         """Name and line of a function, and what is bound to it."""
         code, path = function.__code__, Path(function.__code__.co_filename)
         name = f"{function.__qualname__}:{code.co_firstlineno}"  # of the user's, whose module may be called anything
-        if not is_users(path):
+        if not self._is_users(path):
             self._note_module(function.__module__)
             name = f"{function.__module__}.{name}"
         if id(function) in self._open:  # one that is bound to itself
             return name
-        if is_users(path):
+        if self._is_users(path):
             self._note_source(path, function.__module__)
             if code not in self._codes[path]:
                 raise UsageError(
@@ -111,6 +112,10 @@ class ReachedCode:
         described = [name, *map(self.describe, (bound, function.__defaults__, function.__kwdefaults__))]
         self._open.discard(id(function))
         return described
+
+    def _is_users(self, path: Path) -> bool:
+        """Whether a file is the user's, or of the plug-in whose object this is."""
+        return is_users(path) or any(path.resolve().is_relative_to(place) for place in self.packages)
 
     def _note_source(self, path: Path, module: str) -> None:
         """Note a file of the user's, and those it imports."""
@@ -139,7 +144,7 @@ class ReachedCode:
         path = Path(file)
         if path.resolve().parent == ROOT / "federate" / "methods" and path.stem != "__init__":
             self.methods.add(path.stem)
-        elif path.suffix == ".py" and is_users(path):
+        elif path.suffix == ".py" and self._is_users(path):
             self._note_source(path, name)
 
 

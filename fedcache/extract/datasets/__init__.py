@@ -29,6 +29,7 @@ from fedcache.extract.datasets import (
 from fedcache.extract.datasets.dataset import READING, SPLIT_WORDS, TEST, Context, Dataset, Progress, Source, join
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage, decode
+from fedcache.plugins import KINDS, find, offer
 from fedcache.store.samples import HELD_OUT, INGESTED
 
 __all__ = ["BadImage", "Dataset", "Source", "decode", "info", "known", "open_dataset", "peek", "pull"]
@@ -65,6 +66,7 @@ FILES = {
     ),
 }
 """Kinds of files of one's own: what they are, and how they are read."""
+offer("datasets", [*_KINDS, INGESTED])
 _NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*=")
 
 
@@ -234,7 +236,7 @@ def info(name: str, *, roots: Mapping[str, Path] | None = None, data: Path | Non
 def _open_one(spec: str, context: Context) -> Dataset:
     key = _key(spec, context)
     kind, rest = _kind_of(spec)
-    found: Dataset = _KINDS[kind].load(rest, context)
+    found: Dataset = _reader(kind).load(rest, context)
     context.memory.remember(key, [found.slug, found.digest])
     return found
 
@@ -246,7 +248,30 @@ def _key(spec: str, context: Context) -> list[Any]:
             f"--layout {context.layout} was given, but {spec} has a layout of its own; it is for folder:PATH.",
             "Leave --layout out",
         )
-    return ["dataset", READING, kind, *_KINDS[kind].key(rest, context)]
+    return ["dataset", READING, kind, *_origin(kind), *_reader(kind).key(rest, context)]
+
+
+def _reader(kind: str) -> Any:
+    """What reads a kind of datasets: a module of this package, or what a plug-in brings.
+
+    Raises UsageError for a plug-in that cannot be loaded or has no ``key`` and ``load``.
+    """
+    if kind in _KINDS:
+        return _KINDS[kind]
+    plugin = find("datasets", kind)
+    reader = plugin.load() if plugin is not None else None
+    if plugin is None or not (callable(getattr(reader, "key", None)) and callable(getattr(reader, "load", None))):
+        raise UsageError(
+            f"The dataset kind {kind!r}{f' of {plugin.origin}' if plugin is not None else ''} has no key and load.",
+            f"Expected {KINDS['datasets']}.",
+        )
+    return reader
+
+
+def _origin(kind: str) -> list[str]:
+    """What brings a kind of datasets from outside, as part of what is remembered of one."""
+    plugin = find("datasets", kind)
+    return [plugin.origin] if plugin is not None else []
 
 
 def _recall(memory: DigestMemory, key: list[Any]) -> tuple[str, str] | None:
@@ -260,7 +285,7 @@ def _joint_key(members: Mapping[str, tuple[str, str]]) -> list[Any]:
 
 def _kind_of(spec: str) -> tuple[str, str]:
     kind, _, rest = spec.partition(":")
-    if kind in _KINDS and (rest or kind == "digits"):
+    if (kind in _KINDS or find("datasets", kind) is not None) and (rest or kind == "digits"):
         return kind, rest
     if kind == INGESTED:
         raise UsageError(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -16,12 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.config import execution_name
-from fedcache.errors import FedcacheError, FederatedRunError, InternalError, UsageError, unknown
+from fedcache.errors import FedcacheError, FederatedRunError, InternalError, UsageError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.engine.evaluate import deployed_model, has_model, score_job
-from fedcache.federate.engine.hyperparameters import Hp, Value
+from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, TrainingOutput, classes_of_clients
 from fedcache.federate.engine.run_state import RunState
@@ -29,10 +27,9 @@ from fedcache.federate.engine.sampling import UNIFORM, SamplingRule
 from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.engine.timed_run import TimedRun
-from fedcache.federate.execution.batched import Batched
 from fedcache.federate.execution.cache import LruCache
-from fedcache.federate.execution.executor import Executor, Sequential
-from fedcache.federate.execution.gram import Gram
+from fedcache.federate.execution.choose import choose, find_executor
+from fedcache.federate.execution.executor import Executor
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache
 from fedcache.federate.execution.memory_estimate import (
     ExecutionPlan,
@@ -95,55 +92,6 @@ class RunCallbacks:
     after_round: Callable[[int], None] | None = None
     # with the number of the first point and the outcomes of the points that were computed together
     on_done: Callable[[int, Sequence[TrainingOutput | FedcacheError]], None] | None = None
-
-
-BUILT_IN: tuple[type[Executor], ...] = (Sequential, Batched, Gram)
-
-_registered: ContextVar[tuple[type[Executor], ...]] = ContextVar("registered", default=())
-
-
-@contextmanager
-def registered(*executors: type[Executor]) -> Iterator[None]:
-    """Further executors that may be asked for by their names, inside a ``with`` statement."""
-    token = _registered.set((*_registered.get(), *executors))
-    try:
-        yield
-    finally:
-        _registered.reset(token)
-
-
-def executors() -> dict[str, type[Executor]]:
-    """Every executor by its name: those of the package, then those that are registered."""
-    return {executor.name: executor for executor in (*BUILT_IN, *_registered.get())}
-
-
-def choose(method: Method, hp: Hp, load: Load, name: str = "auto", chunk: int | None = None) -> ExecutionPlan:
-    """How a run, or the points of a grid, will be computed.
-
-    Raises UsageError for an unknown executor, one that cannot serve the method, or a chunk below 1.
-
-    Args:
-        method: what is trained.
-        hp: its hyperparameters.
-        load: sizes.
-        name: ``auto``, or the executor to force.
-        chunk: clients at once, where the executor takes several; None for the number that the cache suggests.
-    """
-    known, name = executors(), execution_name(name)
-    if name != "auto" and name not in known:
-        raise unknown("execution", name, ("auto", *known))
-    refusals = {k: executor.serves(method, hp, load) for k, executor in known.items()}
-    able = [k for k, why in refusals.items() if not why]
-    if name != "auto" and name not in able:
-        raise UsageError(
-            f"The execution {name!r} cannot serve {method.name}: {refusals[name]}.",
-            f"Use one that can: --execution {' | '.join(able)}",
-        )
-    if chunk is not None and chunk < 1:
-        raise UsageError(f"chunk is {chunk}, expected at least 1.", "Leave it out to let the engine pick.")
-    if name == "auto":
-        name = min(able, key=lambda k: known[k].cost(method, hp, load))
-    return known[name].plan(method, load, chunk)
 
 
 SILENT = RunCallbacks()
@@ -227,7 +175,7 @@ def run_points(
             for job, table in zip(part, places[start:], strict=False):
                 _place_states(job, load, chosen, table)
             batch = GridBatch(part, chosen, spec.participation, cache if together else None)
-            executor = executors()[chosen.name](batch, snapshots[start : start + chosen.points])
+            executor = find_executor(chosen.name)(batch, snapshots[start : start + chosen.points])
             ended = _run(executor, records[start : start + chosen.points], spec, callbacks, start)
             if callbacks.on_done is not None:
                 callbacks.on_done(start, ended)

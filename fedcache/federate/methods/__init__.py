@@ -11,7 +11,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
-from fedcache.errors import unknown
+from fedcache.errors import UsageError, unknown
+from fedcache.plugins import find, offer, plugins
 
 if TYPE_CHECKING:
     from fedcache.federate.engine.method import Method
@@ -25,12 +26,17 @@ def module_of(name: str) -> str:
 
 
 class MethodTable(MutableMapping[str, "Method"]):
-    """The methods by name. Those of this folder are imported when first read; others may be added for this process."""
+    """The methods by name: those of this folder, imported when first read, and plug-ins, loaded when asked for by name.
+
+    It lists those of this folder alone: which packages are installed is looked at for a name that is none of them.
+    """
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._loaded: dict[str, Method | None] = dict.fromkeys(names)
 
     def __getitem__(self, name: str) -> Method:
+        if name not in self._loaded:
+            return plugin_method(name)
         method = self._loaded[name]
         if method is None:
             self._loaded[name] = method = import_module(module_of(name)).METHOD
@@ -43,7 +49,7 @@ class MethodTable(MutableMapping[str, "Method"]):
         del self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._loaded  # the mixin's would import the file to look
+        return name in self._loaded or (isinstance(name, str) and find("methods", name) is not None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._loaded)
@@ -53,10 +59,29 @@ class MethodTable(MutableMapping[str, "Method"]):
 
 
 METHODS = MethodTable(NAMES)
+offer("methods", NAMES)
+
+
+def plugin_method(name: str) -> Method:
+    """The method of a plug-in.
+
+    Raises KeyError for none of that name; UsageError for one that cannot be loaded or is no Method of that name.
+    """
+    plugin = find("methods", name)
+    if plugin is None:
+        raise KeyError(name)
+    method: Method = plugin.load()
+    if getattr(method, "name", None) != name or not callable(getattr(method, "fit", None)):
+        found = f"a method called {method.name!r}" if hasattr(method, "fit") else f"a {type(method).__name__}"
+        raise UsageError(
+            f"The plug-in method {name!r} of {plugin.origin} is {found}.",
+            "Its entry point names a fedcache.Method whose name is that of the entry point.",
+        )
+    return method
 
 
 def find_method(name: str) -> Method:
     """The method of that name; exit 2 with "did you mean" when there is none."""
     if name not in METHODS:
-        raise unknown("method", name, METHODS)
+        raise unknown("method", name, [*METHODS, *plugins("methods")])
     return METHODS[name]

@@ -30,11 +30,12 @@ from fedcache.federate.partition.scheme import Argument, InfeasibleError, Scheme
 from fedcache.federate.partition.schemes import SCHEMES as OF_POOLS
 from fedcache.federate.partition.validation import with_validation
 from fedcache.notebooks import html_table
+from fedcache.plugins import PluginTable, plugins
 from fedcache.store.array_file import is_array_file, mapped, pack
 from fedcache.store.files import Buffer, write_atomic
 
-SCHEMES: Mapping[str, Scheme] = {**OF_POOLS, NATURAL.name: NATURAL}
-"""All partition schemes by name."""
+SCHEMES: Mapping[str, Scheme] = PluginTable("partitions", {**OF_POOLS, NATURAL.name: NATURAL}, Scheme)
+"""All partition schemes by name, also those of plug-ins, which are not listed."""
 
 SHOWN = 1000
 """Clients of a table in a notebook."""
@@ -294,7 +295,7 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
         InfeasibleError: the arguments cannot be met by these rows; the error carries arguments that can.
     """
     if scheme not in SCHEMES:
-        raise unknown("partition scheme", scheme, SCHEMES)
+        raise unknown("partition scheme", scheme, [*SCHEMES, *plugins("partitions")])
     how = SCHEMES[scheme]
     values = how.resolve(args)
     seed = checked_seed(seed)

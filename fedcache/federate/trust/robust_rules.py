@@ -14,17 +14,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 
 import torch
 from torch import Tensor
 
 from fedcache.errors import UsageError, unknown
+from fedcache.plugins import KINDS, Plugin, find, offer, plugins
 
 STEPS = 200
 """Of Weiszfeld's iteration at most; it stops when the point moves by less than 1e-10 of the spread."""
 
-RULES = ("mean", "median", "trimmed", "geomedian", "krum", "multikrum")
+RULES: tuple[str, ...] = ("mean", "median", "trimmed", "geomedian", "krum", "multikrum")
 BEFORE = ("nnm", "clip")
+offer("aggregators", [*RULES, *BEFORE])
 EXAMPLE = "mean, median, trimmed:0.1, geomedian, krum, multikrum:5, nnm+median or clip:1.0"
 
 
@@ -128,10 +131,34 @@ class RobustRule:
             return trimmed(V, self.left_out(m))
         if self.last == "geomedian":
             return geomedian(V)
+        if (own := find("aggregators", self.last)) is not None:
+            return _taken_together(own, V, f, self.number)
         if self.last in ("krum", "multikrum"):
             k = 1 if self.last == "krum" else min(int(self.number or m - f), m)
             return V[krum_order(V, f)[:k]].mean(0)
         return V.mean(0)
+
+
+def _taken_together(own: Plugin, V: Tensor, f: int, number: float | None) -> Tensor:
+    """What a plug-in makes of the rows: a function of V and, by name, of ``f`` and the ``number`` behind its name.
+
+    Raises UsageError for one that cannot be loaded or returns anything but d finite numbers.
+    """
+    rule = own.load()
+    if not callable(rule):
+        raise UsageError(
+            f"The aggregator {own.name!r} of {own.origin} is a {type(rule).__name__}.", KINDS["aggregators"]
+        )
+    known = signature(rule).parameters
+    words = {key: value for key, value in (("f", f), ("number", number)) if key in known}
+    made = rule(V.clone(), **words)
+    if not isinstance(made, Tensor) or made.shape != V.shape[1:] or not bool(torch.isfinite(made).all()):
+        found = f"{tuple(made.shape)} numbers" if isinstance(made, Tensor) else f"a {type(made).__name__}"
+        raise UsageError(
+            f"The aggregator {own.name!r} of {own.origin} returned {found} for rows of shape {tuple(V.shape)}.",
+            f"It takes V [m, d] and returns [{V.shape[1]}] finite numbers.",
+        )
+    return made.to(V)
 
 
 MEAN = RobustRule("mean", (), "mean")
@@ -141,7 +168,7 @@ MEAN = RobustRule("mean", (), "mean")
 def parse_rule(text: str) -> RobustRule:
     """``nnm+trimmed:0.1`` and the like. Raises UsageError for an unknown name or a number out of range."""
     steps = [_step(text, word) for word in text.split("+")]
-    ends = steps[-1][0] in RULES
+    ends = steps[-1][0] not in BEFORE
     before, last = (steps[:-1], steps[-1]) if ends else (steps, ("mean", None))
     for name, _ in before:
         if name not in BEFORE:
@@ -154,14 +181,18 @@ def parse_rule(text: str) -> RobustRule:
 
 def _step(text: str, word: str) -> tuple[str, float | None]:
     name, _, number = word.partition(":")
-    if name not in (*RULES, *BEFORE):
-        raise unknown("rule of --aggregate", name, (*RULES, *BEFORE), hint=f"For example {EXAMPLE}.")
+    own = find("aggregators", name)
+    if name not in (*RULES, *BEFORE) and own is None:
+        known = (*RULES, *BEFORE, *plugins("aggregators"))
+        raise unknown("rule of --aggregate", name, known, hint=f"For example {EXAMPLE}.")
     wants: dict[str, tuple[Callable[[float], bool], str]] = {
         "trimmed": (lambda x: 0.0 <= x < 0.5, "a share below 0.5"),
         "multikrum": (lambda x: x >= 1 and x == int(x), "a number of clients"),
         "clip": (lambda x: x > 0.0, "a norm above 0"),
     }
-    if name not in wants:
+    if own is not None:
+        wants[name] = (math.isfinite, "a number")
+    if name not in wants or (own is not None and not number):
         if number:
             raise UsageError(f"--aggregate {text}: {name} takes no number.", f"For example {EXAMPLE}.")
         return name, None

@@ -26,7 +26,7 @@ from fedcache.federate.engine.simulated_time import why_not_asynchronous
 from fedcache.federate.execution.executor import Sequential
 from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.execution.memory_estimate import ExecutionPlan
-from fedcache.federate.methods import METHODS, module_of
+from fedcache.federate.methods import METHODS, NAMES, module_of
 from fedcache.federate.partition.partition import Client
 from fedcache.federate.trust.update_validation import counts_rows
 from fedcache.heads.linear import Tree
@@ -144,8 +144,9 @@ def every_method(sizes: Sizes) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def objective(name: str) -> str:
-    """The equations of a method and where papers and code part: the docstring of its file."""
-    return (sys.modules[module_of(name)].__doc__ or "").strip()
+    """The equations of a method and where papers and code part: the docstring of its file, or of a plug-in's."""
+    module = sys.modules.get(module_of(name) if name in NAMES else METHODS[name].fit.__module__)
+    return (getattr(module, "__doc__", None) or "").strip()
 
 
 def disagreements(method: Method) -> list[dict[str, str]]:

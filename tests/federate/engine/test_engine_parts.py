@@ -17,7 +17,7 @@ from fedcache.federate.engine.context import ClientRng, dot, over
 from fedcache.federate.engine.feature_post import prepare
 from fedcache.federate.engine.local_training import batch_sizes, drawn_views, fold_batches, minibatches
 from fedcache.federate.engine.outcome import fairness, macro_f1
-from fedcache.federate.engine.run import choose
+from fedcache.federate.execution.choose import choose
 from fedcache.federate.execution.grid_batch import POOLED
 from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, forecast
 from fedcache.federate.methods import METHODS, find_method

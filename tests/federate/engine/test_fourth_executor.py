@@ -8,7 +8,7 @@ from federation import go_tiny
 from pairs import parametrize
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.engine.run import executors, registered
+from fedcache.federate.execution.choose import executors, registered
 from fedcache.federate.execution.executor import Executor
 
 NAME = "last-first"

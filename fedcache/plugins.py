@@ -1,0 +1,181 @@
+"""What comes from outside of fedcache: entry points of installed packages, and what ``fc.register`` was given.
+
+Tables of fedcache ask here for a name that is not their own, so that nothing is imported, and no installed package is
+looked at, before such a name is asked for or a list is shown. A plug-in that cannot be loaded is an error of whoever
+asked for it by name, and of nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from fedcache.errors import UsageError, unknown
+
+T = TypeVar("T")
+
+KINDS = MappingProxyType(
+    {
+        "methods": "a federated method: fedcache.Method",
+        "backbones": "a factory of an nn.Module, or (nn.Module, transform)",
+        "datasets": "a module or object with key(rest, context) and load(rest, context)",
+        "partitions": "a partition scheme: fedcache.federate.partition.scheme.Scheme",
+        "aggregators": "a function of V [m, d] that returns [d]",
+        "trackers": "a function of a folder that returns a hook, called with each round, with a method close()",
+        "executors": "a class: fedcache.federate.execution.executor.Executor",
+    }
+)
+"""What a plug-in of each kind is. Entry points of a kind are the group ``fedcache.KIND``."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One thing from outside, not yet loaded where it is an entry point."""
+
+    kind: str  # of ``KINDS``
+    name: str
+    package: str  # that brings it; "" for what this process registered
+    version: str  # of the package
+    entry: EntryPoint | None = None
+    thing: Any = None  # what was registered
+
+    @property
+    def origin(self) -> str:
+        """``package 1.2``, or ``registered here``."""
+        return f"{self.package} {self.version}" if self.package else "registered here"
+
+    def load(self) -> Any:
+        """The thing itself. Raises UsageError with the package and its version, when it cannot be imported."""
+        if self.entry is None:
+            return self.thing
+        try:
+            return self.entry.load()
+        except Exception as error:  # whatever the code of others raises when it is imported
+            raise UsageError(
+                f"The plug-in {self.name!r} ({self.entry.value}) of {self.origin} cannot be loaded: "
+                f"{type(error).__name__}: {str(error)[:160]}.",
+                f"Mend or remove the package:  pip uninstall {self.package}   (fedcache doctor lists all plug-ins)",
+            ) from error
+
+    def loaded(self, expected: type[Any]) -> Any:
+        """The thing, where it is what it should be. Raises UsageError as ``load``, and for anything else."""
+        thing = self.load()
+        good = issubclass(thing, expected) if isinstance(thing, type) else isinstance(thing, expected)
+        if not good or (
+            isinstance(getattr(thing, "name", self.name), str) and getattr(thing, "name", self.name) != self.name
+        ):
+            called = getattr(thing, "name", None)
+            said = f"a {type(thing).__name__}" + (f" called {called!r}" if isinstance(called, str) else "")
+            raise UsageError(
+                f"The plug-in {self.name!r} of {self.origin} is {said}, expected {KINDS[self.kind]} of that name.",
+                "Mend what its entry point names, or what was registered.",
+            )
+        return thing
+
+
+_registered: dict[str, dict[str, Plugin]] = {kind: {} for kind in KINDS}
+_own: dict[str, frozenset[str]] = {}
+
+
+def offer(kind: str, names: Iterator[str] | list[str] | tuple[str, ...]) -> None:
+    """Say which names of a kind are fedcache's own: no plug-in may hide them."""
+    _own[kind] = frozenset(names)
+
+
+@cache
+def _installed(kind: str) -> dict[str, Plugin]:
+    """Entry points by name; of two packages with one name the first in the order of their names."""
+    found: dict[str, Plugin] = {}
+    for entry in sorted(entry_points(group=f"fedcache.{kind}"), key=lambda e: (e.dist.name if e.dist else "", e.name)):
+        package, version = (entry.dist.name, entry.dist.version) if entry.dist else ("", "")
+        found.setdefault(entry.name, Plugin(kind, entry.name, package, version, entry))
+    return found
+
+
+def plugins(kind: str) -> dict[str, Plugin]:
+    """Everything from outside of a kind, by name; what bears a name of fedcache's own is left out."""
+    own = _own.get(kind, frozenset())
+    return {name: p for name, p in {**_installed(kind), **_registered[kind]}.items() if name not in own}
+
+
+def find(kind: str, name: str) -> Plugin | None:
+    """The plug-in of that kind and name, or None; of a name of fedcache's own no package is looked at."""
+    if name in _own.get(kind, frozenset()):
+        return None
+    return _registered[kind].get(name) or _installed(kind).get(name)
+
+
+def used(names: Mapping[str, str]) -> list[Plugin]:
+    """Those of these names, by kind, that come from outside."""
+    return [plugin for kind, name in names.items() if (plugin := find(kind, name)) is not None]
+
+
+def hidden(kind: str) -> list[Plugin]:
+    """Entry points that are never used, as their names are fedcache's own."""
+    return [p for name, p in _installed(kind).items() if name in _own.get(kind, frozenset())]
+
+
+def register(kind: str, thing: Any, name: str | None = None) -> str:
+    """Make a thing known to this process under its name; the same name again takes its place.
+
+    Args:
+        kind: of ``KINDS``, in the plural or the singular.
+        thing: what ``KINDS`` says of it.
+        name: None for the thing's own ``name``.
+
+    Returns:
+        its name.
+
+    Raises:
+        UsageError for an unknown kind, a thing without a name, and a name of fedcache's own.
+    """
+    many = kind if kind in KINDS else f"{kind}s"
+    if many not in KINDS:
+        raise unknown("kind of plug-in", kind, KINDS)
+    called = name if name is not None else getattr(thing, "name", None)
+    if not isinstance(called, str) or not called.strip():
+        raise UsageError(
+            f"The {many.removesuffix('s')} has no name.", 'For example fc.register("method", METHOD, "mine")'
+        )
+    if called in _own.get(many, frozenset()):
+        raise UsageError(f"{called!r} is one of fedcache's own {many}.", "Give it another name.")
+    _registered[many][called] = Plugin(many, called, "", "", None, thing)
+    return called
+
+
+class PluginTable(Mapping[str, T]):
+    """A table of fedcache's own things by name, which also finds plug-ins that are asked for by name.
+
+    It lists its own things alone. Raises UsageError where a plug-in cannot be loaded or is no ``expected``.
+    """
+
+    def __init__(self, kind: str, own: Mapping[str, T], expected: type[Any]) -> None:
+        self._kind, self._things, self._expected = kind, dict(own), expected
+        offer(kind, list(own))
+
+    def __getitem__(self, name: str) -> T:
+        if name in self._things:
+            return self._things[name]
+        plugin = find(self._kind, name)
+        if plugin is None:
+            raise KeyError(name)
+        thing: T = plugin.loaded(self._expected)
+        return thing
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._things or (isinstance(name, str) and find(self._kind, name) is not None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._things)
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+
+def forget(kind: str, name: str) -> None:
+    """Take back a registration; nothing happens where there is none."""
+    _registered[kind].pop(name, None)

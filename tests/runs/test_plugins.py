@@ -1,0 +1,247 @@
+"""Plug-ins: what an installed package or ``fc.register`` brings is used by name, and is part of a run's identity."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command import environment, fedcache, ok
+from make_images import tree, write_directory
+
+import fedcache as fc
+from fedcache import plugins
+from fedcache.commands import doctor
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import open_dataset, peek
+from fedcache.extract.digests import DigestMemory
+from fedcache.federate.execution.choose import executors
+from fedcache.federate.methods import METHODS, NAMES
+from fedcache.federate.partition.partition import SCHEMES
+
+CODE = '''
+"""Means of every class, shrunk towards the mean of all: the method of a package."""
+from dataclasses import replace
+
+import torch
+
+from fedcache.extract.datasets import folder
+from fedcache.federate.execution.executor import Sequential
+from fedcache.federate.methods.fedncm import METHOD as NCM
+from fedcache.federate.partition.partition import SCHEMES
+
+
+def aggregate(server, up, ctx):
+    return NCM.aggregate(server, up, ctx)
+
+
+METHOD = replace(NCM, name="outside-ncm", aggregate=aggregate, summary="Class means, from another package.")
+SCHEME = replace(SCHEMES["iid"], name="outside-iid")
+
+
+def middle(V, f):
+    return V.sort(0).values[len(V) // 2]
+
+
+def wrong(V):
+    return V
+
+
+class Pictures:
+    key = staticmethod(folder.key)
+    load = staticmethod(folder.load)
+
+
+class Plain(Sequential):
+    name = "outside-loop"
+
+
+class Log:
+    def __init__(self, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = (folder / "rounds.txt").open("w")
+
+    def __call__(self, round_):
+        self.file.write(f"{round_.round}\\n")
+
+    def close(self):
+        self.file.close()
+'''
+ENTRIES = """[fedcache.methods]
+outside-ncm = outside_pkg.things:METHOD
+outside-gone = outside_pkg.missing:METHOD
+outside-odd = outside_pkg.things:middle
+fedavg = outside_pkg.things:METHOD
+[fedcache.partitions]
+outside-iid = outside_pkg.things:SCHEME
+[fedcache.aggregators]
+outside-middle = outside_pkg.things:middle
+outside-wrong = outside_pkg.things:wrong
+[fedcache.datasets]
+outside-pictures = outside_pkg.things:Pictures
+outside-nothing = outside_pkg.things:middle
+[fedcache.executors]
+outside-loop = outside_pkg.things:Plain
+[fedcache.trackers]
+outside-log = outside_pkg.things:Log
+"""
+
+
+def install(place: Path, version: str = "1.2") -> Path:
+    """A package as pip would leave it, below ``place``; returns the file of its code."""
+    package, facts = place / "outside_pkg", place / "outside_pkg-1.2.dist-info"
+    package.mkdir(parents=True, exist_ok=True)
+    facts.mkdir(exist_ok=True)
+    (package / "__init__.py").write_text("")
+    (package / "things.py").write_text(CODE)
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: outside-pkg\nVersion: {version}\n")
+    (facts / "entry_points.txt").write_text(ENTRIES)
+    return package / "things.py"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of ``sys.path`` with the package in it."""
+    install(tmp_path / "site-packages")
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    plugins._installed.cache_clear()
+    yield tmp_path / "site-packages"
+    plugins._installed.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "outside_pkg"]:
+        del sys.modules[name]
+
+
+def made(place: Path) -> Path:
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 3, 120)
+    x = (rng.normal(size=(3, 6))[label] + 0.5 * rng.normal(size=(120, 6))).astype("f4")
+    return fc.Store.from_arrays({"mine": x}, labels=label, path=place / "s.zarr").path
+
+
+@pytest.fixture
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(made)
+
+
+def train(store: Path, *words: object) -> dict:
+    return ok("train", "--store", store, "--scheme", "iid", "--clients", 4, *words).data
+
+
+def test_a_method_of_a_package_trains_by_its_name_and_is_shown_as_from_outside(site: Path, store: Path) -> None:
+    own = train(store, "--method", "fedncm")
+    theirs = train(store, "--method", "outside-ncm")
+    assert theirs["accuracy"] == own["accuracy"]
+    assert theirs["plugins"] == [{"kind": "methods", "name": "outside-ncm", "package": "outside-pkg", "version": "1.2"}]
+    assert "plugins" not in own
+    assert "outside-ncm" in [p["name"] for p in ok("methods", "list").data["plugins"]]
+    assert ok("methods", "info", "outside-ncm").data["origin"] == "outside-pkg 1.2"
+    assert "outside-ncm" not in list(METHODS)  # nothing is imported to list fedcache's own
+
+
+def test_package_version_and_code_are_part_of_the_identity(site: Path, store: Path) -> None:
+    words = ("train", "--store", store, "--scheme", "iid", "--clients", 4, "--method", "outside-ncm", "--json")
+
+    def digest() -> str:
+        env = {**environment(os.environ["FEDCACHE_HOME"]), "PYTHONPATH": os.pathsep.join([str(site), *sys.path])}
+        done = subprocess.run(
+            [sys.executable, "-m", "fedcache", *map(str, words)], capture_output=True, text=True, env=env, check=True
+        )
+        return str(json.loads(done.stdout)["data"]["digest"])
+
+    first = digest()
+    assert first
+    install(site, version="1.3")
+    second = digest()
+    things = install(site, version="1.2")
+    assert digest() == first != second
+    things.write_text(CODE.replace("len(V) // 2", "len(V) // 3"))
+    assert digest() not in (first, second)
+
+
+def test_scheme_executor_aggregator_and_tracker_of_a_package_are_used_by_name(
+    site: Path, store: Path, tmp_path: Path
+) -> None:
+    plain = train(store, "--method", "fedavg", "--rounds", 2, "--execution", "sequential")
+    loop = train(store, "--method", "fedavg", "--rounds", 2, "--execution", "outside-loop")
+    assert (loop["accuracy"], loop["execution"]) == (plain["accuracy"], "outside-loop")
+    assert loop["digest"] != plain["digest"]
+    robust = train(store, "--method", "fedavg", "--rounds", 2, "--aggregate", "outside-middle")
+    assert robust["plugins"][0]["kind"] == "aggregators"
+    train(store, "--method", "fedavg", "--rounds", 3, "--track", f"outside-log:{tmp_path / 'log'}")
+    assert (tmp_path / "log" / "rounds.txt").read_text().split()[-1] == "3"
+    dealt = ok("partition", "--store", store, "--scheme", "outside-iid", "--clients", 3)
+    assert dealt.data["scheme"] == "outside-iid"
+    assert "outside-iid" not in list(SCHEMES)
+    assert "outside-loop" not in executors()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--method", "outside-gone"), "(outside_pkg.missing:METHOD) of outside-pkg 1.2 cannot be loaded"),
+        (("--method", "outside-odd"), "of outside-pkg 1.2 is a function"),
+        (("--method", "outside-nmc"), "Did you mean 'outside-ncm'"),
+        (("--method", "fedavg", "--aggregate", "outside-wrong"), "returned (4, "),
+        (("--method", "fedavg", "--execution", "outside-lop"), "Did you mean 'outside-loop'"),
+        (("--method", "fedavg", "--track", "outside-lg"), "Did you mean 'outside-log'"),
+    ],
+)
+def test_what_is_broken_is_named_with_its_package(site: Path, store: Path, words: tuple[str, ...], said: str) -> None:
+    done = fedcache("train", "--store", store, "--scheme", "iid", "--clients", 4, "--rounds", 1, *words)
+    assert done.code != Exit.OK
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_package_cannot_take_a_name_of_fedcaches_own(site: Path, store: Path) -> None:
+    assert METHODS["fedavg"].summary != "Class means, from another package."
+    rows = {row["name"]: row for row in doctor.plugin_rows()}
+    assert rows["plug-in fedavg"]["status"] == "warn"
+    assert rows["plug-in outside-ncm"]["status"] == "ok"
+    assert rows["plug-in outside-gone"]["status"] == "warn"
+
+
+def test_a_kind_of_datasets_is_read_by_its_package(site: Path, tmp_path: Path) -> None:
+    images = write_directory(tmp_path / "images", tree([f"{c}/{i}.png" for c in ("cat", "dog") for i in range(3)]))
+    memory = DigestMemory(tmp_path / "digests")
+    theirs = open_dataset(f"outside-pictures:{images}", memory=memory)
+    assert theirs.digest == open_dataset(f"folder:{images}", memory=memory).digest
+    assert peek(f"outside-pictures:{images}", memory=memory) == (theirs.slug, theirs.digest)
+    with pytest.raises(FedcacheError, match=r"'outside-nothing' of outside-pkg 1\.2 has no key and load"):
+        open_dataset("outside-nothing:x", memory=memory)
+
+
+def test_a_grid_trains_own_and_foreign_methods_side_by_side(site: Path, store: Path) -> None:
+    words = ("grid", "--method", "fedncm,outside-ncm", "--scheme", "iid", "--clients", 4, "--store", store)
+    points = ok(*words).data["points"]
+    assert len({p["accuracy"]["mean"] for p in points}) == 1
+
+
+def test_register_is_for_this_process_and_refuses_what_is_taken() -> None:
+    def halves(V: torch.Tensor) -> torch.Tensor:
+        return V.mean(0) / 2
+
+    assert fc.register("aggregator", halves, "halves") == "halves"
+    try:
+        from fedcache.federate.trust.robust_rules import parse_rule
+
+        V = torch.arange(6.0, dtype=torch.float64).view(3, 2)
+        assert torch.equal(parse_rule("halves")(V, 0), V.mean(0) / 2)
+        assert torch.equal(parse_rule("clip:100+halves")(V, 0), V.mean(0) / 2)
+    finally:
+        plugins.forget("aggregators", "halves")
+    with pytest.raises(FedcacheError, match="Unknown rule"):
+        parse_rule("halves")
+    with pytest.raises(FedcacheError, match="one of fedcache's own methods"):
+        fc.register("method", METHODS["fedavg"])
+    with pytest.raises(FedcacheError, match="Did you mean 'methods'"):
+        fc.register("methodes", METHODS["fedavg"], "x")
+    with pytest.raises(FedcacheError, match="has no name"):
+        fc.register("tracker", object())
+    assert set(NAMES) == set(METHODS)
