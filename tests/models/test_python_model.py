@@ -178,6 +178,16 @@ def test_what_a_model_does_not_read_is_refused(run: fc.Run, tmp_path: Path) -> N
         assert caught.value.code == code, caught.value
 
 
+def test_an_infinite_feature_is_read_as_one_that_is_missing(store: fc.Store, run: fc.Run) -> None:
+    model, (X, _) = run.model().predictor.members[0], store.Xy()
+    damaged = X.astype(np.float64)
+    damaged[[0, 1, 2], [3, 4, 5]] = np.inf, -np.inf, 1e300  # the last is infinite as the float32 that models read
+    whole, found = model.read([X]), model.read([damaged])
+    assert torch.isnan(found).nonzero().tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert torch.equal(found[3:], whole[3:])
+    assert not torch.isnan(whole).any()
+
+
 def test_a_row_with_an_infinite_feature_is_left_out_with_a_reason(store: fc.Store, run: fc.Run, tmp_path: Path) -> None:
     X, y = store.Xy(split="test")
     model, expected = run.model(), run.model().predict(X)

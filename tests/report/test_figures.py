@@ -14,6 +14,7 @@ import torch
 from sklearn.decomposition import PCA
 
 from fedcache.federate.engine.result_diagnostics import linear_cka, pseudo_label_entropy
+from fedcache.report.drawing import draw
 from fedcache.report.figures import data
 from fedcache.report.figures.data import agreement, label_entropy
 from fedcache.report.figures.runs import last_numbers, own_numbers, spread
@@ -163,3 +164,14 @@ def test_figures_compute_without_torch_and_scikit_learn_what_these_compute(shape
     for scale in (1.0, 100.0, 1e4):
         bits = pseudo_label_entropy(torch.from_numpy(x), torch.from_numpy(text), scale).numpy()
         assert data._entropy_bits(x, text, scale) == pytest.approx(bits, abs=1e-9)
+
+
+def test_places_in_a_drawing_have_two_decimals_and_shares_of_ink_all_of_theirs() -> None:
+    def fill(axes: Any, _marks: Any) -> None:
+        axes.plot([0, 1 / 3, 1], [0, 2 / 7, 1], alpha=0.123456)
+
+    drawing = draw("i", fill)
+    paths = re.findall(r' d="([^"]*)"', drawing)
+    assert any(re.search(r"\d\.\d\d\b", path) for path in paths)
+    assert not any(re.search(r"\d\.\d{3}", path) for path in paths)
+    assert "0.123456" in drawing
