@@ -139,7 +139,7 @@ def write_client_stores(
 def describe_line(done: Extraction) -> str:
     """One sentence on what was computed."""
     quarantined = f", {done.images - done.ok} quarantined" if done.images > done.ok and done.ok else ""
-    if done.seconds and done.decoded:
+    if done.decoded:
         return (
             f"{done.decoded:,} images in {done.seconds:,.1f} s: {done.rate:,.1f} images/s with {done.workers} "
             f"process{'es' if done.workers != 1 else ''}; decoding and the model had {done.busy:.0%} of the cores"

@@ -24,6 +24,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from fedcache.config import Home
+from fedcache.errors import UsageError
 from fedcache.federate.methods import METHODS
 from fedcache.models.export.formats import check_place, format_of
 from fedcache.models.request import ModelOptions
@@ -446,3 +447,13 @@ def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkey
 )
 def test_the_ending_says_the_format(tmp_path, name, kind):
     assert format_of(tmp_path / name, None) == kind
+
+
+def test_a_folder_is_a_folder_whatever_its_name_ends_in(tmp_path):
+    place = tmp_path / "m.onnx"
+    with pytest.raises(UsageError, match=r"m\.onnx ends in \.onnx, and --format folder writes a folder") as caught:
+        format_of(place, "folder")
+    assert caught.value.hint.endswith("or --format onnx")
+    assert format_of(place, "onnx") == "onnx"
+    place.mkdir()
+    assert format_of(place, "folder") == format_of(place, None) == "folder"
