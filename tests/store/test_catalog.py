@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.extract.planning.find_store import need_store
 from fedcache.store import catalog
+from fedcache.store.content import value_id
 from fedcache.store.lock import hold_lock
 from fedcache.store.sidecars import append_event
 from fedcache.store.store import Store
@@ -109,6 +111,29 @@ def test_what_killed_processes_left_in_stores_is_told_and_what_is_written_is_not
     assert not note.exists()
     with store.writer(KEYS[1], shape=(14, 3), dtype="float16", chunk_rows=4, recipe={}, how={}):
         assert list(catalog.leftovers_of_stores(home)) == []
+
+
+def test_notes_of_killed_processes_are_told_in_the_order_of_their_names(home: Home) -> None:
+    store = create(home.stores / "s.zarr")
+    names = [f"{letter}.json" for letter in "gcafebd"]
+    for name in names:
+        (store.path / "locks" / name).write_text("{}")
+    assert [path.name for path, _ in catalog.leftovers_of_stores(home)] == sorted(names)
+
+
+def test_what_a_store_holds_of_a_content_is_of_the_same_rows(own_home: Path) -> None:
+    store = Store.from_arrays({"a": np.ones((4, 2), np.float32)}, labels=[0, 1, 0, 1], name="mine")
+    (one,) = (value_id(array.recipe) for array in store.arrays.values())
+    same = store.dataset["digest"]
+    for digest, values, all_of_it, part in (
+        (same, {one}, True, True),
+        (same, {one, ("other", 1)}, False, True),
+        (same, {("other", 1)}, False, False),
+        ("cd" * 32, {one}, False, False),  # the same arrays of other rows
+    ):
+        content: Any = SimpleNamespace(dataset={"digest": digest}, values=values, texts=())
+        assert catalog.holds_content(store, content) is all_of_it
+        assert catalog.holds_part_of(store, content) is part
 
 
 def test_every_journal_of_a_finished_array_goes_and_that_of_an_unfinished_one_stays(home: Home) -> None:
