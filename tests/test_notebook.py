@@ -174,7 +174,7 @@ def test_arrays_go_in_and_come_out_and_again_are_the_same_store(own_home: Path, 
         ({"labels": [0, 1, 2]}, 2, r"labels is int64 with shape \(3,\), expected 4"),
         ({"labels": [0.5, 1, 2, 3]}, 2, "float64"),
         ({"names": ["a", "a", "b", "c"]}, 2, "Names must be unique"),
-        ({"splits": ["train", "test", "dev", "test"]}, 2, "of 0 train, 1 test, 2 validation"),
+        ({"splits": ["train", "test", "fold", "test"]}, 2, "1 rows have the split .fold."),
         ({"name": "../x"}, 2, "not usable"),
     ],
 )  # fmt: skip

@@ -25,7 +25,7 @@ from fedcache.errors import Exit, UsageError
 from fedcache.extract.planning.find_store import more_features, need_store
 from fedcache.report.partition_dots import draw
 from fedcache.runs.given_partition import given_partition
-from fedcache.runs.partitions import columns_of, load_partition, make_partition, report_notes, write_shards
+from fedcache.runs.partitions import columns_of, load_partition, make_partition, need_scheme, report_notes, write_shards
 from fedcache.runs.store_choice import train_example
 
 LISTED, SHOWN = 100_000, 24
@@ -72,10 +72,12 @@ def partition(
         arguments["domain"] = domains
     if resolved.clients is not None:
         arguments["clients"] = resolved.clients
-    opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
-    how: dict[str, Any] = {"seed": resolved.seed, "name": name, "replace": replace, **arguments}
     if clients_csv is not None and resolved.scheme is not None:
         raise UsageError("--from and --scheme are both given.", "Leave one of them out.")
+    if clients_csv is None:
+        need_scheme(resolved.scheme, arguments)  # before a store is looked for
+    opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
+    how: dict[str, Any] = {"seed": resolved.seed, "name": name, "replace": replace, **arguments}
     if clients_csv is not None:
         made = given_partition(opened, clients_csv, **how)
     else:

@@ -85,13 +85,19 @@ def make_partition(
         replace: whether it may take the place of another partition of that name.
         arguments: of the scheme.
     """
-    scheme, arguments = with_column(scheme, arguments)
-    if scheme is None:
-        raise UsageError("No scheme was named.", f"--scheme {' | '.join(parts.SCHEMES)}, or --by COLUMN")
+    scheme, arguments = need_scheme(scheme, arguments)
     made = parts.make(scheme, columns_of(store), seed=seed, **typed_arguments(scheme, arguments))
     if save:
         save_partition(store, made, name or made.default_name(), replace=replace)
     return made
+
+
+def need_scheme(scheme: str | None, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Scheme and arguments as ``with_column`` understands them. Raises UsageError where they name no scheme."""
+    chosen, given = with_column(scheme, arguments)
+    if chosen is None:
+        raise UsageError("No scheme was named.", f"--scheme {' | '.join(parts.SCHEMES)}, or --by COLUMN")
+    return chosen, given
 
 
 def save_partition(store: Store, made: Partition, name: str, *, replace: bool = False) -> None:

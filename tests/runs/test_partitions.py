@@ -115,7 +115,10 @@ LABELS = np.where(np.arange(40) < 15, -1, np.arange(40) % 2)
 def test_rows_without_labels_are_refused_where_labels_are_read() -> None:
     partly, none = store(LABELS, name="partly"), store(np.full(40, -1), name="none")
     add = "Add labels to the file, then:  fedcache ingest FILE --name {} --replace"
-    leave_out = "A scheme that deals by class leaves them out, for example --scheme dirichlet.\n"
+    leave_out = (
+        "A scheme that deals by class leaves them out, for example --scheme dirichlet; --by COLUMN does so with "
+        "--option unlabelled=drop.\n"
+    )
     fed3r = METHODS["fed3r"]
     need_labels(fed3r, partly, None)  # some rows have labels, and only those may be dealt
     need_labels(fed3r, partly, np.arange(15, 30))
