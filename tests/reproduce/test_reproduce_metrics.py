@@ -72,6 +72,12 @@ def test_a_metric_by_hand(metric: str, expected: Any, run: Run) -> None:
     assert found == (expected if expected is None else pytest.approx(expected))
 
 
+@pytest.mark.parametrize("name", ["worst10", "worst20", "worst40", "best10"])
+def test_each_share_of_the_clients_is_a_percentage_or_missing(name: str, run: Run) -> None:
+    for value, expected in ((0.3125, 31.25), (None, None)):
+        assert measure(name, Run(run.path, {**RESULT, "fairness": {name: value}}, {})) == expected
+
+
 def test_all_that_is_trained_of_an_encoder_counts(run: Run) -> None:
     whole = Run(run.path, {**RESULT, "hyperparameters": {"encoder": "conv"}}, {})
     assert measure("head_params", whole) == 1000.0
