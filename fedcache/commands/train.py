@@ -220,6 +220,7 @@ def grid(
 
     Example: fedcache grid --method fedavg,fedprox --sweep lr=0.1,0.01 --seeds 0-2 --scheme dirichlet --alpha 0.1
     Example: fedcache grid --method fedpcl --sweep lr=0.01,0.001 --validation 0.2 --retrain
+    Example: fedcache grid --method fed3r,fedavg,fedncm --by domain --hold-out each
     """
     if ready == "list":
         return list_ready_grids()

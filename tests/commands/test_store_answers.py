@@ -235,3 +235,22 @@ def test_ingest_says_what_it_found_and_what_comes_next(
     again = fedcache("ingest", tmp_path / "e.npz", "--name", "mine")
     assert again.out.splitlines() == [*done["notes"], done["path"], following]
     assert "mine is there already, with the same content: nothing to do." in again.err
+
+
+@pytest.mark.parametrize(
+    ("site", "labels", "dealt"),
+    [
+        (["a", "b"] * 20, [0, 1] * 20, "--by site"),
+        (["a", "b"] * 20, [0, 0, 1, -1] * 10, "--by site --option unlabelled=drop"),
+        ([str(i) for i in range(40)], [0, 1] * 20, "--scheme iid --clients 5"),  # a value for each row is no client
+        (["a"] * 40, [0, 1] * 20, "--scheme iid --clients 5"),
+    ],
+)
+def test_after_a_table_with_sites_the_next_command_trains_on_these(
+    tmp_path: Path, site: list[str], labels: list[int], dealt: str
+) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype("f4")
+    np.savez(tmp_path / "e.npz", **{"features/mine": x, "labels": labels, "site": site})
+    following = ok("ingest", tmp_path / "e.npz", "--name", "mine").data["next"]
+    assert following == f"fedcache train --method fedavg {dealt} --dataset mine"
+    ok(*following.split()[1:], "--rounds", 1)

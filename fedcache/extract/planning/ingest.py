@@ -9,6 +9,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.planning.find_store import ingested_path
@@ -166,10 +168,23 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
     if not known.any() and not store.texts:
         lines.append("No labels and no text features, which every method needs one of: add labels to the file.")
         return lines, ingest_command(store)
-    method, scheme = ("fedavg", "iid" if known.all() else "dirichlet") if known.any() else ("clip-zs", "iid")
-    clients = max(1, min(5, counts["train"] // 2))
+    method = "fedavg" if known.any() else "clip-zs"
     # NAME alone may mean something else.
     spec = name if ingested_path(home, name) is not None else f"{INGESTED}:{name}"
     where = store_option(store) or ["--dataset", spec]
-    words = ["fedcache", "train", "--method", method, "--scheme", scheme, "--clients", str(clients), *where]
-    return lines, shlex.join(words)
+    if (column := column_of_clients(store)) is not None:
+        dealt = ["--by", column, *(["--option", "unlabelled=drop"] if known.any() and not known.all() else [])]
+    else:
+        scheme = "iid" if known.all() or not known.any() else "dirichlet"
+        dealt = ["--scheme", scheme, "--clients", str(max(1, min(5, counts["train"] // 2)))]
+    return lines, shlex.join(["fedcache", "train", "--method", method, *dealt, *where])
+
+
+def column_of_clients(store: Store) -> str | None:
+    """The first group with two values or more, half of which have four rows or more; None where there is none."""
+    for name in store.groups:
+        group = store.group(name)
+        rows = np.bincount(group.codes[group.codes >= 0], minlength=len(group.words))
+        if len(rows) >= 2 and float(np.median(rows)) >= 4:
+            return name
+    return None
