@@ -29,7 +29,7 @@ from fedcache.extract.result import Extraction, summarise
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
-from fedcache.store.catalog import clean_up, finished_stores, recall_last, remember_last, resolve_path
+from fedcache.store.catalog import clean_up, finished_stores, place_of_content, recall_last, remember_last, resolve_path
 from fedcache.store.files import make_private
 from fedcache.store.groups import put_groups
 from fedcache.store.journal import journals
@@ -83,7 +83,7 @@ def extract(
     }
     known = (held.slug, held.digest) if held is not None else None if rehash else peek(spec, **where)
     if known is not None:
-        path = store or home.store(*known)
+        path = store or place_of_content(home, *known)
         done = finished(path, known[1], planned, config, keep_text=keep_text, dry_run=dry_run)
         if done is not None:
             done.skipped = skipped
@@ -98,7 +98,9 @@ def extract(
             f"{counted(data.links_left_out, 'link')} out of the dataset's folder left out; --follow-links reads "
             "what is behind."
         )
-    path = store or home.store(data.slug, data.digest)
+    path = store or place_of_content(home, data.slug, data.digest)
+    if store is None and path != home.store(data.slug, data.digest):
+        observer.note(f"{path.name} holds the same images, under the name they had before: it is used.")
     if dry_run:
         return estimate(path, data, planned, config, home, observer, skipped, fresh=fresh)
     options = ExtractionOptions(

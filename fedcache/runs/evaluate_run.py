@@ -29,7 +29,7 @@ from fedcache.runs.directory import MODELS
 from fedcache.runs.predict_run import check_saved, check_weights, open_members, predictor_of, result_of, weights_of
 from fedcache.runs.trained_rows import warning_of_trained_rows
 from fedcache.runs.trust_words import is_private
-from fedcache.store.catalog import recall_last, remember_last
+from fedcache.store.catalog import place_of_content, recall_last, remember_last
 from fedcache.store.store import Store
 
 
@@ -210,7 +210,7 @@ def store_with_features(
             spec, memory=memory_of(home), roots=roots_of(config.data), data=home.data, layout=config.layout,
             limit=config.limit, follow_links=config.follow_links,
         )  # fmt: skip
-        known = None if found is None else home.store(*found)
+        known = None if found is None else place_of_content(home, *found)
     if known is not None and known.exists():
         store = Store.open(known)
         try:

@@ -49,6 +49,23 @@ def resolve_path(home: Home, path: Path, *, to_read: bool = False) -> Path:
     return path if found is None else found
 
 
+def place_of_content(home: Home, slug: str, digest: str) -> Path:
+    """Where the store of a dataset's content lies in a home: under its name, else under another one that it had before.
+
+    A folder that was renamed has the same content, so its store is used as it is; where none is there, the place is the
+    one that a new store takes.
+    """
+    usual = home.store(slug, digest)
+    if usual.exists():
+        return usual
+    for other in sorted(home.stores.glob(f"*-{digest[:8]}.zarr")):
+        with suppress(FedcacheError):
+            store = Store.open(other)
+            if store.content == digest and not is_ingested(store) and "shard" not in store.dataset:
+                return other
+    return usual
+
+
 def remember_last(home: Home, path: Path, spec: str) -> None:
     """Note the store that commands without ``--dataset`` use, and what was asked for."""
     make_private(home.root)

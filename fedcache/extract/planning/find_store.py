@@ -20,6 +20,7 @@ from fedcache.store.catalog import (
     ingested_stores,
     is_ingested,
     last_store,
+    place_of_content,
     resolve_path,
 )
 from fedcache.store.journal import journals
@@ -54,7 +55,7 @@ def locate_store(
         found = ingested_path(home, dataset)
         for follow_links in (False, True) if found is None else ():
             known = datasets.peek(dataset, memory=memory_of(home), follow_links=follow_links, data=home.data)
-            found = home.store(*known) if known else None
+            found = place_of_content(home, *known) if known else None
             if found is not None and found.exists():
                 break
         return found if found is not None and found.exists() else None
@@ -185,7 +186,7 @@ def extract_command(
 
 def store_option_of(store: Store, home: Home) -> list[str]:
     """``--store PATH`` where an extraction of its dataset would not find the store by itself; else nothing."""
-    usual = home.store(store.dataset["slug"], store.content)
+    usual = place_of_content(home, store.dataset["slug"], store.content)
     return [] if store.path.resolve() == usual.resolve() else ["--store", str(store.path)]
 
 
