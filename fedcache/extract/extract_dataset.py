@@ -98,9 +98,7 @@ def extract(
             f"{counted(data.links_left_out, 'link')} out of the dataset's folder left out; --follow-links reads "
             "what is behind."
         )
-    path = store or place_of_content(home, data.slug, data.digest)
-    if store is None and path != home.store(data.slug, data.digest):
-        observer.note(f"{path.name} holds the same images, under the name they had before: it is used.")
+    path = store or place_of_data(home, data, observer)
     if dry_run:
         return estimate(path, data, planned, config, home, observer, skipped, fresh=fresh)
     options = ExtractionOptions(
@@ -140,6 +138,14 @@ def images_of_the_program(images: Any, config: ExtractConfig, memory: DigestMemo
         raise UsageError(f"The images cannot be sent to {config.workers} workers: {why}.", "workers=0 reads them here.")
     data = in_memory.load(images, Context(memory))
     return data if config.limit is None else data.part(config.limit), replace(config, workers=config.workers or 0)
+
+
+def place_of_data(home: Home, data: Dataset, observer: Observer) -> Path:
+    """Where the store of a dataset lies; the observer is told of one that has the name of a folder before."""
+    path = place_of_content(home, data.slug, data.digest)
+    if path != home.store(data.slug, data.digest):
+        observer.note(f"{path.name} holds the same images, under the name they had before: it is used.")
+    return path
 
 
 def pull_if_needed(planned: PlannedArray, config: ExtractConfig, home: Home, observer: Observer) -> PlannedArray:

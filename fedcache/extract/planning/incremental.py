@@ -3,9 +3,10 @@
 A store is one content for ever, because results, partitions and shards name its digest. So new images make a new store
 where a fresh one would lie, and what is saved is the work, not the directory.
 
-- **Parent.** Of the stores beside the new one and in the home: same dataset name, other content, neither ingested nor a
-  shard, at least half of its readable rows still there by name and bytes. The one with the most such rows is taken, if
-  a whole chunk can be taken over or nothing is new.
+- **Parent.** Of the stores beside the new one and in the home: other content, neither ingested nor a shard, at least
+  half of its readable rows still there by their bytes, under whatever name. Those of the dataset's name are looked at,
+  and where there is none, the latest others that have an array of those asked for. The one with the most such rows is
+  taken, if a whole chunk can be taken over or nothing is new.
 - **Rows.** Those of the parent in their order, then the new ones in name order. A row whose image is gone or has other
   bytes is kept with ``ok`` 0 and never used; an image that comes back is a new row. Labels, domains and splits are
   those the dataset gives now.
@@ -18,7 +19,7 @@ Appending in place is no way: readers take no lock, and results would name a dig
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -39,6 +40,9 @@ from fedcache.store.samples import Samples
 from fedcache.store.sidecars import VANISHED
 from fedcache.store.store import ArrayWriter, Store
 from fedcache.store.text_features import read_text
+
+OTHERS = 8
+"""Stores of other names that are looked at: the names and digests of all their rows are read."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -65,15 +69,25 @@ class IncrementalDataset(Dataset):
 
 
 def find_earlier_rows(data: Dataset, before: Samples, gone: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Where the rows ``before`` of a store are in a dataset, int64 [N]; -1 for another image under the name, or none.
+    """Where the rows ``before`` of a store are in a dataset, int64 [N]; -1 for an image that is not there any more.
 
-    ``gone``, bool [N], are rows that had vanished by then, which never come back.
+    A row is the image of its name where that has the same bytes, else an image of the same bytes under a name that no
+    other row has: one that was renamed. ``gone``, bool [N], are rows that had vanished by then, which never come back.
     """
     index = {name: row for row, name in enumerate(data.names)}
     found = np.array([-1 if g else index.get(n, -1) for n, g in zip(before.name, gone, strict=True)], np.int64)
     there = np.flatnonzero(found >= 0)
     other = (data.uid[found[there]] != before.uid[there]).any(axis=1)
     found[there[other]] = -1
+    lost = np.flatnonzero((found < 0) & ~gone)
+    if not len(lost):
+        return found
+    left: dict[bytes, list[int]] = {}
+    for row in np.setdiff1d(np.arange(len(data)), found)[::-1].tolist():  # popped from the end: in the order of names
+        left.setdefault(data.uid[row].tobytes(), []).append(row)
+    for row in lost.tolist():
+        if places := left.get(before.uid[row].tobytes()):
+            found[row] = places.pop()
     return found
 
 
@@ -99,7 +113,11 @@ def in_earlier_order(
         slug=data.slug,
         classes=data.classes,
         domains=data.domains,
-        names=(*before.name, *(data.names[r] for r in rest)),
+        # what was renamed has its name of today, what has vanished the last one it had
+        names=(
+            *(data.names[r] if r >= 0 else name for name, r in zip(before.name, rows.tolist(), strict=True)),
+            *(data.names[r] for r in rest),
+        ),
         label=label,
         domain=domain,
         split=split,
@@ -208,14 +226,15 @@ def plan_incremental(
         before, gone = store.samples, vanished_rows(store)
         rows = find_earlier_rows(data, before, gone)
         origin = store.dataset["grown"]
-        parent = next((s for s in earlier_stores(path, data.slug, home) if s.dataset["digest"] == origin), None)
+        keys = {job.key for job in jobs}
+        parent = next((s for s in earlier_stores(path, data.slug, home, keys) if s.dataset["digest"] == origin), None)
         made = in_earlier_order(data, before, rows, known=None if parent is None else parent.rows)
         return _take_over(IncrementalPlan(made, None if fresh else parent), jobs, chunk_rows)
     if fresh or path.exists():
         return None
     best: tuple[int, float, IncrementalPlan] | None = None
     otherwise: Store | None = None
-    for parent in earlier_stores(path, data.slug, home):
+    for parent in earlier_stores(path, data.slug, home, {job.key for job in jobs}):
         with suppress(FedcacheError):
             if parent.content == data.digest:
                 continue  # nothing has changed: a store of its own was asked for, elsewhere
@@ -237,17 +256,26 @@ def plan_incremental(
     return None if best is None else best[2]
 
 
-def earlier_stores(path: Path, slug: str, home: Home) -> list[Store]:
-    """The other stores of a name, beside ``path`` and in the home; shards and embeddings are none."""
+def earlier_stores(path: Path, slug: str, home: Home, keys: Collection[str]) -> list[Store]:
+    """The other stores of a name, beside ``path`` and in the home; shards and embeddings are none.
+
+    Where no store has that name, the latest ``OTHERS`` that have one of the arrays ``keys``: the folder may have been
+    renamed.
+    """
     places = {p.resolve(): p for folder in (path.parent, home.stores) for p in sorted(folder.glob("*.zarr"))}
     places.pop(path.resolve(), None)
-    found = []
+    found, others = [], []
     for place in places.values():
-        with suppress(FedcacheError):
+        with suppress(FedcacheError, OSError):
             store = Store.open(place)
-            if store.dataset["slug"] == slug and not is_ingested(store) and "shard" not in store.dataset:
+            if is_ingested(store) or "shard" in store.dataset:
+                continue
+            if store.dataset["slug"] == slug:
                 found.append(store)
-    return found
+            elif store.arrays.keys() & set(keys):
+                others.append(((place / "manifest.json").stat().st_mtime, place, store))
+    others.sort(key=lambda one: one[:2], reverse=True)
+    return found or [store for _, _, store in others[:OTHERS]]
 
 
 def vanished_rows(store: Store) -> NDArray[np.bool_]:
