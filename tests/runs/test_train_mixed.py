@@ -98,7 +98,7 @@ def test_a_misspelt_backbone_of_a_client_gets_the_right_one(store: Path) -> None
 
 def test_a_rate_is_expected_of_models_only(tmp_path: Path) -> None:
     images = f"folder:{folder(tmp_path / 'others', train=4, test=2)}"
-    words = ("extract", "--dataset", images, "--workers", 0, "--backbones")
+    words = ("extract", "--fresh", "--dataset", images, "--workers", 0, "--backbones")
     said = ok(*words, "pixels", "--recipe", "size=8").err
     assert "no model runs" in said
     assert "expect about" not in said
