@@ -21,7 +21,6 @@ T = TypeVar("T")
 KINDS = MappingProxyType(
     {
         "methods": "a federated method: fedcache.Method",
-        "backbones": "a factory of an nn.Module, or (nn.Module, transform)",
         "datasets": "a module or object with key(rest, context) and load(rest, context)",
         "partitions": "a partition scheme: fedcache.federate.partition.scheme.Scheme",
         "aggregators": "a function of V [m, d] that returns [d]",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -209,8 +209,3 @@ def reason(error: BaseException) -> str:
     """An exception's type and the first line of what it says, cut to what a sentence can hold."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else f"{type(error).__name__}."
-
-
-def with_recipe(row: Backbone, **changed: Any) -> Backbone:
-    """The row with another native recipe."""
-    return replace(row, recipe=replace(row.recipe, **changed))

@@ -63,6 +63,10 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
             f"{given[0]} is an argument of the scheme inside every value of {by}, and none is named.",
             f"--by {by} --scheme {' | '.join(SCHEMES)}; without {given[0]} every value is one client",
         )
+    if args["hold_out"] is not None and args["tests"] != "within":
+        raise UsageError(
+            f"hold_out and tests {args['tests']} both say which rows are the test set.", "Leave one of them out."
+        )
     group, notes = pool.columns.sorted_by(by), []
     if args["unlabelled"] == "drop":
         known = pool.columns.label >= 0
@@ -82,7 +86,7 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
             raise UsageError(f"Scheme natural: no row of {by} {args['hold_out']} has features.", "fedcache inspect")
         rows, tests = (r[~np.isin(group.codes[r], held)] for r in (rows, tests))
     members = members_of(group, rows, tests)
-    if args["tests"] == "held-out-clients" and held is None:
+    if args["tests"] == "held-out-clients":
         members, common, said = _without_some(members, everybody, group, args, streams)
         notes.append(said)
     within = args["tests"] == "within" and common is None
@@ -185,11 +189,12 @@ def _with_tests_of_their_own(members: Members, pool: RowPool) -> tuple[Members, 
         members = Members(members.words, train, test)
         if drawn := int((members.test.sizes[bare] > 0).sum()):
             notes.append(
-                f"{drawn:,} clients have no row of the test split: a fifth of each of their classes is held out"
+                f"{drawn:,} of {len(bare):,} clients without rows of the test split: a fifth of each class is held out"
             )
     single = members.test.sizes == 0
     if single.any():
-        notes.append(f"{int(single.sum()):,} clients with a single row are left out: nothing is there to test them on")
+        many = f"{int(single.sum()):,} of {len(single):,} clients"
+        notes.append(f"{many} left out for a single row: nothing is there to test them on")
         members = _taken(members, np.flatnonzero(~single))
     return members, notes
 

@@ -14,6 +14,7 @@ from command import fedcache, ok
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_images import encoded, write_directory
+from refusal import refused
 
 import fedcache as fc
 from fedcache.errors import Exit, FedcacheError
@@ -56,15 +57,6 @@ def write(path: Path, **columns: object) -> Path:
 
 def opened(path: Path, memory: DigestMemory, tail: str = ""):
     return open_dataset(f"arrays:{path}{tail}", memory=memory)
-
-
-def refused(call, *words: str, code: Exit = Exit.USAGE) -> None:
-    with pytest.raises(FedcacheError) as caught:
-        call()
-    assert caught.value.code == code
-    assert caught.value.hint
-    for word in words:
-        assert word in str(caught.value), str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a.h5", "a"])

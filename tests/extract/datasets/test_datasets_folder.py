@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_images import png, tree, write_directory, write_tar, write_zip
+from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.extract.datasets import archives, open_dataset, peek
 from fedcache.extract.datasets import tree as file_tree
 from fedcache.extract.datasets.folder_labels import _guess, enter_top_folder, infer
@@ -37,15 +38,6 @@ def memory(tmp_path):
 def open_tree(tmp_path, memory, files, **options):
     root = write_directory(tmp_path / "images", files)
     return open_dataset(f"folder:{root}", memory=memory, **options)
-
-
-def refused(call, *words, code=Exit.USAGE):
-    with pytest.raises(FedcacheError) as caught:
-        call()
-    assert caught.value.code == code
-    assert caught.value.hint
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_rows_are_sorted_names_with_the_labels_of_their_folders(tmp_path, memory):

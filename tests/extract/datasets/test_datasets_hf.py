@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from command import fedcache, ok
 from make_images import encoded, pixels, write_directory
+from refusal import refused
 
 import fedcache as fc
 from fedcache.errors import Exit, FedcacheError
@@ -60,15 +61,6 @@ def save(folder: Path, held: pa.Table, name: str = "data-00000-of-00001.arrow", 
 
 def opened(path: Path, memory: DigestMemory, tail: str = "", **options: Any):
     return open_dataset(f"hf:{path}{tail}", memory=memory, **options)
-
-
-def refused(call, *words: str, code: Exit = Exit.USAGE) -> None:
-    with pytest.raises(FedcacheError) as caught:
-        call()
-    assert caught.value.code == code
-    assert caught.value.hint
-    for word in words:
-        assert word in str(caught.value), str(caught.value)
 
 
 def two_splits(root: Path) -> Path:

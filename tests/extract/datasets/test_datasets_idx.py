@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusal import refused
 
 import fedcache as fc
 from fedcache.errors import Exit, FedcacheError
@@ -38,15 +39,6 @@ def write(folder: Path, images: str, array: np.ndarray, labels: str = "", number
             raw = struct.pack(">II", 0x801, len(held)) + held.astype("u1").tobytes()
         (folder / labels).write_bytes(gzip.compress(raw) if labels.endswith(".gz") else raw)
     return folder / images
-
-
-def refused(call, *words: str, code: Exit = Exit.USAGE) -> None:
-    with pytest.raises(FedcacheError) as caught:
-        call()
-    assert caught.value.code == code
-    assert caught.value.hint
-    for word in words:
-        assert word in str(caught.value), str(caught.value)
 
 
 def check(folder: Path, memory: DigestMemory) -> None:

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from command import ok
 from make_images import encoded, pixels, write_directory, write_tar
+from refusal import refused
 
 import fedcache as fc
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.extract.datasets import info, open_dataset, peek
 from fedcache.extract.datasets.record_sources import WARM
 from fedcache.extract.datasets.webdataset import _expand
@@ -51,15 +52,6 @@ def shards(root: Path, count: int = 3, each: int = 10, **parts: Any) -> Path:
 
 def opened(place: object, memory: DigestMemory, tail: str = ""):
     return open_dataset(f"webdataset:{place}{tail}", memory=memory)
-
-
-def refused(call, *words: str, code: Exit = Exit.USAGE) -> None:
-    with pytest.raises(FedcacheError) as caught:
-        call()
-    assert caught.value.code == code
-    assert caught.value.hint
-    for word in words:
-        assert word in str(caught.value), str(caught.value)
 
 
 def test_shards_are_one_dataset_by_folder_glob_and_braces(tmp_path, memory) -> None:

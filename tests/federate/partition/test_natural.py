@@ -59,7 +59,7 @@ def test_a_client_without_test_rows_holds_a_fifth_of_each_class_out_and_a_single
     by_uid = sorted(range(10), key=lambda r: data.uid[r].tobytes())[:2]
     assert [r for r in test if r < 10] == sorted(by_uid)
     assert [int(data.label[r]) for r in test].count(1) == 2
-    assert "1 clients with a single row are left out" in made.notes[1]
+    assert "1 of 2 clients left out for a single row" in made.notes[1]
 
 
 def test_rows_without_a_label_are_kept_or_left_out() -> None:
@@ -142,6 +142,7 @@ def test_a_column_beside_a_scheme_means_that_scheme_inside_every_value() -> None
         ({"by": "domain", "hold_out": ("scketch",)}, "Did you mean 'sketch'"),
         ({"by": "domain", "hold_out": ("sketch", "photo")}, "nobody trains"),
         ({"by": "domain", "tests": "globl"}, "Did you mean 'global'"),
+        ({"by": "domain", "hold_out": ("sketch",), "tests": "global"}, "both say which rows are the test set"),
         ({"by": "domain", "clients": 3}, "clients is an argument of the scheme inside"),
         ({"by": "domain", "clients": 30, "inside": "iid"}, "photo: Scheme iid with 30 clients: 5 rows"),
         ({"by": "", "hold_out": None}, "expected a name"),
