@@ -189,14 +189,14 @@ def test_nothing_to_choose_by_is_refused_before_anything_is_trained(store: Path)
 
 def test_a_grid_of_held_out_values_chooses_by_their_mean_and_trains_each_again(store: Path) -> None:
     words = ("grid", "--method", "fed3r", "--sweep", "lam=0.1,1000", "--by", "class", "--hold-out", "each")
-    done = ok(*words, "--tests", "global", "--validation", "0.3", "--retrain", "--store", store).data
+    done = ok(*words, "--validation", "0.3", "--retrain", "--store", store).data
     rows = done["held_out"]
     assert rows[0]["validation"] >= rows[1]["validation"]
     for row in rows:
         own = [p["validation"]["mean"] for p in done["points"] if p["sweep"]["lam"] == row["sweep"]["lam"]]
         assert row["validation"] == pytest.approx(np.mean(own), abs=1e-12)
     assert [p["sweep"] for p in done["retrained"]] == [{**rows[0]["sweep"], "hold_out": c} for c in "012"]
-    printed = fedcache(*words, "--tests", "global", "--validation", "0.3", "--retrain", "--store", store).out
+    printed = fedcache(*words, "--validation", "0.3", "--retrain", "--store", store).out
     assert f"Chosen by mean validation accuracy over 3 held-out values: fed3r lam={rows[0]['sweep']['lam']}" in printed
     assert "trained again on all training rows" in printed
 
