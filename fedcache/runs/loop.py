@@ -75,7 +75,7 @@ class StopCheck:
         kept: rounds that are kept already.
     """
 
-    def __init__(self, stop: Stop, story: str, kept: int = 0) -> None:
+    def __init__(self, stop: Stop, story: str, kept: int) -> None:
         self.stop, self.story = stop, story
         self.begin(kept)
 

@@ -29,6 +29,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.models.export.formats import check_place, format_of
 from fedcache.models.request import ModelOptions
 from fedcache.progress import Silent
+from fedcache.report.export_model import agreement
 from fedcache.report.methods.facts import rows_in_models
 from fedcache.report.model_card import model_card
 from fedcache.runs.predict_run import open_predictor
@@ -66,6 +67,14 @@ def without_fedcache(script, *words):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [line.split("\t") for line in done.stdout.splitlines()]
+
+
+def test_the_card_names_each_dtype_of_the_features_once_and_in_the_order_of_the_alphabet():
+    recipes = [SimpleNamespace(dtype=dtype) for dtype in ("uint8", "int64", "float32", "int16", "float16", "float32")]
+    moved = SimpleNamespace(scores=0.001, probabilities=0.0001)
+    card = agreement(SimpleNamespace(module=SimpleNamespace(saved=SimpleNamespace(recipes=recipes)), libraries=moved))
+    assert "Features are rounded to float16 and float32 and int16 and int64 and uint8, as the store" in card
+    assert "scores changed by at most 0.001 and probabilities by 0.0001." in card
 
 
 def said_by_predict(run, paths, *words):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federation import VARIANTS, cases, fitted, go_tiny, ids, tiny
+from federation import VARIANTS, cases, federation, fitted, go, go_tiny, ids, tiny
 from test_saved_model import facts_of, rows_of
 
 from fedcache.errors import StoreError, UsageError
@@ -126,6 +126,18 @@ def test_the_estimator_reads_features_as_the_model_does(feat_post, widths):
     assert [("z", "b", "a")[i] for i in wanted.argmax(-1)] == list(made.predict(raw[:, 0].astype(np.float64)))
     program = make_program(predictor, home=None)
     assert np.abs(program.exported.module()(torch.from_numpy(raw[:, 0]))[1].numpy() - wanted).max() <= 1e-5
+
+
+def test_the_head_of_more_features_than_are_asked_for_at_once_is_the_models():
+    """1,030 features: two of the steps in which unit vectors are scored."""
+    data, clients = federation(sizes=(9, 8), classes=3, width=1030)
+    out = go("fed3r", {"bias": True}, data, clients)
+    predictor = Predictor((collect(out, replace(facts_of(out, data), recipes=({},)), data, None).model,))
+    head = linear_head(predictor)
+    x = data.x[:, 0].numpy()
+    wanted = predictor.deployed[0].scores(data.x[:, 0]).numpy()
+    assert head.coef.shape == (3, 1030)
+    assert np.abs(x @ head.coef.T + head.intercept - wanted).max() <= 1e-9 * np.abs(wanted).max()
 
 
 def test_an_estimator_of_two_classes():

@@ -210,7 +210,9 @@ def test_a_change_that_a_person_accepted_is_not_drawn_again():
         assert mutate_.draw(sources, accepted, 5, seed, "")[0] in left
 
 
-def test_every_accepted_change_has_a_reason():
+def test_every_accepted_change_has_a_reason_and_is_one_of_the_code_as_it_is():
     for row in tool("mutate").accepted_rows(TOOLS / "mutants-equivalent.toml"):
         assert row.keys() == {"file", "where", "before", "after", "why"}
         assert len(row["why"].split()) >= 4
+        made = tool("mutants").mutants_of((TOOLS.parent / row["file"]).read_text(encoding="utf-8"), row["file"])
+        assert (row["where"], row["before"], row["after"]) in {(m.where, m.before, m.after) for m in made}

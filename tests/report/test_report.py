@@ -269,7 +269,7 @@ def test_lost_measurements_are_a_dash(tmp_path: Path, bad: str) -> None:
 
 @pytest.mark.usefixtures("store")
 def test_settings_stand_apart_and_results_of_before_have_less(tmp_path: Path, own_home: Path) -> None:
-    ok("train", "--method", "fed3r", "--backbones", "random-projection:16", *IID)
+    ok("train", "--method", "fed3r", "--backbones", "random-projection", *IID)
     ok("train", "--method", "fed3r", "--backbones", "random-projection:16", "--scheme", "iid", "--clients", 2)
     ok("train", "--method", "fedncm", "--backbones", "random-projection:16", "--scheme", "iid", "--clients", 2)
     old = sorted((own_home / "runs").iterdir())[0] / "result.json"
@@ -280,6 +280,10 @@ def test_settings_stand_apart_and_results_of_before_have_less(tmp_path: Path, ow
     page, text, _ = made(tmp_path)
     assert [a["id"] for t, a in page.tags if t == "section" and a.get("id")] == ["across", "s0", "s1", "again"]
     assert "stand apart and are not averaged" in text
+    recipes = re.findall(r'<th scope="row">(random-projection\S*)</th><td>(.*?)</td>', text)
+    assert [re.findall(r"backbone ([^,]+)", told) for _, told in recipes] == [
+        ["random-projection"], ["random-projection:16"]
+    ], "of both settings"  # fmt: skip
     assert "Results of earlier versions hold no confusion matrix" in text
     assert len(page.figures()["across"]) == 1 + 4  # two methods in two settings
 

@@ -163,3 +163,9 @@ def test_methods_whose_uploads_cannot_wait_are_refused_by_name(store: Path, meth
     with pytest.raises(FedcacheError, match=why):
         fc.grid(method, "few", fc.partition("few", "iid", clients=M), asynchronous=[2, 3])
     assert ok("methods", "info", "fedrep").data["asynchronous"] is True
+
+
+def test_one_set_has_no_clients_that_take_time(store: Path) -> None:
+    refused = fedcache("train", "--method", "central", "--client-durations", "equal", "--scheme", "iid", "--clients", M)
+    assert refused.code == Exit.USAGE
+    assert "central trains on one set, and has no clients that take time." in refused.err

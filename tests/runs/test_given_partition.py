@@ -11,6 +11,7 @@ from command import fedcache, ok
 import fedcache as fc
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.partition.partition import Partition
+from fedcache.runs.partitions import load_partition
 
 ROWS = 40
 
@@ -43,6 +44,17 @@ def test_a_dict_may_give_every_client_its_own_test_rows(store: fc.Store) -> None
     assert held(made) == {"north": ([0, 1], [2]), "south": ([3], [4, 5])}
     assert made.test.tolist() == [2, 4, 5]
     assert fc.Store.open(store.path).partitions == [made.default_name()]
+
+
+def test_a_name_of_other_rows_is_refused_unless_that_is_said(store: fc.Store) -> None:
+    first = fc.partition(store, {"north": [0, 1], "south": [2, 3]}, name="mine")
+    assert fc.partition(store, {"north": [0, 1], "south": [2, 3]}, name="mine").digest == first.digest
+    with pytest.raises(FedcacheError, match=r"s\.zarr has a partition 'mine' with other rows") as caught:
+        fc.partition(store, {"north": [0, 1], "south": [2, 5]}, name="mine")
+    assert caught.value.code is Exit.USAGE
+    assert load_partition(store, "mine").digest == first.digest
+    other = fc.partition(store, {"north": [0, 1], "south": [2, 5]}, name="mine", replace=True)
+    assert load_partition(store, "mine").digest == other.digest != first.digest
 
 
 def test_rows_to_choose_by_may_be_given_or_taken(store: fc.Store) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -73,6 +74,21 @@ def test_an_array_may_not_ask_for_memory_it_does_not_bring(tmp_path):
     ):
         (tmp_path / "x").write_bytes(raw)
         with pytest.raises(FedcacheError, match="is not a pickle of arrays"):
+            load(tmp_path / "x")
+
+
+@pytest.mark.parametrize("code", ["V8", "i4,f4", "O8O8", "M8[s]", "x", "", "V99999999999"])
+def test_a_dtype_that_is_neither_numbers_nor_words_is_named(code, tmp_path):
+    (tmp_path / "x").write_bytes(b"\x80\x02cnumpy\ndtype\n(U" + bytes([len(code)]) + code.encode() + b"tR.")
+    with pytest.raises(FedcacheError, match=rf"is not a pickle of arrays.*the dtype {re.escape(repr(code))}") as caught:
+        load(tmp_path / "x")
+    assert caught.value.code == Exit.CORRUPT
+
+
+def test_a_dtype_that_is_no_text_is_named(tmp_path):
+    for raw, code in ((b"N", None), (b"K\x05", 5)):
+        (tmp_path / "x").write_bytes(b"\x80\x02cnumpy\ndtype\n(" + raw + b"tR.")
+        with pytest.raises(FedcacheError, match=f"the dtype '{code}'"):
             load(tmp_path / "x")
 
 

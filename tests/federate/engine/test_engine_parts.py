@@ -157,6 +157,13 @@ def test_minibatches_cover_every_lane_and_rest_in_order():
     assert [sorted(s) for s in seen] == [list(range(len(c.train))) for c in group]
 
 
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 8), (torch.float32, 4), (torch.uint8, 1)])
+def test_rows_may_be_gathered_at_once_up_to_the_budget(dtype, size):
+    data = stack_clients(torch.zeros(9, 2, 5, dtype=dtype), torch.zeros(9, dtype=torch.int64), [np.arange(9)], 0)
+    assert data.fits(6, 6 * 5 * size)  # one view of 6 rows of 5 features
+    assert not data.fits(6, 6 * 5 * size - 1)
+
+
 def test_large_clients_are_gathered_step_by_step(monkeypatch):
     settings = {"head": "linear", "opt": "sgd", "batch": 16}
     for execution in ("sequential", "batched"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,6 +51,15 @@ def test_a_run_is_told_everything_and_has_rounds_and_clients():
     refused(
         FederatedRunError, "The partition has no client.", lambda: run(FEDAVG, hp, data, [], rounds=1), Exit.FEDERATED
     )
+    a, b, c, d = clients
+    for who, times in (
+        ([a, replace(b, name=c.name), c, d], 2),
+        ([a, *(replace(x, name=c.name) for x in (b, c, d))], 3),
+    ):
+        refused(
+            FederatedRunError, f"Clients must have different names, found 'client-2' {times} times.",
+            lambda who=who: run(FEDAVG, hp, data, who, rounds=1), Exit.FEDERATED,
+        )  # fmt: skip
     others = [hp, {**hp, "head": "linear" if hp["head"] != "linear" else "mlp"}]
     said = "Points of one program differ in more than floats."
     refused(InternalError, said, lambda: run_points(FEDAVG, others, data, clients, rounds=1))

@@ -80,6 +80,19 @@ def test_shares_are_dirichlet(alpha):
     assert drawn.var(axis=0) == pytest.approx(0.1875 / (4 * alpha + 1), rel=0.05)
 
 
+@pytest.mark.parametrize("alpha", [0.05, 0.0501, 0.06, 0.5])
+def test_from_an_alpha_of_five_hundredths_on_shares_are_gammas_over_their_sum(alpha):
+    gammas = np.random.default_rng(4).standard_gamma(alpha, size=(3, 2, 5))
+    drawn = draw(np.random.default_rng(4), alpha, 3, 2, 5)
+    assert np.array_equal(drawn, gammas / gammas.sum(axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize("alpha", [0.04, 0.0499])
+def test_below_an_alpha_of_five_hundredths_shares_are_drawn_by_numpys_own_dirichlet(alpha):
+    wanted = np.random.default_rng(4).dirichlet([alpha] * 5, size=(3, 2))
+    assert np.array_equal(draw(np.random.default_rng(4), alpha, 3, 2, 5), wanted)
+
+
 @settings(max_examples=30, deadline=None)
 @given(alpha=st.sampled_from([0.02, 0.05, 0.2]), seed=st.integers(0, 10_000), least=st.sampled_from([0.0, 0.1]))
 def test_the_first_acceptable_draw_is_taken(alpha, seed, least):

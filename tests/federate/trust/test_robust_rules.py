@@ -43,6 +43,14 @@ def test_the_rules_on_five_numbers():
     assert float(parse_rule("clip:2")(LINE, 1)) == pytest.approx((0 + 1 + 2 + 2 + 2) / 5)
 
 
+@pytest.mark.parametrize(("f", "chosen"), [(0, 5.0), (1, 2.0), (2, 1.0)])
+def test_krum_sums_the_distances_to_the_nearest_of_all_but_the_liars_and_two(f, chosen):
+    # squared distances of each row to its nearest others; the least sum is chosen, the sums being
+    #   of 4 nearest (f = 0): 79 54 39 38 66 95;  of 3 (f = 1): 30 18 14 22 30 46;  of 2 (f = 2): 5 2 5 13 5 10
+    V = torch.tensor([[0.0], [1.0], [2.0], [5.0], [7.0], [8.0]], dtype=torch.float64)
+    assert float(parse_rule("krum")(V, f)) == chosen
+
+
 def test_the_geometric_median_of_a_triangle_sees_every_side_at_120_degrees():
     V = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 3.0]], dtype=torch.float64)
     point = parse_rule("geomedian")(V, 1)
