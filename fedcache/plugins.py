@@ -21,6 +21,7 @@ T = TypeVar("T")
 KINDS = MappingProxyType(
     {
         "methods": "a federated method: fedcache.Method",
+        "backbones": "a function without arguments, in a module, that returns an nn.Module, or one and its transform",
         "datasets": "a module or object with key(rest, context) and load(rest, context)",
         "partitions": "a partition scheme: fedcache.federate.partition.scheme.Scheme",
         "aggregators": "a function of V [m, d] that returns [d]",
@@ -46,6 +47,11 @@ class Plugin:
     def origin(self) -> str:
         """``package 1.2``, or ``registered here``."""
         return f"{self.package} {self.version}" if self.package else "registered here"
+
+    @property
+    def place(self) -> str:
+        """``package.module:attribute``, where the thing is defined."""
+        return self.entry.value if self.entry is not None else f"{self.thing.__module__}:{self.thing.__qualname__}"
 
     def load(self) -> Any:
         """The thing itself. Raises UsageError with the package and its version, when it cannot be imported."""
@@ -140,10 +146,21 @@ def register(kind: str, thing: Any, name: str | None = None) -> str:
         raise UsageError(
             f"The {many.removesuffix('s')} has no name.", 'For example fc.register("method", METHOD, "mine")'
         )
+    if many == "backbones" and not _is_found_again(thing):
+        raise UsageError(
+            f"The backbone {called!r} is a {type(thing).__name__}, expected {KINDS[many]}.",
+            "A module in memory is given as it is: fc.extract(backbones=[fc.backbone(module, name='mine')])",
+        )
     if called in _own.get(many, frozenset()):
         raise UsageError(f"{called!r} is one of fedcache's own {many}.", "Give it another name.")
     _registered[many][called] = Plugin(many, called, "", "", None, thing)
     return called
+
+
+def _is_found_again(thing: Any) -> bool:
+    """Whether another process can import it by its module and name."""
+    parts = (getattr(thing, "__module__", None), getattr(thing, "__qualname__", ""))
+    return callable(thing) and parts[0] not in (None, "__main__") and "<" not in parts[1]
 
 
 class PluginTable(Mapping[str, T]):

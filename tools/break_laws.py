@@ -31,7 +31,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-CAUGHT = re.compile(r" - (AssertionError|assert |Failed: DID NOT RAISE|fedcache\.errors\.\w+Error)")
+CAUGHT = re.compile(
+    r" - (AssertionError|assert |Failed: DID NOT RAISE|fedcache\.testing\.law\.LawBroken|fedcache\.errors\.\w+Error)"
+)
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,9 @@ TABLE = (
       "fedavg and batched"),
     B("chunks_change_nothing", "draws go by the place in the chunk", LANES, KEY,
       KEY.replace("c,", "i,").replace("for c in", "for i, c in enumerate(").replace("clients]", "clients)]"), "solo"),
-    B("the_same_seed_gives_the_same_bits_in_float32", "streams start from the system's entropy", STREAMS,
+    B("the_same_seed_gives_the_same_bits", "streams start from the system's entropy", STREAMS,
       "PCG64(key_hash(*key))", "PCG64()", "fedavg"),
-    B("the_same_seed_gives_the_same_bits_in_float32", "noise starts from the system's entropy", LANES,
+    B("the_same_seed_gives_the_same_bits", "noise starts from the system's entropy", LANES,
       "manual_seed(key_hash(self.seed,", "manual_seed(key_hash(torch.seed(),", "fst-cbdg"),
     B("a_seed_means_the_same_draws_in_every_process", "streams are keyed by hash()", STREAMS,
       "hashlib.blake2b(", "hashlib.blake2b(str(hash(str(key))).encode() +"),
@@ -94,8 +96,8 @@ TABLE = (
       'job.met[state.meta["met"]] = True', 'job.met[state.meta["met"]] = False', "fst-cbdg"),
     B("executions_may_change_between_rounds", "draws depend on the execution", LANES,
       KEY, KEY.replace("c,", "c, self.axes,"), "fedavg"),
-    B("executions_may_change_between_rounds", "stacked Adam is a step ahead", "federate/engine/local_training.py",
-      'steps = count.double()', 'steps = count.double() + 1.0', "adam"),
+    B("executions_may_change_between_rounds", "stacked Adam is a step ahead", STEPS,
+      'p["opt/t"] += 1.0', 'p["opt/t"] += 1.0 + bool(ctx.lead)', "adam"),
     B("the_order_of_clients_does_not_matter", "sampling goes by place", SAMPLING,
       "sorted(self.eligible.tolist(), key=self.names.__getitem__)", "self.eligible.tolist()", "fedavg"),
     B("the_order_of_clients_does_not_matter", "draws go by the client's number", ROUNDS,
@@ -109,14 +111,14 @@ TABLE = (
       "solo and batched"),
     B("who_is_not_sampled_sends_nothing_and_keeps_its_state", "the broadcast is charged to everybody", ROUNDS,
       "self.traffic.down[c] += got + text", "self.traffic.down += got", "fedavg"),
-    B("no_method_trains_on_a_test_row", "clients train on their test rows too", ROUNDS,
+    B("no_test_row_is_trained_on", "clients train on their test rows too", ROUNDS,
       "parts = [self.training_clients[i].train if tests is None else tests[i].test for i in ids]",
       "parts = [np.concatenate([self.training_clients[i].train, self.training_clients[i].test]) for i in ids]",
       "fedncm or solo"),
-    B("no_method_trains_on_a_test_row", "central training takes test rows too", "federate/engine/client_data.py",
+    B("no_test_row_is_trained_on", "central training takes test rows too", "federate/engine/client_data.py",
       "np.sort(all_train_rows(clients))",
       "np.sort(np.concatenate([all_train_rows(clients), *(c.test for c in clients)]))", "central"),
-    B("no_method_trains_on_a_test_row", "the probe trains on test rows", ROUNDS,
+    B("no_test_row_is_trained_on", "the probe trains on test rows", ROUNDS,
       "np.sort(all_train_rows(self.clients))", "np.sort(np.concatenate([c.test for c in self.clients]))", "flesd-head"),
     B("methods_without_labels_never_read_one", "the first soft labels read the labels", METHODS + "fst_cbdg.py",
       "u = affine(x, ctx.text)", "u = affine(x, ctx.text) + data.labels(data.positions()).unsqueeze(-1)", "fst-cbdg"),
@@ -124,13 +126,13 @@ TABLE = (
       'needs=frozenset({"text"})', 'needs=frozenset({"text", "labels"})', "fst-cbdg"),
     B("methods_without_labels_never_read_one", "every method is handed the labels", ROUNDS,
       'if "labels" in method.reads(hp) else None', "", "fst-cbdg"),
-    B("other_labels_change_no_method_without_labels", "rows are batched in the order of their labels", ROUNDS,
+    B("other_labels_change_nothing", "rows are batched in the order of their labels", ROUNDS,
       "parts = [self.training_clients[i].train if tests is None else tests[i].test for i in ids]",
       "parts = [r[self.data.y.numpy()[r].argsort()] for r in (self.training_clients[i].train for i in ids)]",
       "fst-cbdg and batched"),
-    B("a_missing_image_is_never_read", "padding points at the store's first row", "federate/engine/client_data.py",
+    B("a_missing_row_is_never_read", "padding points at the store's first row", "federate/engine/client_data.py",
       "train[0] if len(train) else 0", "0", "fedncm or solo"),
-    B("a_missing_image_is_never_read", "FedNCM centres by the whole store", METHODS + "fedncm.py",
+    B("a_missing_row_is_never_read", "FedNCM centres by the whole store", METHODS + "fedncm.py",
       "x, mask = block.full()", "x, mask = block.full()[0] - data.x[:, 0].mean(0), block.mask()", "fedncm"),
     B("every_execution_that_a_method_names_has_a_case", "gram refuses every method", GRAM,
       "if load.views > 1:", "if load.views > 0:"),
@@ -138,11 +140,18 @@ TABLE = (
       "executions=ON_ROWS", 'executions=("sequential",)', "fedavg"),
     B("every_method_that_reads_features_alone_stacks", "convolutions claim a client axis", METHODS + "flesd.py",
       'executions=("sequential",)', 'executions=("sequential", "batched")', "flesd"),
-    B("no_example_leaves_a_client", "all rows are sent", METHODS + "fedncm.py", SUMS, SUMS + ', "x": x', "fedncm"),
-    B("no_example_leaves_a_client", "all rows are sent as one", METHODS + "fedncm.py",
+    B("no_row_leaves_a_client", "all rows are sent", METHODS + "fedncm.py", SUMS, SUMS + ', "x": x', "fedncm"),
+    B("no_row_leaves_a_client", "all rows are sent as one", METHODS + "fedncm.py",
       SUMS, SUMS + ', "x": x.flatten(-2)', "fedncm"),
-    B("no_example_leaves_a_client", "the first two rows are sent", METHODS + "fedncm.py",
+    B("no_row_leaves_a_client", "the first two rows are sent", METHODS + "fedncm.py",
       SUMS, SUMS + ', "x": x[..., :2, :]', "fedncm"),
+    B("traffic_adds_up", "a client's broadcasts are not added up", ROUNDS,
+      "self.traffic.down[c] += got + text", "self.traffic.down[c] = got + text", "fedavg"),
+    B("additive_uploads_add_up", "a client's sums have norm 1", METHODS + "fedncm.py",
+      SUMS, 'return {"sum": total / total.norm(), "count": count', "fedncm"),
+    B("all_rows_count_the_same", "clients weigh the square of their rows", "federate/trust/pipeline.py",
+      "return self.round.weights.get(client, self.round.rows[client])",
+      "return self.round.weights.get(client, self.round.rows[client] ** 2)", "fedavg"),
     B("the_counter_agrees_with_the_closed_form", "counts of prototypes are free", METHODS + "common/prototypes.py",
       '(up["proto"].shape[-1] + 1)', 'up["proto"].shape[-1]', "fedproto"),
     B("the_counter_agrees_with_the_closed_form", "text features travel every round", ROUNDS,
@@ -226,8 +235,11 @@ TABLE = (
 
 @cache
 def laws() -> dict[str, Path]:
-    """Every test function, without its ``test_`` -> its file; read once."""
+    """Every test function, without its ``test_``, and every public law of methods -> the file that tries it."""
     found = {}
+    for node in ast.parse((ROOT / "fedcache/testing/method_laws.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and any(ast.unparse(d).startswith("law(") for d in node.decorator_list):
+            found[node.name] = Path("tests/federate/engine/test_engine_laws.py")
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):

@@ -30,7 +30,7 @@ LAYERS = (
     ("federate/engines",),
     ("grids",),
     ("runs",),
-    ("models",),
+    ("models", "testing"),
     ("federate", "extract"),
     ("store",),
     (

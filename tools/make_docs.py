@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer.main
 
+from fedcache import testing
 from fedcache.cli import COMMANDS, app
 from fedcache.errors import Exit
 from fedcache.extract.backbones import BACKBONES, Backbone
@@ -42,6 +43,8 @@ from fedcache.federate.methods import METHODS
 from fedcache.report.methods.facts import cells, disagreements, fidelities, leaving, objective, why_it_waits
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
+LAWS = Path(__file__).resolve().parent / "laws_page.md"
+"""The page of the laws, with a word where each table goes."""
 MADE = ("methods", "commands", "backbones", "datasets")
 """Folders of which every page is made here."""
 TYPES = {str: "text", int: "integer", float: "number", Path: "path", bool: "flag"}
@@ -53,7 +56,8 @@ def pages() -> dict[str, str]:
     """Path below docs/ -> text."""
     made = {"methods": methods(), "commands": commands(), "backbones": backbones(), "datasets": datasets()}
     return {f"{group}/{name}": text for group, of in made.items() for name, text in of.items()} | {
-        "exit-codes.md": exit_codes()
+        "exit-codes.md": exit_codes(),
+        "laws.md": laws(),
     }
 
 
@@ -692,6 +696,24 @@ def datasets() -> dict[str, str]:
         "[`fedcache ingest`](../commands/ingest.md) and are then a dataset of the name they were given.",
     )
     return {"README.md": index("Datasets", says, ("dataset", "what it is", "how to get it"), rows), **made}
+
+
+def laws() -> str:
+    """The laws that ``fedcache.testing`` has, one table for each kind of thing."""
+    page = LAWS.read_text(encoding="utf-8")
+    of_methods = [(f"`{law.name}`", law.statement, ", ".join(law.executions)) for law in testing.METHOD_LAWS.values()]
+    tables = {"METHODS": table(("law", "what holds", "tried under"), of_methods)}
+    others = {
+        "PARTITIONS": testing.PARTITION_LAWS,
+        "BACKBONES": testing.BACKBONE_LAWS,
+        "AGGREGATORS": testing.AGGREGATOR_LAWS,
+    }
+    for kind, known_laws in others.items():
+        rows = [(f"`{name}`", testing.statement_of(holds)) for name, holds in known_laws.items()]
+        tables[kind] = table(("law", "what holds"), rows)
+    for kind, lines in tables.items():
+        page = page.replace(f"LAWS_OF_{kind}\n", text_of(*lines, ""))
+    return page.rstrip() + "\n"
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import import_weights, known, locate, lookup, pull
 from fedcache.extract.backbones.hugging_face import fetch
 from fedcache.extract.planning.plan import check_backbone, memory_of
+from fedcache.plugins import plugins
 from fedcache.store.own_names import HUGGING_FACE
 
 backbones = typer.Typer(name="backbones", help="Frozen backbones and their weights.", no_args_is_help=True)
@@ -33,7 +34,9 @@ def backbones_list(weights: Weights = None) -> CommandResult:
     entries = known(given=given, home=home.root, memory=memory_of(home), offline=home.offline)
     rows = [(e["name"], e["width"], e["size"] or "native", "yes" if e["ready"] else "no", e["about"]) for e in entries]
     shown = TextTable("", ("backbone", "width", "pixels", "ready", "weights"), rows, right=("width", "pixels"))
-    return CommandResult({"backbones": entries}, [], renderables=[shown])
+    others = [{"name": p.name, "origin": p.origin, "place": p.place} for p in plugins("backbones").values()]
+    said = [f"From outside: {p['name']} ({p['origin']}), which is module:{p['place']}" for p in others]
+    return CommandResult({"backbones": [*entries, *others]}, said, renderables=[shown])
 
 
 @backbones.command("info")

@@ -320,7 +320,7 @@ def find_or_extract(
             store.refresh()
             spent = time.perf_counter() - began
         have = {str(a.recipe.get("backbone")) for a in store.arrays.values()} | set(store.arrays)
-        has_all = all(bare_name(name).partition("@")[0] in have for name in train.backbones)
+        has_all = all({n.partition("@")[0] for n in (name, bare_name(name))} & have for name in train.backbones)
         if store.arrays and (train.dataset is None or has_all):
             return store, spent
         if is_ingested(store):

@@ -232,8 +232,10 @@ def names_of(key: str, info: ArrayInfo) -> tuple[str, str, str]:
 
 def match_arrays(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
     """Keys of the arrays that a name may mean, also one with the path of a user's model."""
-    words = {name, bare_name(name)}
-    return [key for key, info in arrays.items() if words & {*names_of(key, info)}]
+    called = {key: names_of(key, info) for key, info in arrays.items()}
+    found = [key for key, names in called.items() if name in names]
+    bare = name if found else bare_name(name)  # which may look at installed packages
+    return found or [key for key, names in called.items() if bare in names]
 
 
 def select_arrays(arrays: Mapping[str, ArrayInfo], backbones: str | Sequence[str] | None, store: str) -> list[str]:

@@ -1,12 +1,15 @@
 """Names of backbones that a user brings: a prefix, and a file, a folder or a place in the user's own code.
 
 In a store and in a recipe such a backbone has its bare name, without folders: two sites that keep one model in
-different places have one recipe, and a store says nothing of places.
+different places have one recipe, and a store says nothing of places. A name that an installed package gives to a
+factory stands for ``module:`` and the place of that factory.
 """
 
 from __future__ import annotations
 
 from pathlib import PurePath
+
+from fedcache.plugins import find
 
 MODULE, ONNX, TFLITE, HUGGING_FACE = "module:", "onnx:", "tflite:", "hf:"
 PREFIXES = (MODULE, ONNX, TFLITE, HUGGING_FACE)
@@ -19,6 +22,10 @@ def bare_name(name: str) -> str:
     ['onnx:enc.onnx', 'hf:dinov2', 'hf:facebook/dinov2-base', 'clip-rn50']
     """
     prefix, colon, rest = name.partition(":")
+    if not colon:
+        alias, at, size = name.partition("@")
+        plugin = find("backbones", alias)
+        return name if plugin is None else f"{MODULE}{plugin.place}{at}{size}"
     if prefix + colon not in PREFIXES or prefix + colon == MODULE:
         return name
     if prefix + colon == HUGGING_FACE and rest.count("/") == 1 and not rest.startswith((".", "/", "~")):

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from command import apart
+from own_package import lay
 
 pytest.importorskip("flwr", reason="pip install 'fedcache[flower]'")
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(2000)]
@@ -40,6 +41,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What the federation answered, by name."""
     place = tmp_path_factory.mktemp("federation")
     home, sites, reached = place / "home", place / "sites", place / "reached"
+    site = lay(new_package(place / "half-step", home), place / "site")
     for words in (
         ("extract", "--dataset", "digits", "--backbones", "glyph-clip", "--limit", 900),
         ("partition", "--scheme", "dirichlet", "--clients", 3, "--alpha", 0.5, "--name", "three"),
@@ -52,7 +54,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "FEDCACHE_HOME": str(home),
         "OMP_NUM_THREADS": "1",
         "FEDCACHE_TEST_REACHED": str(reached),
-        "PYTHONPATH": os.pathsep.join([str(HERE / "watched"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(HERE / "watched"), str(ROOT), str(site), os.environ.get("PYTHONPATH", "")]),
     }
     command = [*offline(), sys.executable, str(HERE / "loopback.py"), str(sites), str(place / "logs")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LONGEST, check=False, cwd=place)
@@ -75,7 +77,16 @@ def accuracy(words: dict[str, Any]) -> float:
     return float(run["result"]["accuracy"]["mean"])
 
 
-@pytest.mark.parametrize("method", ["fed3r", "fedpcl", *(pytest.param(m, marks=LATER) for m in ("fedavg", "fst-cbdg"))])
+def new_package(folder: Path, home: Path) -> Path:
+    """A method of a package that ``fedcache new`` writes."""
+    done = apart("new", "method", folder.name, "--out", folder, home=home)
+    assert done.code == 0, done.err
+    return folder
+
+
+@pytest.mark.parametrize(
+    "method", ["fed3r", "fedpcl", "half-step", *(pytest.param(m, marks=LATER) for m in ("fedavg", "fst-cbdg"))]
+)
 def test_sites_through_flower_give_the_accuracy_of_one_process(method: str, told: dict[str, Any]) -> None:
     words = told[method]
     assert accuracy(words) == pytest.approx(words["alone"], abs=1e-5)

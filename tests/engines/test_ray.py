@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command import apart, environment
+from own_package import lay
 from pictures import folder
 from toy_store import content
 
@@ -88,6 +89,16 @@ class Quiet:
         found = json.loads(self.report.read_text())
         assert found == {"asked": [], "tried": 0}, found
         return out, err
+
+
+@pytest.fixture
+def half_step(tmp_path: Path, home: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The method of a package that ``fedcache new`` wrote, which every process finds."""
+    done = apart("new", "method", "half-step", "--out", tmp_path / "half-step", home=home)
+    assert done.code == 0, done.err
+    site = lay(tmp_path / "half-step", tmp_path / "site")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
+    return "half-step"
 
 
 @pytest.fixture
@@ -215,8 +226,9 @@ def test_two_nodes_survive_the_loss_of_one(words, whole, tmp_path, quiet):
 
 
 @pytest.mark.parametrize("extra", [(), pytest.param(("--jobs", 2), marks=pytest.mark.full)], ids=["programs", "points"])
-def test_a_ray_grid_is_the_local_grid(whole, tmp_path, home, quiet, extra):
-    words = ("grid", "--method", "fedavg,fed3r", "--scheme", "iid", "--clients", 4, "--rounds", 3, "--seeds", "0,1",
+def test_a_ray_grid_is_the_local_grid(whole, tmp_path, home, half_step, quiet, extra):
+    words = ("grid", "--method", f"{half_step},fed3r", "--scheme", "iid", "--clients", 4, "--rounds", 3,
+             "--seeds", "0,1",
              "--store", whole, "--backbones", "random-projection", "--json", *extra)  # fmt: skip
     swept = ("--sweep", "rounds=2,3", "--sweep", "clients=2,4")
     here, there = tmp_path / "here", tmp_path / "there"

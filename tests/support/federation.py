@@ -1,56 +1,33 @@
-"""A small ragged federation that the engine's laws are stated on, and a comparison that treats NaN as unequal."""
+"""The federations of the tests: nine ragged clients, and the four that the public laws are stated on."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
 import torch
-from tiny_towers import SIDES, TinyTowers, as_images
 
 from fedcache.federate.engine import run as engine
-from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.run import RunCallbacks, TrainingRun
 from fedcache.federate.methods import METHODS
+from fedcache.testing.federation import TINY as TINY
+from fedcache.testing.federation import TinyClient, fitted, make_federation, tiny
+from fedcache.testing.federation import difference as difference
+from fedcache.testing.federation import gap as gap
+from fedcache.testing.federation import wide as wide
+from fedcache.testing.trial import spread as spread
 
+Rows = TinyClient
 SIZES = (12, 64, 7, 33, 1, 50, 8, 21, 40)  # nine clients; the first may be a public set
 C, D = 6, 11
 PER_ROUND = 5
 ROUNDS = 3
 
 
-@dataclass(frozen=True)
-class Rows:
-    name: str
-    train: np.ndarray
-    test: np.ndarray
-
-
-def unit(x):
-    return x / np.linalg.norm(x, axis=-1, keepdims=True)
-
-
-def federation(seed=0, *, views=1, dtype=torch.float64, sizes=SIZES, classes=C, width=D, per_client=3, tests=6):
-    """Clients of ``sizes`` rows, ``per_client`` classes each; features are noisy class centres, l2-normalised."""
-    g = np.random.default_rng(seed)
-    centres = unit(g.standard_normal((classes, width)))
-    y, clients, start = [], [], 0
-    for i, n in enumerate(sizes):
-        mine = g.choice(classes, per_client, replace=False)
-        y.append(g.choice(mine, n + tests))
-        rows = np.arange(start, start + n + tests)
-        clients.append(Rows(f"client-{i}", rows[:n], rows[n:]))
-        start += n + tests
-    y = np.concatenate(y)
-    x = unit(centres[y][:, None] + 0.4 * g.standard_normal((len(y), views, width)))
-    text = unit(centres + 0.3 * g.standard_normal(centres.shape))
-    data = Data(
-        torch.from_numpy(x).to(dtype), torch.from_numpy(y), classes, torch.from_numpy(text).to(dtype),
-        (width,), torch.from_numpy(np.arange(len(y)) % 2),
-    )  # fmt: skip
-    return data, clients
+def federation(seed=0, *, sizes=SIZES, classes=C, width=D, per_client=3, tests=6, **kwargs):
+    """Nine clients of ``sizes`` rows, ``per_client`` of 6 classes each, 11 features."""
+    return make_federation(
+        seed, sizes=sizes, classes=classes, width=width, per_client=per_client, tests=tests, **kwargs
+    )
 
 
 SMALL = {"batch": 16, "epochs": 2, "dim": 5, "hidden": 7, "proj": 4, "channels": 1, "esd_epochs": 2, "esd_batch": 4,
@@ -65,32 +42,8 @@ def small(name):
     return {**sizes, "epochs": 1} if "image tower" in METHODS[name].needs else sizes  # a step runs a tower
 
 
-TINY = (6, 11, 1, 7)  # rows of four clients; the first may be a public set
 LAW_SIZES = {"batch": {16: 4, 8: 3}, "dim": {5: 7}, "queue": {8: 4}, "esd_batch": {4: 2}}
 """Sizes that the cases have for the nine clients -> those for four."""
-
-
-def tiny(seed=0, *, sizes=TINY, **kwargs):
-    """The federation of the laws over all methods: 4 clients, 3 classes, 5 features; one client has one row."""
-    return federation(seed, sizes=sizes, classes=3, width=5, per_client=2, tests=2, **kwargs)
-
-
-def wide(seed=0, *, sizes=TINY, **kwargs):
-    """The same with 40 features, more than twice the rows of any client: where ``gram`` serves all of them."""
-    return federation(seed, sizes=sizes, classes=3, width=40, per_client=2, tests=2, **kwargs)
-
-
-def spread(method, hp, factor):
-    """The same hyperparameters with every float that is not 0 times a factor, where that is legal."""
-    out = dict(hp)
-    for h in method.hparams:
-        value = hp[h.name]
-        if h.kind != "float" or value is None or value == 0.0:
-            continue
-        moved = value * factor
-        if (h.low is None or moved >= h.low) and (h.high is None or moved <= h.high):
-            out[h.name] = moved
-    return out
 
 
 def scaled(settings):
@@ -211,16 +164,6 @@ def ids(case):
     return f"{case[0]}-{case[1].get('opt', 'closed')}"
 
 
-def fitted(method, data):
-    """The federation as a method needs it: with live towers, and its features turned into images."""
-    if {"text tower", "image tower"} & method.needs and data.towers is None:
-        names = tuple("abcdefghijklmnopqrstuvwxyz"[: data.classes])
-        data = replace(data, names=names, towers=TinyTowers(data.x.shape[-1], data.x.dtype))
-    if "pixels" in method.needs and data.image is None:
-        data = replace(data, x=as_images(data.x), image=SIDES)
-    return data
-
-
 def run(
     method, hp, data, clients, *, rounds, state=None, on_round=None, watch=None, execution="auto", own=None, **spec
 ):
@@ -244,21 +187,3 @@ def go(name, settings=None, data=None, clients=None, **kwargs):
     hp = method.resolve("paper", settings or {})
     kwargs = {"rounds": ROUNDS, "participation": PER_ROUND, "dtype": torch.float64, **kwargs}
     return run(method, hp, data, clients, **kwargs)
-
-
-def gap(a, b):
-    """Largest difference of two trees; inf where names or shapes differ or anything is NaN."""
-    if isinstance(a, Mapping):
-        if a.keys() != b.keys():
-            return math.inf
-        return max((gap(a[k], b[k]) for k in a), default=0.0)
-    if a.shape != b.shape:
-        return math.inf
-    worst = float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
-    return math.inf if math.isnan(worst) else worst
-
-
-def difference(a, b):
-    """Largest difference of two outcomes: server, every client's state, accuracies."""
-    same = np.array_equal(a.client_accuracy, b.client_accuracy, equal_nan=True)
-    return max(gap(a.server, b.server), gap(a.states, b.states), 0.0 if same else math.inf)

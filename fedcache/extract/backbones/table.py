@@ -31,8 +31,9 @@ from fedcache.extract.backbones import (
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.own import Choice, content_sha256, remember, row_of
 from fedcache.extract.recipe import VERSION, Recipe, slug
+from fedcache.plugins import offer, plugins
 from fedcache.store.files import digest_of, make_private
-from fedcache.store.own_names import HUGGING_FACE, MODULE, ONNX, TFLITE
+from fedcache.store.own_names import HUGGING_FACE, MODULE, ONNX, TFLITE, bare_name
 from fedcache.store.sealed import read_sealed, write_sealed
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 _PROVIDERS = (packaged, glyph_clip, open_clip, metadataset, timm, torchvision, tflite_file, cnn, pixels, random)
 
 BACKBONES: Mapping[str, Backbone] = {row.name: row for provider in _PROVIDERS for row in provider.BACKBONES}
+
+offer("backbones", list(BACKBONES))
 
 DERIVE: Mapping[str, Callable[[str], Backbone]] = {
     timm.PREFIX: timm.derive,
@@ -98,6 +101,7 @@ def lookup(
     """
     if name in BACKBONES:
         return BACKBONES[name]
+    name = bare_name(name) if ":" not in name else name
     own = next((derive for prefix, derive in OWN.items() if name.startswith(prefix)), None)
     if own is not None:
         row = own(name, Choice(home, file, output, size))
@@ -107,7 +111,8 @@ def lookup(
     derive = next((derive for prefix, derive in DERIVE.items() if name.startswith(prefix)), None)
     if derive is None:
         prefixes = ", ".join(["timm:NAME", "open_clip:ARCH@TAG", *(f"{prefix}..." for prefix in OWN)])
-        raise unknown("backbone", name, BACKBONES, hint=f"Known: {', '.join(BACKBONES)}; or {prefixes}")
+        known = (*BACKBONES, *plugins("backbones"))
+        raise unknown("backbone", name, known, hint=f"Known: {', '.join(known)}; or {prefixes}")
     remembered = None if home is None else home / "recipes" / f"{slug(name)}-{digest_of(name)[:8]}.json"
     found = _recall(remembered, name) if remembered is not None else None
     if found is not None:

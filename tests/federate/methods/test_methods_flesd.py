@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import difference, federation, gap, images_of, run, small, unit
+from federation import difference, federation, gap, images_of, run, small
 from federation import go as go_on
 from torch import nn
 from torchvision.models import resnet18
@@ -36,7 +36,8 @@ def go(name, settings=None, data=None, clients=None, **kwargs):
 
 
 def units(seed, *shape):
-    return torch.from_numpy(unit(np.random.default_rng(seed).standard_normal(shape)))
+    x = np.random.default_rng(seed).standard_normal(shape)
+    return torch.from_numpy(x / np.linalg.norm(x, axis=-1, keepdims=True))
 
 
 def even(n):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from federation import Rows, federation, fitted, gap, go
-from tiny_towers import SIDES, E, L, TinyText, TinyTowers
 from torch.nn.functional import cross_entropy, normalize
 
 from fedcache.errors import Exit, FedcacheError
@@ -18,6 +17,7 @@ from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
 from fedcache.federate.methods import METHODS, atpfl, promptfl, tpfl, tpfl_feat
 from fedcache.federate.methods.common import prompts
 from fedcache.heads.prompt import border, canvas, l_aug, slots, square, weave
+from fedcache.testing.towers import SIDES, E, L, TinyText, TinyTowers
 
 LIVE = ("promptfl", "tpfl", "atpfl", "local-prompt")
 PIXELS = ("tpfl", "atpfl", "local-prompt")

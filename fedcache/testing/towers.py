@@ -1,9 +1,15 @@
-"""Live towers that cost microseconds: the protocol of ``federate/engine/client_data.py`` over a few small matrices."""
+"""Small frozen encoders for methods that train prompts or read images: a few small matrices in place of CLIP.
+
+They follow the protocols ``TextTower``, ``ImageTower`` and ``FrozenEncoders`` of ``federate/engine/client_data.py``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import normalize
 
 SIDES = (4, 3)
@@ -11,7 +17,7 @@ E, L = 8, 24
 START, END = 0, 27
 
 
-def as_images(x):
+def as_images(x: Tensor) -> Tensor:
     """Features [N, V, D] as images uint8 [N, 1, 36]: a fixed projection of view 0; missing rows turn black."""
     weights = torch.from_numpy(np.random.default_rng(1).standard_normal((x.shape[-1], 36))).to(x.dtype)
     return (torch.sigmoid(2.0 * x[:, :1] @ weights) * 255.0).nan_to_num(0.0).to(torch.uint8)
@@ -22,13 +28,15 @@ class TinyText:
 
     width, context = E, L
 
-    def __init__(self, width, dtype, seed=2):
+    def __init__(self, width: int, dtype: torch.dtype, seed: int = 2) -> None:
         g = np.random.default_rng(seed)
-        draw = lambda *shape: torch.from_numpy(g.standard_normal(shape)).to(dtype)  # noqa: E731
-        self.table, self.place, self.out = draw(28, E), draw(L, E), draw(E, width)
-        self.calls = 0
+        self.table, self.place, self.out = (
+            torch.from_numpy(g.standard_normal(shape)).to(dtype) for shape in ((28, E), (L, E), (E, width))
+        )
+        self.calls = 0  # of ``encode``
 
-    def embed(self, prompts):
+    def embed(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Prompts as embeddings [B, L, E], and the positions of their ends."""
         tokens = torch.full((len(prompts), L), START)
         end = torch.tensor([len(p) + 1 for p in prompts]).clamp(max=L - 1)
         for row, p in zip(tokens, prompts, strict=True):
@@ -37,7 +45,8 @@ class TinyText:
             row[len(codes) + 1] = END
         return self.table[tokens], end
 
-    def encode(self, embeddings, end):
+    def encode(self, embeddings: Tensor, end: Tensor) -> Tensor:
+        """Unit features [B, D] of embeddings that end at these positions."""
         self.calls += 1
         upto = (torch.arange(L) <= end[:, None]).to(embeddings.dtype)
         h = torch.tanh(embeddings.to(self.place.dtype) * (1.0 + self.place))
@@ -48,17 +57,19 @@ class TinyText:
 class TinyImage:
     """One hidden layer on the flat image, row by row, so that a row's bits do not depend on its batch."""
 
-    def __init__(self, width, dtype, pixels=36, seed=3):
+    def __init__(self, width: int, dtype: torch.dtype, pixels: int = 36, seed: int = 3) -> None:
         g = np.random.default_rng(seed)
         self.dtype = dtype
         self.first = torch.from_numpy(g.standard_normal((pixels, 12)) / 6.0).to(dtype)
         self.second = torch.from_numpy(g.standard_normal((12, width))).to(dtype)
-        self.rows = 0
+        self.rows = 0  # that were encoded
 
-    def normalise(self, images):
+    def normalise(self, images: Tensor) -> Tensor:
+        """uint8 [B, H, W, 3] as numbers [B, 3, H, W] in [-1, 1]."""
         return images.permute(0, 3, 1, 2).to(self.dtype) / 127.5 - 1.0
 
-    def encode(self, x):
+    def encode(self, x: Tensor) -> Tensor:
+        """Unit features [B, D] of normalised images."""
         self.rows += 0 if torch.compiler.is_exporting() else len(x)
         flat = x.to(self.dtype).flatten(1)[:, :, None]
         h = torch.tanh((self.first * flat).sum(1))
@@ -66,10 +77,13 @@ class TinyImage:
 
 
 class TinyTowers:
+    """Both encoders, for features of one width."""
+
     name, template, scale = "tiny", "it is {}!", 50.0
 
-    def __init__(self, width, dtype=torch.float64):
+    def __init__(self, width: int, dtype: torch.dtype = torch.float64) -> None:
         self.text, self.image = TinyText(width, dtype), TinyImage(width, dtype)
 
-    def to(self, device):
+    def to(self, _device: str) -> TinyTowers:
+        """The same: they stay on the CPU."""
         return self

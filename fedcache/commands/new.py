@@ -1,0 +1,140 @@
+"""``fedcache new``: a package of one's own that fedcache knows by name, ready to be installed and tested."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcache.commands.options import command
+from fedcache.commands.output import CommandResult
+from fedcache.errors import MachineError, StoreError, UsageError
+from fedcache.extract.backbones import BACKBONES
+from fedcache.federate.methods import METHODS
+
+new = typer.Typer(name="new", help="Start a package of your own: a method or a backbone.", no_args_is_help=True)
+
+TEMPLATES = Path(__file__).parent / "templates"
+LONGEST = 60
+
+Name = Annotated[
+    str, typer.Argument(help="Its name on the command line, and of the package: letters, digits, hyphens.")
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Folder to write, which must not exist; ./NAME by default.")
+]
+
+
+@new.command("method")
+@command("new method")
+def new_method(name: Name, out: Out = None) -> CommandResult:
+    """Write a package with a working method, an entry point, and tests that hold it to the laws.
+
+    The method is FedAvg whose server goes a part of the way: change it into yours.
+
+    Example: fedcache new method half-step
+    """
+    folder = write_package("method", name, out, METHODS)
+    return written("method", name, folder, f"fedcache grid --method fedavg,{name}")
+
+
+@new.command("backbone")
+@command("new backbone")
+def new_backbone(name: Name, out: Out = None) -> CommandResult:
+    """Write a package with a working backbone, an entry point, and tests that hold it to the laws.
+
+    The backbone is two layers of fixed random filters: put your module in their place.
+
+    Example: fedcache new backbone my-encoder
+    """
+    folder = write_package("backbone", name, out, BACKBONES)
+    return written("backbone", name, folder, f"fedcache extract --dataset digits --backbones {name}")
+
+
+def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, object]) -> Path:
+    """Write the package of a kind under a name that is legal and free, whole or not at all. Returns its folder.
+
+    Raises UsageError for a name that cannot be one, StoreError for a folder that exists, MachineError for one that
+    cannot be written.
+    """
+    package = package_of(kind, name, taken)
+    folder = (out if out is not None else Path(name)).expanduser().absolute()
+    if folder.exists():
+        raise StoreError(f"{folder} exists already; nothing was written.", f"Name another folder: --out {name}-2")
+    words = {
+        "name": name,
+        "package": package,
+        "kind": kind,
+        "title": name.replace("-", " ").capitalize(),
+        "place": {"method": "method:METHOD", "backbone": "encoder:build"}[kind],
+        "description": {
+            "method": "A federated method for fedcache: FedAvg whose server goes a part of the way to the average.",
+            "backbone": "A frozen backbone for fedcache: two layers of fixed random filters.",
+        }[kind],
+    }
+    code = words["place"].partition(":")[0]
+    files = {
+        "pyproject.toml": "pyproject.toml",
+        "README.md": "README.md",
+        f"{package}/__init__.py": "__init__.py",
+        f"{package}/{code}.py": f"{kind}/{code}.py",
+        f"tests/test_{package}.py": f"{kind}/test_laws.py",
+    }
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as made:
+            whole = Path(made) / "package"
+            for place, template in files.items():
+                (whole / place).parent.mkdir(parents=True, exist_ok=True)
+                (whole / place).write_text(rendered(template, words), encoding="utf-8")
+            shutil.move(whole, folder)
+    except OSError as error:
+        raise MachineError(
+            f"{folder} cannot be written: {error.strerror or error}.", "Name another folder: --out FOLDER"
+        ) from error
+    return folder
+
+
+def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
+    """The Python package of a name. Raises UsageError, with one that works, for a name that cannot be one."""
+    package = name.replace("-", "_")
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or len(name) > LONGEST:
+        likely = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-").lstrip("0123456789-")[:LONGEST] or f"my-{kind}"
+        raise UsageError(
+            f"{name!r} cannot be a name: it begins with a small letter, and small letters, digits and single hyphens "
+            f"follow, {LONGEST} at most.",
+            f"fedcache new {kind} {likely}",
+        )
+    if name in taken:
+        raise UsageError(f"fedcache has a {kind} called {name}.", f"fedcache new {kind} my-{name}")
+    if keyword.iskeyword(package) or package in sys.stdlib_module_names or package in ("fedcache", "torch", "tests"):
+        raise UsageError(
+            f"A package called {package} would hide Python's or another's.", f"fedcache new {kind} my-{name}"
+        )
+    return package
+
+
+def rendered(template: str, words: Mapping[str, str]) -> str:
+    """A template with its words filled in."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True
+    )
+    return environment.get_template(f"{template}.j2").render(words)
+
+
+def written(kind: str, name: str, folder: Path, first: str) -> CommandResult:
+    """What was written, and the commands that come next."""
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    data = {"kind": kind, "name": name, "folder": str(folder), "files": files}
+    lines = [f"{folder}:", *(f"  {file}" for file in files), "", "Next:"]
+    lines += [f"  pip install -e {folder}", f"  python -m pytest {folder}", f"  {first}"]
+    return CommandResult(data, lines)

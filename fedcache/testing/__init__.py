@@ -1,0 +1,225 @@
+"""The laws of fedcache, for methods, partition schemes, backbones, rules and executors that are yours.
+
+In a test of your package:
+
+    import pytest
+    from fedcache.testing import method_laws
+    from my_package import METHOD
+
+    @pytest.mark.parametrize("law", method_laws(METHOD), ids=str)
+    def test_a_law(law):
+        law()
+
+``check_method(METHOD)`` tries all of them at once. fedcache's own methods are held to the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedcache.config import Home
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.hyperparameters import Value
+from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.federate.execution.choose import BUILT_IN, registered
+from fedcache.federate.execution.executor import Executor
+from fedcache.federate.methods import METHODS
+from fedcache.federate.partition.partition import SCHEMES
+from fedcache.federate.partition.scheme import Scheme
+from fedcache.testing.aggregator_laws import AGGREGATOR_LAWS, Vote
+from fedcache.testing.backbone_laws import BACKBONE_LAWS, Looked
+from fedcache.testing.federation import TinyClient, difference, gap, make_federation
+from fedcache.testing.law import Check, LawBroken, check_all, less_exceptions, statement_of
+from fedcache.testing.method_laws import METHOD_LAWS, MethodLaw
+from fedcache.testing.partition_laws import PARTITION_LAWS, Deal, small_columns
+from fedcache.testing.trial import Trial, trial_of
+
+__all__ = [
+    "AGGREGATOR_LAWS",
+    "BACKBONE_LAWS",
+    "METHOD_LAWS",
+    "PARTITION_LAWS",
+    "Check",
+    "LawBroken",
+    "TinyClient",
+    "aggregator_laws",
+    "backbone_laws",
+    "check_aggregator",
+    "check_backbone",
+    "check_executor",
+    "check_method",
+    "check_partition",
+    "difference",
+    "executor_laws",
+    "gap",
+    "make_federation",
+    "method_laws",
+    "partition_laws",
+    "run_method",
+    "statement_of",
+]
+
+Exceptions = Mapping[str, str]
+"""Name of a law that does not hold -> why it need not."""
+
+
+def method_laws(
+    method: Method | str, settings: Mapping[str, Value] | None = None, *, exceptions: Exceptions | None = None
+) -> list[Check]:
+    """The laws that speak of this method, under every execution that serves it.
+
+    Args:
+        method: the method, or the name of one that is installed.
+        settings: hyperparameters that are not at their defaults; sizes such as ``batch`` and ``epochs`` are small
+            unless they are named here.
+        exceptions: laws that need not hold, each with the reason.
+
+    Raises:
+        UsageError for a method, a setting or a law that does not exist.
+    """
+    tried = METHODS[method] if isinstance(method, str) else method
+    tried.resolve("paper", settings or {})
+    checks = []
+    for law in METHOD_LAWS.values():
+        for execution in law.executions:
+            trial = trial_of(tried, execution, settings)
+            if trial is not None and law.applies(trial):
+                checks.append(_method_check(law, trial))
+    return less_exceptions(checks, exceptions, METHOD_LAWS)
+
+
+def run_method(
+    method: Method | str,
+    settings: Mapping[str, Value] | None = None,
+    federation: tuple[Data, Sequence[TinyClient]] | None = None,
+    *,
+    rounds: int = 2,
+    participation: int | float | None = None,
+    execution: str = "sequential",
+    **how: Any,
+) -> TrainingOutput:
+    """Train a method on a small federation, in float64: what the laws do, for tests of your own.
+
+    Args:
+        method: the method, or the name of one that is installed.
+        settings: hyperparameters that are not at their defaults.
+        federation: of ``make_federation``; None for its default.
+        rounds: of training; a one-shot method takes one.
+        participation: clients a round: None for all, a number, or a share.
+        execution: how it is computed.
+        how: other fields of ``fedcache.federate.engine.run.TrainingRun``.
+    """
+    trial = Trial(METHODS[method] if isinstance(method, str) else method, execution, dict(settings or {}))
+    return trial.run(federation or make_federation(), rounds=rounds, participation=participation, **how)
+
+
+def _method_check(law: MethodLaw, trial: Trial) -> Check:
+    subject = f"The method {trial.method.name} under {trial.execution} execution"
+    return Check(subject, f"{law.name}[{trial.execution}]", law.statement, partial(law.holds, trial))
+
+
+def partition_laws(
+    scheme: Scheme | str, *, exceptions: Exceptions | None = None, **args: Any
+) -> list[Check]:  # fmt: skip
+    """The laws of a partition scheme, on 480 rows of 4 classes, 2 domains and a column ``site`` of 6 values.
+
+    Args:
+        scheme: the scheme, or the name of one that is installed.
+        exceptions: laws that need not hold, each with the reason.
+        args: arguments of the scheme that are not at their defaults.
+    """
+    deal = Deal(SCHEMES[scheme] if isinstance(scheme, str) else scheme, args, small_columns())
+    return less_exceptions(
+        [_check(f"The scheme {deal.scheme.name}", law, deal) for law in PARTITION_LAWS.values()],
+        exceptions,
+        PARTITION_LAWS,
+    )
+
+
+def backbone_laws(
+    name: str, *, weights: Mapping[str, Path] | None = None, home: Path | None = None,
+    exceptions: Exceptions | None = None,
+) -> list[Check]:  # fmt: skip
+    """The laws of a backbone, on six images of noise.
+
+    Args:
+        name: of the table, of an entry point, or with a prefix: ``module:my_package.net:build``, ``onnx:FILE``.
+        weights: files by name, as of ``--weights``.
+        home: folder of settings and weights; None for ``$FEDCACHE_HOME``.
+        exceptions: laws that need not hold, each with the reason.
+    """
+    place = Home.from_environment() if home is None else Home(home)
+    looked = Looked(name, dict(weights or {}), place)
+    return less_exceptions(
+        [_check(f"The backbone {name}", law, looked) for law in BACKBONE_LAWS.values()], exceptions, BACKBONE_LAWS
+    )
+
+
+def aggregator_laws(
+    rule: str | Callable[..., Tensor], *, exceptions: Exceptions | None = None
+) -> list[Check]:  # fmt: skip
+    """The laws of a rule of ``--aggregate``: its text, or a function V [m, d] -> [d]."""
+    called = rule if isinstance(rule, str) else getattr(rule, "__name__", "given")
+    checks = [_check(f"The rule {called}", law, Vote(rule)) for law in AGGREGATOR_LAWS.values()]
+    return less_exceptions(checks, exceptions, AGGREGATOR_LAWS)
+
+
+def executor_laws(executor: type[Executor], methods: Sequence[str] = ("fedavg", "fed3r", "fedpcl")) -> list[Check]:
+    """The laws of methods, of which an executor of one's own may break none."""
+    checks = []
+    for method in methods:
+        for law in METHOD_LAWS.values():
+            plain = trial_of(METHODS[method], "sequential")
+            if plain is None or not set(law.executions) & {e.name for e in BUILT_IN}:
+                continue
+            trial = Trial(plain.method, executor.name, plain.settings)
+            if law.applies(trial):
+                attempt = partial(_with_executor, executor, law, trial)
+                subject = f"The executor {executor.name} with the method {method}"
+                checks.append(Check(subject, f"{law.name}[{method}]", law.statement, attempt))
+    return checks
+
+
+def _with_executor(executor: type[Executor], law: MethodLaw, trial: Trial) -> None:
+    with registered(executor):
+        law.holds(trial)
+
+
+def _check(subject: str, law: Callable[[Any], None], thing: object) -> Check:
+    return Check(subject, law.__name__, statement_of(law), partial(law, thing))
+
+
+def check_method(
+    method: Method | str, settings: Mapping[str, Value] | None = None, *, exceptions: Exceptions | None = None
+) -> list[str]:
+    """Try ``method_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
+    return check_all(method_laws(method, settings, exceptions=exceptions))
+
+
+def check_partition(scheme: Scheme | str, *, exceptions: Exceptions | None = None, **args: Any) -> list[str]:
+    """Try ``partition_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
+    return check_all(partition_laws(scheme, exceptions=exceptions, **args))
+
+
+def check_backbone(
+    name: str, *, weights: Mapping[str, Path] | None = None, home: Path | None = None,
+    exceptions: Exceptions | None = None,
+) -> list[str]:  # fmt: skip
+    """Try ``backbone_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
+    return check_all(backbone_laws(name, weights=weights, home=home, exceptions=exceptions))
+
+
+def check_aggregator(rule: str | Callable[..., Tensor], *, exceptions: Exceptions | None = None) -> list[str]:
+    """Try ``aggregator_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
+    return check_all(aggregator_laws(rule, exceptions=exceptions))
+
+
+def check_executor(executor: type[Executor], methods: Sequence[str] = ("fedavg", "fed3r", "fedpcl")) -> list[str]:
+    """Try ``executor_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
+    return check_all(executor_laws(executor, methods))

@@ -1,0 +1,87 @@
+"""The laws that every rule keeps which takes clients' uploads together, each client with one vote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcache.federate.trust.robust_rules import parse_rule
+from fedcache.plugins import forget, register
+from fedcache.testing.law import require
+
+CLIENTS, NUMBERS, LIARS = 9, 4, 2
+NAME = "rule-on-trial"
+
+
+@dataclass(frozen=True)
+class Vote:
+    """A rule: a text of ``--aggregate``, or a function V [m, d] -> [d] that may take ``f`` and ``number`` by name."""
+
+    rule: str | Callable[..., Tensor]
+
+    def __call__(self, V: Tensor) -> Tensor:
+        """What the rule makes of the rows of V against two liars. Raises UsageError for anything but [d], finite."""
+        if isinstance(self.rule, str):
+            return parse_rule(self.rule)(V, LIARS)
+        register("aggregator", self.rule, NAME)
+        try:
+            return parse_rule(NAME)(V, LIARS)
+        finally:
+            forget("aggregators", NAME)
+
+
+def uploads() -> Tensor:
+    """Uploads of nine clients, [9, 4] float64."""
+    return torch.randn(CLIENTS, NUMBERS, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+def agreement_is_returned(vote: Vote) -> None:
+    """Where all clients send the same, that is the result."""
+    V = uploads()[:1].expand(CLIENTS, NUMBERS).clone()
+    found = vote(V)
+    require(bool(torch.allclose(found, V[0], rtol=0.0, atol=1e-9)), f"{found.tolist()} of rows {V[0].tolist()}")
+
+
+def clients_have_no_order(vote: Vote) -> None:
+    """Clients in another order give the same result."""
+    V = uploads()
+    apart = float((vote(V) - vote(V[torch.tensor([4, 0, 8, 1, 7, 3, 2, 6, 5])])).abs().max())
+    require(apart < 1e-9, f"in another order the result differs by {apart:.1e}")
+
+
+def a_shift_moves_the_result(vote: Vote) -> None:
+    """Adding the same numbers to every upload adds them to the result.
+
+    A rule with a fixed origin, such as a bound on norms, names this law as an exception.
+    """
+    V, shift = uploads(), torch.tensor([3.0, -1.0, 0.5, 2.0], dtype=torch.float64)
+    apart = float((vote(V + shift) - vote(V) - shift).abs().max())
+    require(apart < 1e-6, f"the result misses the shift by {apart:.1e}")
+
+
+def uploads_are_left_as_they_are(vote: Vote) -> None:
+    """The rule does not write into the uploads."""
+    V = uploads()
+    vote(V)
+    require(torch.equal(V, uploads()), "the uploads were changed")
+
+
+def the_result_is_repeated(vote: Vote) -> None:
+    """Asked twice it gives the same bits: it draws nothing of its own."""
+    require(torch.equal(vote(uploads()), vote(uploads())), "asked twice it gives two results")
+
+
+AGGREGATOR_LAWS: dict[str, Callable[[Vote], None]] = {
+    law.__name__: law
+    for law in (
+        agreement_is_returned,
+        clients_have_no_order,
+        a_shift_moves_the_result,
+        uploads_are_left_as_they_are,
+        the_result_is_repeated,
+    )
+}
+"""Every law by its name."""

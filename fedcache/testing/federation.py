@@ -1,0 +1,117 @@
+"""The tiny federation that the laws run on, and a comparison of two runs that treats NaN as unequal.
+
+Four clients of 6, 11, 1 and 7 rows, 3 classes, 5 features: small enough for a law to take milliseconds, uneven enough
+to show a method that takes all clients for equal. The first client may be a public set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.testing.towers import SIDES, TinyTowers, as_images
+
+TINY = (6, 11, 1, 7)
+"""Training rows of the clients."""
+
+
+@dataclass(frozen=True)
+class TinyClient:
+    """A client: its name and the numbers of its rows in the features."""
+
+    name: str
+    train: np.ndarray  # int64
+    test: np.ndarray  # int64
+
+
+def make_federation(
+    seed: int = 0,
+    *,
+    sizes: Sequence[int] = TINY,
+    classes: int = 3,
+    width: int = 5,
+    views: int = 1,
+    dtype: torch.dtype = torch.float64,
+    per_client: int = 2,
+    tests: int = 2,
+) -> tuple[Data, list[TinyClient]]:
+    """Clients of ``sizes`` training rows and ``tests`` test rows, with ``per_client`` classes each.
+
+    Features are noisy class centres of norm 1, [N, views, width]; class text features [C, width] lie near the centres;
+    rows alternate between two domains.
+    """
+    g = np.random.default_rng(seed)
+    centres = _unit(g.standard_normal((classes, width)))
+    labels, clients, start = [], [], 0
+    for i, n in enumerate(sizes):
+        mine = g.choice(classes, per_client, replace=False)
+        labels.append(g.choice(mine, n + tests))
+        rows = np.arange(start, start + n + tests)
+        clients.append(TinyClient(f"client-{i}", rows[:n], rows[n:]))
+        start += n + tests
+    y = np.concatenate(labels)
+    x = _unit(centres[y][:, None] + 0.4 * g.standard_normal((len(y), views, width)))
+    text = _unit(centres + 0.3 * g.standard_normal(centres.shape))
+    data = Data(
+        torch.from_numpy(x).to(dtype), torch.from_numpy(y), classes, torch.from_numpy(text).to(dtype),
+        (width,), torch.from_numpy(np.arange(len(y)) % 2),
+    )  # fmt: skip
+    return data, clients
+
+
+def tiny(seed: int = 0, **kwargs: Any) -> tuple[Data, list[TinyClient]]:
+    """``make_federation`` as the laws use it."""
+    return make_federation(seed, **kwargs)
+
+
+def wide(seed: int = 0, **kwargs: Any) -> tuple[Data, list[TinyClient]]:
+    """The same with 40 features, more than twice the rows of any client: where ``gram`` serves all of them."""
+    return make_federation(seed, **{"width": 40, **kwargs})
+
+
+def fitted(method: Method, data: Data) -> Data:
+    """The federation as a method needs it: with live encoders, and its features turned into images."""
+    if {"text tower", "image tower"} & method.needs and data.towers is None:
+        names = tuple("abcdefghijklmnopqrstuvwxyz"[: data.classes])
+        data = replace(data, names=names, towers=TinyTowers(data.x.shape[-1], data.x.dtype))
+    if "pixels" in method.needs and data.image is None:
+        data = replace(data, x=as_images(features_of(data)), image=SIDES)
+    return data
+
+
+def gap(a: Tensor | Mapping[Any, Any], b: Tensor | Mapping[Any, Any]) -> float:
+    """Largest difference of two tensors or trees; inf where names or shapes differ or anything is NaN."""
+    if isinstance(a, Mapping) or isinstance(b, Mapping):
+        if not (isinstance(a, Mapping) and isinstance(b, Mapping)) or a.keys() != b.keys():
+            return math.inf
+        return max((gap(a[k], b[k]) for k in a), default=0.0)
+    if a.shape != b.shape:
+        return math.inf
+    worst = float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+    return math.inf if math.isnan(worst) else worst
+
+
+def difference(a: TrainingOutput, b: TrainingOutput) -> float:
+    """Largest difference of two runs: server, every client's state, accuracies."""
+    same = np.array_equal(a.client_accuracy, b.client_accuracy, equal_nan=True)
+    return max(gap(a.server, b.server), gap(a.states, b.states), 0.0 if same else math.inf)
+
+
+def features_of(data: Data) -> Tensor:
+    """The features of a small federation, which lie in memory."""
+    assert isinstance(data.x, Tensor)
+    return data.x
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    unit: np.ndarray = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    return unit

@@ -1,0 +1,76 @@
+"""What a law is, and what is raised when it does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from fedcache.errors import FedcacheError, unknown
+
+
+class LawBroken(AssertionError):  # noqa: N818 - a test report shows this name, which says what happened
+    """A law that a method, a backbone, a partition scheme or a rule should keep does not hold for it."""
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Raise ``LawBroken`` with this sentence unless it holds."""
+    if not holds:
+        raise LawBroken(otherwise)
+
+
+def statement_of(law: Callable[..., None]) -> str:
+    """What a law says: the first paragraph of its docstring, on one line."""
+    return " ".join((law.__doc__ or "").split("\n\n")[0].split())
+
+
+@dataclass(frozen=True)
+class Check:
+    """One law on one thing: call it to try it. ``str`` of it is its name, for ``pytest.mark.parametrize(ids=str)``."""
+
+    subject: str  # what it is tried on, for messages: "the method fedavg"
+    name: str  # of the law, with the execution where there are several
+    statement: str  # the law in a sentence
+    attempt: Callable[[], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self) -> None:
+        """Try the law. Raises LawBroken, with the law, what was found, and for an error its type and text."""
+        try:
+            self.attempt()
+        except LawBroken as broken:
+            raise LawBroken(f"{self.subject} breaks the law {self.name}: {self.statement}\nFound: {broken}.") from None
+        except Exception as error:
+            said = error.message if isinstance(error, FedcacheError) else f"{type(error).__name__}: {error}"
+            raise LawBroken(
+                f"{self.subject} could not be tried on the law {self.name}: {self.statement}\nFound: {said}"
+            ) from error
+
+
+def less_exceptions(checks: Iterable[Check], exceptions: Mapping[str, str] | None, known: Iterable[str]) -> list[Check]:
+    """The checks of all laws but those that are named, each with the reason.
+
+    Raises UsageError, with "did you mean", for a law that does not exist, and ValueError for one without a reason.
+    """
+    left_out = dict(exceptions or {})
+    for name, reason in left_out.items():
+        if name not in set(known):
+            raise unknown("law", name, known)
+        if not reason.strip():
+            raise ValueError(f"The law {name} is left out without a reason.")
+    return [check for check in checks if check.name.partition("[")[0] not in left_out]
+
+
+def check_all(checks: Iterable[Check]) -> list[str]:
+    """Try all of them, then say all that fail. Returns the names of the laws that hold; raises LawBroken."""
+    names, broken = [], []
+    for check in checks:
+        try:
+            check()
+            names.append(check.name)
+        except LawBroken as error:
+            broken.append(str(error))
+    if broken:
+        raise LawBroken("\n\n".join(broken))
+    return names

@@ -1,0 +1,307 @@
+"""The laws that every federated method keeps, whatever it computes; each is checked on the tiny federation.
+
+A law is a function of a ``Trial``, a method with settings under one execution. It returns when it holds and raises
+``LawBroken`` when it does not. A law that does not speak of a method (``applies``) is not tried on it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedcache.errors import FedcacheError
+from fedcache.federate.engine import run as engine
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.hyperparameters import Value
+from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
+from fedcache.federate.engine.run import TrainingRun
+from fedcache.testing.federation import TINY, TinyClient, difference, features_of, fitted, gap, make_federation
+from fedcache.testing.law import LawBroken, require, statement_of
+from fedcache.testing.trial import Trial, spread
+
+ALL = ("sequential", "batched", "gram")
+STACKED = ("batched", "gram")
+PRIME_ROWS = (97, 89)
+"""Training rows of clients that no other size of the tiny federation has."""
+
+
+@dataclass(frozen=True)
+class MethodLaw:
+    """One law over all methods."""
+
+    name: str
+    statement: str  # what holds, in one sentence
+    executions: tuple[str, ...]  # under which it is tried, of those that serve the method
+    holds: Callable[[Trial], None]  # raises LawBroken
+    applies: Callable[[Trial], bool]
+
+
+METHOD_LAWS: dict[str, MethodLaw] = {}
+"""Every law by its name."""
+
+
+def law(
+    *executions: str, applies: Callable[[Trial], bool] = lambda _trial: True
+) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
+    """Enter a function into ``METHOD_LAWS``; its docstring is the statement."""
+
+    def enter(holds: Callable[[Trial], None]) -> Callable[[Trial], None]:
+        METHOD_LAWS[holds.__name__] = MethodLaw(holds.__name__, statement_of(holds), executions, holds, applies)
+        return holds
+
+    return enter
+
+
+@law(*STACKED)
+def executions_agree(trial: Trial) -> None:
+    """Every execution gives what one client after another gives, and counts the same traffic."""
+    pair = trial.federation(views=4) if trial.execution == "batched" else trial.federation()
+    loop, other = trial.run(pair, execution="sequential"), trial.run(pair, chunk=2)
+    require(other.execution == trial.execution, f"it was computed by {other.execution}")
+    _close(loop, other, trial.closeness)
+    require(loop.traffic == other.traffic, "the traffic differs")
+
+
+@law(*STACKED)
+def chunks_change_nothing(trial: Trial) -> None:
+    """How many clients are computed at once changes no figure."""
+    pair = trial.federation(views=4) if trial.execution == "batched" else trial.federation()
+    two, three = (trial.run(pair, chunk=k) for k in (2, 3))  # of three clients one is left to a chunk of its own
+    _close(two, three, 1e-12)
+
+
+@law(*STACKED)
+def a_grid_point_is_the_run_alone(trial: Trial) -> None:
+    """A point of a grid gives what a run of its own gives."""
+    pair = trial.federation(views=4) if trial.execution == "batched" else trial.federation()
+    data = fitted(trial.method, pair[0])
+    points = [spread(trial.method, trial.hp, factor) for factor in (1.0, 0.8, 1.1)]
+    how: dict[str, Any] = {"rounds": 2, "participation": 3, "dtype": torch.float64, "execution": trial.execution}
+    together = engine.run_points(TrainingRun(trial.method, data, pair[1], chunk=2, **how), points)
+    for settings, point in zip(points, together, strict=True):
+        alone = replace(trial, settings=settings).run(pair, execution="sequential")
+        if isinstance(point, FedcacheError):
+            raise LawBroken(f"a point failed: {point.message}")
+        _close(alone, point, trial.closeness)
+        require(alone.traffic == point.traffic, "the traffic differs")
+
+
+@law(*ALL)
+def the_same_seed_gives_the_same_bits(trial: Trial) -> None:
+    """A run asked for twice gives the same bits, in float32 too: all draws come from ``ctx.rng``."""
+    pair = trial.federation(dtype=torch.float32)
+    a, b = (trial.run(pair, dtype=torch.float32) for _ in range(2))
+    _close(a, b, 0.0)
+    require(np.array_equal(a.evaluation.predictions, b.evaluation.predictions), "the predictions differ")
+
+
+@law(*ALL)
+def a_resumed_run_has_the_same_bits(trial: Trial) -> None:
+    """A run that is stopped after any round and goes on from its files ends with the same bits and traffic."""
+    saved: dict[int, Snapshot] = {}
+    pair = trial.federation(views=4) if trial.execution != "gram" else trial.federation()
+    whole = trial.run(pair, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}))
+    for after, kept in saved.items():
+        snap = Snapshot(load(save(kept.tensors)), json.loads(json.dumps(kept.meta)))  # as it comes back from files
+        resumed = trial.run(pair, state=snap)
+        _close(whole, resumed, 0.0, f"resumed after round {after}, ")
+        require(resumed.traffic == whole.traffic, f"resumed after round {after}, the traffic differs")
+        timeless = [[replace(r, seconds=0.0) for r in run.records] for run in (whole, resumed)]
+        require(timeless[0] == timeless[1], f"resumed after round {after}, the records differ")
+
+
+@law(*STACKED)
+def executions_may_change_between_rounds(trial: Trial) -> None:
+    """A run that another execution goes on with ends where it would have ended."""
+    pair = trial.federation()
+    whole = trial.run(pair)
+    changes = [("sequential", trial.execution), (trial.execution, "sequential")]
+    for first, then in [*changes, *([("batched", "gram")] if trial.execution == "gram" else [])]:
+        saved: list[Snapshot] = []
+        trial.run(pair, execution=first, rounds=1, on_round=lambda _r, _m, _t, snap, to=saved: to.append(snap()))
+        _close(trial.run(pair, execution=then, state=saved[0]), whole, trial.closeness, f"from {first} to {then}, ")
+
+
+@law("sequential", "batched")
+def the_order_of_clients_does_not_matter(trial: Trial) -> None:
+    """Clients in another order change no client's model or accuracy: they are known by name, not by place."""
+    data, clients = trial.federation()
+    order = [0, 2, 3, 1]  # the first client may be a public set
+    a, b = trial.run((data, clients)), trial.run((data, [clients[i] for i in order]))
+    same = np.array_equal(a.client_accuracy[order], b.client_accuracy, equal_nan=True)
+    require(same, f"the accuracies are {a.client_accuracy[order]} and {b.client_accuracy}")
+    if "sets" not in a.server:  # a server that keeps one row per client keeps it in their order
+        require(gap(a.server, b.server) < trial.closeness, f"the server differs by {gap(a.server, b.server):.1e}")
+    for new, old in enumerate(order):
+        apart = gap(a.states.get(old, {}), b.states.get(new, {}))
+        require(apart < trial.closeness, f"the state of {clients[old].name} differs by {apart:.1e}")
+
+
+@law(*ALL, applies=lambda trial: not trial.method.central)
+def who_is_not_sampled_sends_nothing_and_keeps_its_state(trial: Trial) -> None:
+    """A client that takes no part in a round sends and receives nothing, and what it keeps does not change."""
+    before: list[dict[str, Tensor]] = []
+    data, clients = trial.federation(sizes=(*TINY, 9, 5))  # two of six a round: a stack has two, and two are absent
+    out = trial.run((data, clients), participation=2, on_round=lambda _r, _m, _t, snap: before.append(snap().tensors))
+    for record, old, new in zip(out.records[1:], before[:-1], before[1:], strict=True):
+        for key in old:
+            if key.startswith("client/") and int(key.split("/")[1]) not in record.clients:
+                require(torch.equal(old[key], new[key]), f"{key} changed in a round of the clients {record.clients}")
+    absent = set(range(len(clients))) - {c for r in out.records for c in r.clients}
+    require(bool(absent), "every client was sampled, which this law cannot be tried with")
+    for c in absent:
+        counted = (out.traffic.up[c], out.traffic.down[c])
+        require(counted == (0, 0), f"{clients[c].name} was never sampled; its traffic is {counted}")
+        require(c not in set(out.states), f"{clients[c].name} was never sampled and has a state")
+
+
+@law(*ALL)
+def no_test_row_is_trained_on(trial: Trial) -> None:
+    """Test rows that are NaN change no tensor of the server or of a client."""
+    data, clients = trial.federation()
+    holed = features_of(data).clone()
+    holed[np.concatenate([c.test for c in clients])] = torch.nan
+    a, b = trial.run((data, clients)), trial.run((replace(data, x=holed), clients))
+    require(gap(a.server, b.server) == 0.0, "the server reads test rows")
+    require(gap(a.states, b.states) == 0.0, "clients read test rows")
+    if a.protocol == "global":  # nor does a probe that evaluation trains
+        x = features_of(fitted(trial.method, data))
+        require(torch.equal(a.predict(x), b.predict(x)), "the model that is evaluated reads test rows")
+
+
+@law(*ALL, applies=lambda trial: "labels" not in trial.method.reads(trial.hp))
+def other_labels_change_nothing(trial: Trial) -> None:
+    """A method that declares no need of labels trains the same model under any labels."""
+    data, clients = trial.federation()
+    g = torch.Generator().manual_seed(0)
+    plain = trial.run((data, clients))
+    for y in (torch.full_like(data.y, -1), data.y[torch.randperm(len(data.y), generator=g)]):
+        other = trial.run((replace(data, y=y), clients))
+        require(gap(plain.server, other.server) == 0.0, "the server depends on labels")
+        require(gap(plain.states, other.states) == 0.0, "clients depend on labels")
+
+
+@law(*ALL)
+def a_missing_row_is_never_read(trial: Trial) -> None:
+    """A row that belongs to no client and is NaN is not read, not even as padding."""
+    data, clients = trial.federation()
+    x = torch.cat([torch.full_like(features_of(data)[:1], torch.nan), features_of(data)])
+    shifted = replace(data, x=x, y=torch.cat([data.y[:1], data.y]), domain=None)
+    moved = [TinyClient(c.name, c.train + 1, c.test + 1) for c in clients]
+
+    def watched(down: Any, state: Any, lanes: Any, ctx: Any) -> Any:
+        require(lanes.cut or bool((lanes.rows > 0).all()), "padding is the missing row")  # whatever its weight
+        require(bool(torch.isfinite(lanes.x[lanes.rows]).all()), "rows that are NaN are handed over")
+        return trial.method.fit(down, state, lanes, ctx)
+
+    plain = trial.run((data, clients))
+    spied = trial.run((shifted, moved), method=replace(trial.method, fit=watched))
+    _close(plain, spied, 0.0)
+
+
+@law("sequential")
+def no_row_leaves_a_client(trial: Trial) -> None:
+    """Shapes of uploads do not depend on the number of a client's rows, and no upload holds one of its rows."""
+    shapes = {}
+    for rows in PRIME_ROWS:  # all clients have as many, so that any upload could be pooled
+        data, clients = make_federation(sizes=(5 if "public" in trial.method.needs else rows, rows, rows))
+        sent = _uploads(trial, (data, clients))
+        shapes[rows] = [tuple(t.shape) for t in sent]
+        for shape in shapes[rows]:
+            require(rows not in shape, f"an upload of shape {shape} has one entry for each of {rows} rows")
+        x = features_of(fitted(trial.method, data))
+        own = x[np.concatenate([c.train for c in clients[1:]])].flatten(0, 1).double()
+        for t in sent:
+            if t.dim() and t.shape[-1] == own.shape[-1]:  # perhaps a part of the rows, one below another
+                nearest = torch.cdist(t.reshape(-1, t.shape[-1]).double(), own).min()
+                require(float(nearest) > 1e-3, f"an upload of shape {tuple(t.shape)} holds a client's row")
+    require(shapes[PRIME_ROWS[0]] == shapes[PRIME_ROWS[1]], "shapes of uploads depend on the number of rows")
+
+
+@law(*ALL)
+def traffic_adds_up(trial: Trial) -> None:
+    """What a run counts is the sum over its clients and over its rounds, both ways."""
+    out = trial.run(trial.federation(), rounds=3)
+    totals = out.traffic.totals()
+    for way in ("up", "down"):
+        parts = (sum(getattr(out.traffic, way)), sum(getattr(r, way) for r in out.traffic.rounds))
+        require(totals[way] == parts[0] == parts[1], f"{totals[way]} scalars {way}; clients and rounds sum to {parts}")
+    require(len(out.records) == (1 if trial.method.one_shot else 3), f"{len(out.records)} rounds were recorded")
+
+
+@law("sequential", applies=lambda trial: trial.method.additive(trial.hp))
+def additive_uploads_add_up(trial: Trial) -> None:
+    """A method declared additive learns from many clients what it learns from one that has all rows."""
+    data, clients = trial.federation()
+    _close_servers(trial, (data, clients), 1e-10)
+
+
+def _takes_plain_steps(trial: Trial) -> bool:
+    """Whether one step of SGD on all rows can be asked of it, of one model that all clients train."""
+    method, declared = trial.method, {h.name: h for h in trial.method.hparams}
+    return (
+        method.gradient
+        and not method.central
+        and "public" not in method.needs
+        and {"opt", "lr", "batch", "epochs"} <= set(declared)
+        and "sgd" in declared["opt"].choices
+        and method.protocol(trial.hp) == "global"
+        and not trial.hp.get("bn")
+    )
+
+
+@law("sequential", applies=_takes_plain_steps)
+def all_rows_count_the_same(trial: Trial) -> None:
+    """One step of SGD by every client on all its rows, averaged, is one step on the rows of all clients.
+
+    So a client with twice the rows has twice the weight. A method in which every client counts as one, or whose loss
+    is not a mean over rows, names this law as an exception.
+    """
+    words: dict[str, Value] = {
+        "opt": "sgd",
+        "lr": 0.05,
+        "wd": 0.0,
+        "epochs": 1,
+        "batch": 1000,
+        "momentum": 0.0,
+        "drop_last": False,
+    }
+    declared = {h.name for h in trial.method.hparams}
+    one_step = replace(trial, settings={**trial.settings, **{k: v for k, v in words.items() if k in declared}})
+    _close_servers(one_step, one_step.federation(), 1e-10)
+
+
+def _close_servers(trial: Trial, pair: tuple[Data, list[TinyClient]], at_most: float) -> None:
+    """Compare the server after a round of all clients with that after a round of one client with all their rows."""
+    data, clients = pair
+    rows = [np.concatenate([getattr(c, part) for c in clients]) for part in ("train", "test")]
+    many = trial.run((data, clients), rounds=1, participation=None)
+    one = trial.run((data, [TinyClient("everybody", *rows)]), rounds=1, participation=None)
+    apart = gap(many.server, one.server)
+    require(apart < at_most, f"the server of four clients and that of one with all their rows differ by {apart:.1e}")
+
+
+def _uploads(trial: Trial, pair: tuple[Data, list[TinyClient]]) -> list[Tensor]:
+    """All tensors that leave clients in the first round."""
+    sent: list[Tensor] = []
+
+    def watched(*args: Any) -> Any:
+        state, up = trial.method.fit(*args)
+        sent.extend(up.values())
+        return state, up
+
+    trial.run(pair, method=replace(trial.method, fit=watched), rounds=1, participation=None)
+    return sent
+
+
+def _close(a: TrainingOutput, b: TrainingOutput, at_most: float, when: str = "") -> None:
+    apart = difference(a, b)
+    if apart > at_most:
+        raise LawBroken(f"{when}the two runs differ by {apart:.1e}, more than {at_most:g}")

@@ -1,0 +1,137 @@
+"""The laws that every partition scheme keeps, on a small dataset with odd rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedcache.errors import FedcacheError
+from fedcache.federate.partition.partition import SCHEMES, Partition, make
+from fedcache.federate.partition.rows import VALIDATION, Columns
+from fedcache.federate.partition.scheme import Scheme
+from fedcache.plugins import forget, register
+from fedcache.store.groups import Group
+from fedcache.testing.law import require
+
+CLASSES, DOMAINS, ROWS = 4, 2, 480
+
+
+def small_columns() -> Columns:
+    """480 rows of 4 classes, 2 domains and 6 sites: a quarter are test rows, some for validation, some unreadable."""
+    g = np.random.default_rng(0)
+    uid = np.frombuffer(b"".join(hashlib.md5(b"%d" % i).digest() for i in range(ROWS)), np.uint8).reshape(ROWS, 16)
+    site = Group(g.integers(0, 6, ROWS).astype(np.int32), tuple(f"site {i}" for i in range(6)))
+    return Columns(
+        np.tile(np.arange(CLASSES), ROWS // CLASSES).astype(np.int32),
+        np.repeat(np.arange(DOMAINS), ROWS // DOMAINS).astype(np.int16),
+        g.choice(3, ROWS, p=(0.7, 0.25, 0.05)).astype(np.uint8),
+        (g.random(ROWS) > 0.02).astype(np.uint8),
+        uid,
+        tuple(f"class {i}" for i in range(CLASSES)),
+        tuple(f"domain {i}" for i in range(DOMAINS)),
+        "0" * 64,
+        lambda name: {"site": site}[name],
+    )
+
+
+@dataclass(frozen=True)
+class Deal:
+    """A scheme with arguments and the dataset that it deals."""
+
+    scheme: Scheme
+    args: Mapping[str, Any]
+    columns: Columns
+
+    def make(self, seed: int = 0) -> Partition:
+        """The partition of a seed, whether the scheme is fedcache's own, a plug-in, or known to nobody yet."""
+        if self.scheme.name in SCHEMES and SCHEMES[self.scheme.name] is self.scheme:
+            return make(self.scheme.name, self.columns, seed=seed, **self.args)
+        register("partition", self.scheme)
+        try:
+            return make(self.scheme.name, self.columns, seed=seed, **self.args)
+        finally:
+            forget("partitions", self.scheme.name)
+
+
+def no_row_is_trained_on_twice(deal: Deal) -> None:
+    """Every row is a training row of at most one client."""
+    rows = _trained(deal.make())
+    require(len(np.unique(rows)) == len(rows), f"{len(rows) - len(np.unique(rows))} rows have several clients")
+
+
+def every_client_trains(deal: Deal) -> None:
+    """Every client has a name of its own, training rows and test rows."""
+    partition = deal.make()
+    names = [client.name for client in partition.clients]
+    require(len(set(names)) == len(names), "two clients have one name")
+    for client in partition.clients:
+        require(len(client.train) > 0, f"{client.name} has no training row")
+        require(len(client.test) > 0, f"{client.name} has no test row")
+
+
+def unreadable_and_validation_rows_are_left_out(deal: Deal) -> None:
+    """No row without features and no row of the dataset's validation split is dealt."""
+    partition, columns = deal.make(), deal.columns
+    for used in (_trained(partition), _tested(partition)):
+        require(bool((columns.ok[used] == 1).all()), "rows without features are dealt")
+        require(bool((columns.split[used] != VALIDATION).all()), "rows of the validation split are dealt")
+
+
+def no_test_row_is_trained_on(deal: Deal) -> None:
+    """No training row of a client is a test row of the same or of another."""
+    partition = deal.make()
+    both = np.intersect1d(_trained(partition), _tested(partition))
+    require(not len(both), f"{len(both)} rows are trained on and tested with")
+
+
+def equal_arguments_give_equal_partitions(deal: Deal) -> None:
+    """The same rows, arguments and seed give the same partition: all draws come from ``streams``."""
+    a, b = deal.make(seed=3), deal.make(seed=3)
+    require(a.digest == b.digest, "two partitions of one seed differ")
+
+
+def other_seeds_deal_other_rows(deal: Deal) -> None:
+    """Three seeds give three partitions. A scheme that draws nothing names this law as an exception."""
+    held = {tuple(client.train.tobytes() for client in deal.make(seed).clients) for seed in range(3)}
+    require(len(held) == 3, f"three seeds give {len(held)} partitions")
+
+
+def illegal_values_are_refused(deal: Deal) -> None:
+    """A number below the least value of its argument is refused with a message and a hint."""
+    for argument in deal.scheme.arguments:
+        if argument.kind not in ("int", "float") or not np.isfinite(argument.low):
+            continue
+        wrong = argument.low - 1
+        try:
+            Deal(deal.scheme, {**deal.args, argument.name: wrong}, deal.columns).make()
+        except FedcacheError as error:
+            require(bool(error.hint), f"the refusal of {argument.name}={wrong} has no hint")
+        else:
+            require(False, f"{argument.name}={wrong} is taken, though {argument.low} is the least value")
+
+
+PARTITION_LAWS: dict[str, Callable[[Deal], None]] = {
+    law.__name__: law
+    for law in (
+        no_row_is_trained_on_twice,
+        every_client_trains,
+        unreadable_and_validation_rows_are_left_out,
+        no_test_row_is_trained_on,
+        equal_arguments_give_equal_partitions,
+        other_seeds_deal_other_rows,
+        illegal_values_are_refused,
+    )
+}
+"""Every law by its name."""
+
+
+def _trained(partition: Partition) -> np.ndarray:
+    return np.concatenate([client.train for client in partition.clients])
+
+
+def _tested(partition: Partition) -> np.ndarray:
+    return np.concatenate([partition.test, *(client.test for client in partition.clients)])

@@ -1,0 +1,102 @@
+"""A method on trial: with settings that are quick, under one execution, on the tiny federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedcache.errors import FedcacheError
+from fedcache.federate.engine import run as engine
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.hyperparameters import Value
+from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
+from fedcache.federate.engine.run import RunCallbacks, TrainingRun
+from fedcache.federate.execution.choose import executors
+from fedcache.federate.execution.memory_estimate import Load
+from fedcache.testing.federation import TinyClient, fitted, tiny, wide
+
+SMALL: Mapping[str, Value] = {
+    "batch": 4, "epochs": 2, "dim": 7, "hidden": 7, "proj": 4, "channels": 1, "esd_epochs": 2, "esd_batch": 2,
+    "probe_epochs": 6, "probe_batch": 16, "n_ctx": 2,
+}  # fmt: skip
+"""Values of the laws for switches of these names, where a method declares them and they are legal there."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A method with settings, computed by one execution in float64 on the tiny federation."""
+
+    method: Method
+    execution: str = "sequential"  # of ``method.executions``
+    settings: Mapping[str, Value] = field(default_factory=dict)  # hyperparameters that are not at their defaults
+
+    @property
+    def hp(self) -> dict[str, Value]:
+        """All hyperparameters."""
+        return self.method.resolve("paper", self.settings)
+
+    @property
+    def closeness(self) -> float:
+        """How far sums in another order may lead the method, in float64."""
+        # BatchNorm over a few pixels and Adam on dead units turn the last bits of a sum into visible ones.
+        return 1e-10 if "batched" in self.method.executions else 1e-4
+
+    def federation(self, **kwargs: Any) -> tuple[Data, list[TinyClient]]:
+        """The tiny federation, with enough features for ``gram`` where that is the execution."""
+        return (wide if self.execution == "gram" else tiny)(**kwargs)
+
+    def run(
+        self, pair: tuple[Data, Sequence[TinyClient]], *, method: Method | None = None, execution: str = "",
+        state: Snapshot | None = None, on_round: Callable[..., None] | None = None, **how: Any,
+    ) -> TrainingOutput:  # fmt: skip
+        """Two rounds of three clients, unless ``how`` (fields of ``TrainingRun``) says otherwise."""
+        method = method or self.method
+        how = {"rounds": 2, "participation": 3, "dtype": torch.float64, **how}
+        data = fitted(method, pair[0])
+        spec = TrainingRun(method, data, pair[1], execution=execution or self.execution, **how)
+        callbacks = RunCallbacks(on_round=on_round and (lambda _point, *rest: on_round(*rest)))
+        return engine.run(spec, self.hp, state=state, callbacks=callbacks)
+
+
+def small_settings(method: Method) -> dict[str, Value]:
+    """The values of ``SMALL`` that this method can take."""
+    found: dict[str, Value] = {}
+    for h in method.hparams:
+        if h.name in SMALL:
+            try:
+                found[h.name] = h.parse(SMALL[h.name])
+            except FedcacheError:  # a switch of that name means something else here
+                continue
+    if "image tower" in method.needs and "epochs" in found:  # a step runs an encoder
+        found["epochs"] = 1
+    return found
+
+
+def trial_of(method: Method, execution: str, settings: Mapping[str, Value] | None = None) -> Trial | None:
+    """The method under that execution, with SGD where ``gram`` needs it; None where the execution cannot serve it."""
+    if execution not in method.executions:
+        return None
+    words = {**small_settings(method), **(settings or {})}
+    declared = {h.name: h for h in method.hparams}
+    if execution == "gram" and "opt" in declared and "opt" not in (settings or {}) and "sgd" in declared["opt"].choices:
+        words |= {"opt": "sgd", **({"lr": 0.05} if "lr" in declared and "lr" not in (settings or {}) else {})}
+    trial = Trial(method, execution, words)
+    refused = executors()[execution].serves(method, trial.hp, Load(head_bytes=0, clients=2))
+    return None if refused else trial
+
+
+def spread(method: Method, hp: Mapping[str, Value], factor: float) -> dict[str, Value]:
+    """The same hyperparameters with every float that is not 0 times a factor, where that is legal."""
+    out = dict(hp)
+    for h in method.hparams:
+        value = out[h.name]
+        if h.kind != "float" or not isinstance(value, (int, float)) or value == 0.0:
+            continue
+        moved = value * factor
+        if (h.low is None or moved >= h.low) and (h.high is None or moved <= h.high):
+            out[h.name] = moved
+    return out

@@ -1,0 +1,230 @@
+"""``fedcache new``: what it writes works as it stands, from its tests to a grid, and what it cannot write it says."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from own_package import lay
+
+import fedcache as fc
+from fedcache import plugins, testing
+from fedcache.errors import Exit
+from fedcache.federate.methods import METHODS
+from fedcache.store.store import Store
+from fedcache.testing import LawBroken
+
+HERE = Path(__file__).resolve()
+QUIET = "ANN,COM812,CPY,D,INP001,S101,PLR2004,RUF012,PT006,PLR0913"
+"""Rules of ruff that nobody asks of a first package of one's own."""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of ``sys.path`` for packages."""
+    place = tmp_path / "site-packages"
+    place.mkdir()
+    monkeypatch.syspath_prepend(str(place))
+    yield place
+    plugins._installed.cache_clear()
+    for name in [n for n in sys.modules if n.partition(".")[0] in ("half_step", "own_lines")]:
+        del sys.modules[name]
+
+
+def installed(kind: str, name: str, tmp_path: Path, site: Path) -> Path:
+    folder = tmp_path / "work" / name
+    assert ok("new", kind, name, "--out", folder).data["folder"] == str(folder)
+    lay(folder, site)
+    importlib.invalidate_caches()
+    plugins._installed.cache_clear()
+    return folder
+
+
+def made(place: Path) -> Path:
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 3, 120)
+    x = (rng.normal(size=(3, 6))[label] + 0.5 * rng.normal(size=(120, 6))).astype("f4")
+    return fc.Store.from_arrays({"mine": x}, labels=label, path=place / "s.zarr").path
+
+
+@pytest.fixture
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(made)
+
+
+def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(
+    tmp_path: Path, site: Path, store: Path
+) -> None:
+    installed("method", "half-step", tmp_path, site)
+    deal = ("--store", store, "--scheme", "iid", "--clients", 4, "--rounds", 3)
+    done = ok("train", "--method", "half-step", *deal).data
+    assert done["plugins"][0]["name"] == "half-step"
+    grid = ok("grid", "--method", "half-step", "--sweep", "server_lr=0.25,1", *deal).data
+    assert [point["sweep"]["server_lr"] for point in grid["points"]] == ["0.25", "1"]
+    whole = ok("train", "--method", "half-step", "--set", "server_lr=1", *deal).data
+    assert whole["accuracy"]["mean"] == ok("train", "--method", "fedavg", *deal).data["accuracy"]["mean"]
+    page = tmp_path / "page.html"
+    ok("report", Path(done["path"]), "-o", page)
+    assert "half-step" in page.read_text()
+    assert "half-step (half-step 0.1)" in fedcache("methods", "list").out
+    assert "FedAvg whose server goes a part of the way" in fedcache("methods", "info", "half-step").out
+
+
+def test_the_laws_hold_for_a_new_method_and_fail_when_it_ignores_the_rows(tmp_path: Path, site: Path) -> None:
+    folder = installed("method", "half-step", tmp_path, site)
+    tests = folder / "tests" / "test_half_step.py"
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(HERE.parents[2])]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout
+    laws = len(testing.method_laws("half-step"))
+    assert f"{laws + 2} passed" in done.stdout
+
+    code = site / "half_step" / "method.py"
+    whole = code.read_text()
+    # Every client one vote, whatever its rows.
+    code.write_text(
+        whole.replace("    aggregate=aggregate,", '    aggregate=aggregate,\n    pool=lambda _hp: {"": "uniform"},')
+    )
+    assert code.read_text() != whole
+    fails(["all_rows_count_the_same[sequential]"])
+    # An upload that nobody described.
+    code.write_text(whole + MORE)
+    fails([check.name for check in testing.method_laws("fedavg")])
+
+
+MORE = """
+
+def more(down, state, data, ctx):
+    kept, up = fedavg.METHOD.fit(down, state, data, ctx)
+    return kept, {**up, "extra": up["Q.b"]}
+
+
+METHOD = replace(METHOD, fit=more)
+"""
+
+
+def fails(laws: list[str]) -> None:
+    for name in [n for n in sys.modules if n.partition(".")[0] == "half_step"]:
+        del sys.modules[name]
+    plugins._installed.cache_clear()
+    importlib.invalidate_caches()
+    broken = []
+    for check in testing.method_laws("half-step"):
+        try:
+            check()
+        except LawBroken:
+            broken.append(check.name)
+    assert broken == laws
+
+
+def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
+    tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "home"))
+    installed("backbone", "own-lines", tmp_path, site)
+    assert len(testing.check_backbone("own-lines", home=tmp_path / "home")) == len(testing.BACKBONE_LAWS)
+    assert "own-lines (own-lines 0.1), which is module:own_lines.encoder:build" in fedcache("backbones", "list").out
+    words = ("--dataset", "digits", "--backbones", "own-lines", "--limit", 400)
+    done = ok("extract", *words).data
+    array = next(iter(Store.open(Path(done["path"])).arrays.values()))
+    assert array.recipe["backbone"] == "module:own_lines.encoder:build"
+    assert ok("extract", *words).data["decoded"] == 0
+    trained = ok("train", "--store", done["path"], "--backbones", "own-lines", "--method", "fed3r", "--clients", 3,
+                 "--scheme", "iid").data  # fmt: skip
+    assert trained["accuracy"]["mean"] > 0.3
+    assert ok("backbones", "verify", "own-lines").data["width"] == 512
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said", "hint"),
+    [
+        (("method", "Half_Step"), Exit.USAGE, "cannot be a name", "fedcache new method half-step"),
+        (("method", "9"), Exit.USAGE, "cannot be a name", "fedcache new method my-method"),
+        (("method", "../up"), Exit.USAGE, "cannot be a name", "fedcache new method up"),
+        (("method", "a" * 61), Exit.USAGE, "60 at most", f"fedcache new method {'a' * 60}"),
+        (("method", "fedavg"), Exit.USAGE, "fedcache has a method called fedavg", "fedcache new method my-fedavg"),
+        (("backbone", "clip-rn50"), Exit.USAGE, "has a backbone called", "fedcache new backbone my-clip-rn50"),
+        (("method", "class"), Exit.USAGE, "would hide Python's", "fedcache new method my-class"),
+        (("method", "json"), Exit.USAGE, "would hide Python's", "fedcache new method my-json"),
+        (("partition", "mine"), Exit.USAGE, "No such command 'partition'", "fedcache new --help"),
+    ],
+)
+def test_a_name_that_cannot_be_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, said: str, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = fedcache("new", *words)
+    assert (done.code, said in done.err, hint in done.err) == (code, True, True), done.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_exists_is_left_alone_and_one_that_cannot_be_written_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    done = fedcache("new", "method", "mine")
+    assert done.code == Exit.STORE
+    assert "exists already; nothing was written" in done.err
+    assert not list((tmp_path / "mine").iterdir())
+    (tmp_path / "file").write_text("")
+    done = fedcache("new", "method", "mine", "--out", tmp_path / "file" / "mine")
+    assert done.code == Exit.ENVIRONMENT
+    assert "cannot be written" in done.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "mine"]
+
+
+def test_what_is_written_is_formatted_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = fedcache("new", "method", "fed-mine")
+    assert done.code == 0
+    assert done.out.splitlines()[-3:] == [
+        f"  pip install -e {tmp_path / 'fed-mine'}",
+        f"  python -m pytest {tmp_path / 'fed-mine'}",
+        "  fedcache grid --method fedavg,fed-mine",
+    ]
+    assert fedcache("new", "backbone", "lines").code == 0
+    project = tomllib.loads(Path("fed-mine/pyproject.toml").read_text())["project"]
+    assert project["entry-points"] == {"fedcache.methods": {"fed-mine": "fed_mine.method:METHOD"}}
+    for folder in ("fed-mine", "lines"):
+        for check in (("check", "--select", "ALL", "--ignore", QUIET), ("format", "--check")):
+            words = [
+                sys.executable,
+                "-m",
+                "ruff",
+                *check,
+                "--isolated",
+                "--no-cache",
+                "--line-length",
+                "120",
+                "-q",
+                ".",
+            ]
+            ruff = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+            assert ruff.returncode == 0, ruff.stdout + ruff.stderr
+    assert "fed-mine" not in METHODS
+    assert not any("{{" in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+
+
+@pytest.mark.slow
+def test_pip_installs_it_where_fedcache_finds_it(tmp_path: Path) -> None:
+    folder, target = tmp_path / "half-step", tmp_path / "target"
+    ok("new", "method", "half-step", "--out", folder)
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(target), str(folder)], check=True, timeout=280)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), str(HERE.parents[2])])}
+    done = subprocess.run(
+        [sys.executable, "-m", "fedcache", "methods", "info", "half-step"], env=env, capture_output=True, text=True,
+        timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "half-step 0.1" in done.stdout

@@ -1,0 +1,23 @@
+"""A package that ``fedcache new`` wrote, laid beside the others as pip would lay it."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from pathlib import Path
+
+
+def lay(folder: Path, site: Path) -> Path:
+    """Copy the package of ``folder`` into ``site`` with the metadata that pip derives from its pyproject.toml."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    package = project["name"].replace("-", "_")
+    site.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(folder / package, site / package)
+    facts = site / f"{package}-{project['version']}.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {place}" for name, place in entries.items())]
+    (facts / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return site

@@ -1,0 +1,351 @@
+"""The public laws hold for what is right and fail for what is wrong: each wrong method breaks the law that names it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from pairs import NOT_BY_ROWS
+from torch import nn
+
+from fedcache import testing
+from fedcache.errors import FedcacheError
+from fedcache.extract.backbones import own_module
+from fedcache.federate.execution.executor import Sequential
+from fedcache.federate.methods import METHODS
+from fedcache.federate.partition.partition import SCHEMES
+from fedcache.testing import LawBroken, check_all, less_exceptions
+from fedcache.testing.law import Check
+
+FEDAVG, NCM = METHODS["fedavg"], METHODS["fedncm"]
+LINEAR = {"head": "linear", "opt": "sgd", "lr": 0.05}
+
+
+def broken(checks):
+    """Names of the laws that fail, without their executions."""
+    names = set()
+    for check in checks:
+        try:
+            check()
+        except LawBroken:
+            names.add(check.name.partition("[")[0])
+    return names
+
+
+def changed_upload(change):
+    """FedAvg, whose upload is changed by a function (up, data, ctx) -> up."""
+
+    def fit(down, state, data, ctx):
+        kept, up = FEDAVG.fit(down, state, data, ctx)
+        return kept, change(up, data, ctx)
+
+    return replace(FEDAVG, name="wrong", fit=fit)
+
+
+def drawn_elsewhere(up, _data, _ctx):
+    return {**up, "W": up["W"] + torch.rand(1, dtype=up["W"].dtype)}
+
+
+def row_of_a_client(up, data, _ctx):
+    x, _ = data.full()
+    return {**up, "W": up["W"] * 0.0 + x[..., :1, :]}
+
+
+def by_rows(up, data, _ctx):
+    x, _ = data.full()
+    return {**up, "W": x}
+
+
+def not_described(up, _data, _ctx):
+    return {**up, "extra": up["W"]}
+
+
+def last_counts_double(server, up, _ctx):
+    weights = torch.ones(len(up["W"]), dtype=up["W"].dtype)
+    weights[-1] = 2.0
+    return {**server, **{k: torch.einsum("m,m...->...", weights, t) / weights.sum() for k, t in up.items()}}
+
+
+def mean_of_a_client(down, state, data, ctx):
+    kept, up = NCM.fit(down, state, data, ctx)
+    return kept, {**up, "sum": up["sum"] / up["count"].clamp(min=1.0).unsqueeze(-1)}
+
+
+def mean_of_the_store(up, data, _ctx):
+    return {**up, "W": up["W"] + data.x.mean()}
+
+
+def by_one_number(up, _data, ctx):
+    return {k: t * (1.0 + float(ctx.hp["lr"])) for k, t in up.items()}
+
+
+class Counter:
+    """State that no checkpoint holds."""
+
+    calls = 0
+
+
+def counted(server, up, _ctx):
+    Counter.calls += 1
+    return {**server, **{k: t * (1.0 + 0.01 * Counter.calls) for k, t in up.items()}}
+
+
+def over_all_clients(up, _data, ctx):
+    return {**up, "W": up["W"] - up["W"].mean(0) * 0.1} if len(ctx.lead) else up
+
+
+WRONG = {
+    "every client one vote": (replace(FEDAVG, pool=lambda _hp: {"": "uniform"}), "all_rows_count_the_same"),
+    "an upload not described": (changed_upload(not_described), "executions_agree"),
+    "draws of its own": (changed_upload(drawn_elsewhere), "the_same_seed_gives_the_same_bits"),
+    "a row leaves": (changed_upload(row_of_a_client), "no_row_leaves_a_client"),
+    "as many as rows": (
+        replace(changed_upload(by_rows), uploads=None, aggregate=lambda server, _up, _ctx: server),
+        "no_row_leaves_a_client",
+    ),
+    "the last client counts double": (
+        replace(FEDAVG, pool=lambda _hp: {"": "stack"}, aggregate=last_counts_double, executions=("sequential",)),
+        "the_order_of_clients_does_not_matter",
+    ),
+    "state that is not saved": (replace(FEDAVG, aggregate=counted), "a_resumed_run_has_the_same_bits"),
+    "clients mixed": (changed_upload(over_all_clients), "executions_agree"),
+    "said to be additive": (replace(NCM, fit=mean_of_a_client), "additive_uploads_add_up"),
+    "other rows read": (changed_upload(mean_of_the_store), "no_test_row_is_trained_on"),
+    "row 0 read": (changed_upload(mean_of_the_store), "a_missing_row_is_never_read"),
+    "labels not declared": (replace(FEDAVG, needs=frozenset()), "other_labels_change_nothing"),
+    "one number for a grid": (changed_upload(by_one_number), "a_grid_point_is_the_run_alone"),
+    "clients mixed in chunks": (changed_upload(over_all_clients), "chunks_change_nothing"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_method_breaks_its_law(what):
+    method, law = WRONG[what]
+    found = broken(testing.method_laws(method, LINEAR if method.gradient else None))
+    assert law in found
+    assert law not in broken(testing.method_laws(METHODS[method.name.replace("wrong", "fedavg")]))
+
+
+@pytest.mark.parametrize("name", NOT_BY_ROWS)
+def test_where_rows_do_not_count_the_same_the_law_fails(name):
+    assert broken(testing.method_laws(name)) == {"all_rows_count_the_same"}
+
+
+def test_what_fails_says_method_execution_law_and_figure():
+    with pytest.raises(LawBroken) as info:
+        testing.check_method(WRONG["every client one vote"][0], LINEAR)
+    assert str(info.value).startswith(
+        "The method fedavg under sequential execution breaks the law all_rows_count_the_same[sequential]: One step of "
+        "SGD by every client on all its rows, averaged, is one step on the rows of all clients.\nFound: the server of "
+        "four clients and that of one with all their rows differ by"
+    )
+    with pytest.raises(LawBroken, match=r"could not be tried on the law .*: .*\nFound: .*extra"):
+        testing.check_method(WRONG["an upload not described"][0], LINEAR)
+
+
+def test_a_right_method_keeps_all_laws_that_speak_of_it():
+    held = testing.check_method("fedncm")
+    assert "additive_uploads_add_up[sequential]" in held
+    assert not any(name.startswith("all_rows_count") for name in held)
+    assert len(held) == len(testing.method_laws(NCM)) == len(set(held))
+
+
+def test_laws_are_left_out_by_name_with_a_reason():
+    wrong = WRONG["every client one vote"][0]
+    reason = {"all_rows_count_the_same": "every site has one vote"}
+    assert testing.check_method(wrong, LINEAR, exceptions=reason)
+    with pytest.raises(FedcacheError) as info:
+        testing.method_laws(wrong, exceptions={"all_rows_count_the_sam": "a typo"})
+    assert "Did you mean 'all_rows_count_the_same'?" in str(info.value)
+    with pytest.raises(ValueError, match="left out without a reason"):
+        testing.method_laws(wrong, exceptions={"all_rows_count_the_same": " "})
+    with pytest.raises(FedcacheError, match="lrr"):
+        testing.method_laws("fedavg", {"lrr": 0.1})
+
+
+def test_all_that_fails_is_said_at_once():
+    def fails():
+        raise LawBroken("it does not")
+
+    laws = {"one": fails, "two": lambda: None, "three": fails}
+    checks = [Check("It", name, f"{name}.", law) for name, law in laws.items()]
+    with pytest.raises(LawBroken) as info:
+        check_all(checks)
+    assert str(info.value).split("\n\n") == [
+        f"It breaks the law {name}: {name}.\nFound: it does not." for name in ("one", "three")
+    ]
+    assert check_all(less_exceptions(checks, {"one": "a", "three": "b"}, ["one", "two", "three"])) == ["two"]
+
+
+def test_a_method_can_be_run_on_a_federation_of_ones_own():
+    data, clients = testing.make_federation(sizes=(3, 9), classes=4, width=7)
+    out = testing.run_method("fedavg", {"head": "linear", "batch": 2}, (data, clients), rounds=1)
+    assert out.server["W"].shape == (4, 7)
+    assert (
+        testing.gap(
+            out.server, testing.run_method("fedavg", {"head": "linear", "batch": 2}, (data, clients), rounds=1).server
+        )
+        == 0
+    )
+    assert len(testing.run_method(FEDAVG, LINEAR).records) == 2
+
+
+DRAW_NOTHING = {"other_seeds_deal_other_rows": "it draws nothing"}
+SCHEMES_TRIED = {
+    "feature-shift": ({}, DRAW_NOTHING),
+    "natural": ({"by": "site"}, DRAW_NOTHING),
+    "few-shot": ({"shots": 2, "clients": 4}, {}),
+    "label-shift": ({"clients": 4}, {}),
+    "feature-label-shift": ({}, {}),
+    "given": None,
+}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_scheme_keeps_the_laws_of_partitions(name):
+    found = SCHEMES_TRIED.get(name, ({"clients": 4}, {}))
+    if found is None:
+        pytest.skip("its rows are given, not dealt")
+    args, exceptions = found
+    assert len(testing.check_partition(name, exceptions=exceptions, **args)) == len(testing.PARTITION_LAWS) - len(
+        exceptions
+    )
+
+
+def dealt_wrongly(change):
+    """The scheme iid, whose clients' rows are changed by a function (lists, pool) -> lists."""
+    own = SCHEMES["iid"]
+
+    def deal(pool, args, streams):
+        dealt = own.deal(pool, args, streams)
+        return replace(dealt, train=change([rows.copy() for rows in dealt.train], pool))
+
+    return replace(own, name="wrong", deal=deal, arguments=own.arguments[:-1])
+
+
+def twice(rows, _pool):
+    return [rows[0], *rows]
+
+
+def with_test_rows(rows, pool):
+    return [*rows[1:], pool.test]
+
+
+def unseeded(rows, _pool):
+    order = torch.randperm(len(rows)).tolist()
+    return [rows[i] for i in order]
+
+
+def always_the_same(rows, pool):
+    return [pool.train[i :: len(rows)] for i in range(len(rows))]
+
+
+WRONG_SCHEMES = {
+    "no_row_is_trained_on_twice": twice,
+    "no_test_row_is_trained_on": with_test_rows,
+    "equal_arguments_give_equal_partitions": unseeded,
+    "other_seeds_deal_other_rows": always_the_same,
+}
+
+
+@pytest.mark.parametrize("law", WRONG_SCHEMES)
+def test_a_wrong_scheme_breaks_its_law(law):
+    assert law in broken(testing.partition_laws(dealt_wrongly(WRONG_SCHEMES[law]), clients=8))
+    assert "wrong" not in SCHEMES
+
+
+class Wrong(nn.Module):
+    size, mean, std = 8, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+
+    def __init__(self, change):
+        super().__init__()
+        self.change, self.scale = change, nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return self.change(x.flatten(1)[:, ::16] * self.scale)
+
+
+def right(x):
+    return x
+
+
+def of_the_batch(x):
+    return x - x.mean(0)
+
+
+def dropped(x):
+    return nn.functional.dropout(x, 0.5, training=True)
+
+
+def constant(x):
+    return x * 0.0 + 1.0
+
+
+WRONG_BACKBONES = {
+    "right": (right, set()),
+    "batch": (of_the_batch, {"an_image_does_not_see_its_batch"}),
+    "noise": (dropped, {"the_same_images_give_the_same_bits", "an_image_does_not_see_its_batch"}),
+    "constant": (constant, {"images_are_told_apart"}),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_BACKBONES)
+def test_a_wrong_backbone_breaks_its_law(what, tmp_path):
+    change, laws = WRONG_BACKBONES[what]
+    name = own_module.register(Wrong(change), f"law-{what}")
+    assert broken(testing.backbone_laws(name, home=tmp_path)) == laws
+
+
+def test_a_shipped_backbone_keeps_the_laws(tmp_path):
+    assert len(testing.check_backbone("glyph-clip", home=tmp_path)) == len(testing.BACKBONE_LAWS)
+    with pytest.raises(LawBroken, match="could not be tried"):
+        testing.check_backbone("resnet18-quickdraw", home=tmp_path)
+
+
+@pytest.mark.parametrize("rule", ["mean", "median", "trimmed:0.2", "geomedian", "krum", "multikrum", "nnm+median"])
+def test_the_rules_keep_the_laws_of_aggregators(rule):
+    assert len(testing.check_aggregator(rule)) == len(testing.AGGREGATOR_LAWS)
+
+
+def first(V):
+    return V[0]
+
+
+def noisy(V):
+    return V.mean(0) + torch.rand(1, dtype=V.dtype)
+
+
+def shrunk(V):
+    return V.mean(0) * 0.9
+
+
+@pytest.mark.parametrize(
+    ("rule", "laws"),
+    [
+        (first, {"clients_have_no_order"}),
+        (noisy, set(testing.AGGREGATOR_LAWS) - {"uploads_are_left_as_they_are"}),
+        (shrunk, {"agreement_is_returned", "a_shift_moves_the_result"}),
+        ("clip:1+mean", {"a_shift_moves_the_result"}),
+    ],
+)
+def test_a_wrong_rule_breaks_its_laws(rule, laws):
+    assert broken(testing.aggregator_laws(rule)) == laws
+
+
+class Right(Sequential):
+    name = "right"
+
+
+class LastLeftOut(Sequential):
+    """Forgets the last client of every round."""
+
+    name = "last-left-out"
+
+    def one_round(self, ids, downs):
+        return super().one_round(list(ids)[:-1], downs)
+
+
+def test_an_executor_keeps_the_laws_of_methods_or_breaks_them():
+    assert "executions_agree[fedncm]" in testing.check_executor(Right, ["fedncm"])
+    assert "executions_agree" in broken(testing.executor_laws(LastLeftOut, ["fedncm"]))
