@@ -4,9 +4,10 @@ A rule takes V [m, d], one row per client, in float64. Rows are updates (an uplo
 per row of data, or prototypes of one class; see ``pipeline.py``. Every rule but ``mean`` gives each client one
 vote, whatever number of rows it says it holds: a number of rows is something to lie about too.
 
-Sources: coordinate-wise median and trimmed mean, Yin et al., ICML 2018; geometric median (smoothed Weiszfeld), Pillutla
-et al., IEEE TSP 2022; Krum and multi-Krum, Blanchard et al., NeurIPS 2017; nearest-neighbour mixing, Allouah et al.,
-AISTATS 2023, whose (f, kappa) constants are the bounds that test_robust_rules.py holds these rules to.
+Sources: coordinate-wise median and trimmed mean, Yin et al., ICML 2018; geometric median, Pillutla et al., IEEE TSP
+2022, by Weiszfeld's iteration as Vardi and Zhang, PNAS 2000, lead it past a row that it meets; Krum and multi-Krum,
+Blanchard et al., NeurIPS 2017; nearest-neighbour mixing, Allouah et al., AISTATS 2023, whose (f, kappa) constants are
+the bounds that test_robust_rules.py holds these rules to.
 """
 
 from __future__ import annotations
@@ -46,13 +47,19 @@ def trimmed(V: Tensor, count: int) -> Tensor:
 def geomedian(V: Tensor) -> Tensor:
     """The point with the least sum of distances, by Weiszfeld's iteration from the coordinate-wise median."""
     point = median(V)
-    spread = float((V - point).norm(dim=1).median()) or float((V - point).norm(dim=1).max())
-    if spread == 0.0:
+    spread = float((V - point).norm(dim=1).median())
+    if spread == 0.0:  # half of the rows are at this point, and no pull of the others outweighs them
         return point
-    floor = 1e-12 * spread  # smooths the weight of a row that the point meets
     for _ in range(STEPS):
-        weight = 1.0 / (V - point).norm(dim=1).clamp(min=floor)
+        far = (V - point).norm(dim=1)
+        met = far <= 1e-9 * spread
+        weight = (~met) / torch.where(met, spread, far)
         moved = (weight / weight.sum()) @ V
+        if held := int(met.sum()):  # rows at the point hold it by one each, unless the others pull harder
+            pull = float((weight @ (V - point)).norm())
+            if pull <= held:
+                break
+            moved = point + (1.0 - held / pull) * (moved - point)
         step = float((moved - point).norm())
         point = moved
         if step <= 1e-10 * spread:

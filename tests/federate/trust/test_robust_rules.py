@@ -9,8 +9,10 @@ import torch
 from draws import FULL
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import minimize
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.trust import robust_rules
 from fedcache.federate.trust.attacks import DEFAULTS, Attack, parse_attack
 from fedcache.federate.trust.robust_rules import parse_rule
 
@@ -43,12 +45,64 @@ def test_the_rules_on_five_numbers():
     assert float(parse_rule("clip:2")(LINE, 1)) == pytest.approx((0 + 1 + 2 + 2 + 2) / 5)
 
 
+def sum_of_distances(V, point):
+    return float((V - torch.as_tensor(point, dtype=V.dtype)).norm(dim=1).sum())
+
+
+def least_sum(V):
+    """By scipy, from several starts: the sum has a bend at every row."""
+    starts = [V.mean(0), V.median(0).values + 0.1, *V]
+    found = (minimize(lambda p: sum_of_distances(V, p), s.numpy(), method="Nelder-Mead").fun for s in starts)
+    return min(*found, *(sum_of_distances(V, row) for row in V))
+
+
+def test_the_geometric_median_leaves_a_row_at_which_it_begins():
+    # The first row is the coordinate-wise median, yet the others pull (3, -1) / 10^.5 + ... = 1.8 where it holds 1.
+    V = torch.tensor([[0.0, 0.0], [3.0, -1.0], [3.0, -1.1], [-1.0, 3.0], [-1.1, 3.0]], dtype=torch.float64)
+    point = parse_rule("geomedian")(V, 1)
+    assert point.tolist() == pytest.approx([0.452358, 0.452358], abs=1e-6)
+    assert sum_of_distances(V, point) == pytest.approx(least_sum(V), abs=1e-6)
+    held = torch.cat([V, V[:1]])  # the same row twice holds 2
+    assert parse_rule("geomedian")(held, 1).tolist() == [0.0, 0.0]
+    far = torch.cat([V, V[:1] + torch.tensor([[1e9, 0.0], [-1e9, 0.0]], dtype=torch.float64)])
+    assert parse_rule("geomedian")(far, 2).tolist() == pytest.approx([0.452358, 0.452358], abs=1e-6)
+
+
+def test_a_step_from_a_row_is_as_much_shorter_as_the_row_holds_against_the_pull(monkeypatch):
+    # From (0, 0) the others, 3 away each, pull (1, 1), of length 2^.5 against 1; their mean is (1.5, 1.5).
+    V = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]], dtype=torch.float64)
+    monkeypatch.setattr(robust_rules, "STEPS", 1)
+    assert parse_rule("geomedian")(V, 1).tolist() == pytest.approx([1.5 * (1 - 0.5**0.5)] * 2, abs=1e-12)
+
+
+@pytest.mark.parametrize("n", [4, 5, 6, 9])
+def test_no_point_has_a_smaller_sum_of_distances_than_the_geometric_median(n):
+    """Of rows on a grid, many of which are the same and where the iteration begins."""
+    for seed in range(DRAWS // 5):
+        V = torch.randn(n, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).round()
+        assert sum_of_distances(V, parse_rule("geomedian")(V, 1)) <= least_sum(V) + 0.01  # 200 steps
+
+
+@pytest.mark.parametrize("n", [4, 5, 6])
+def test_half_of_the_rows_at_one_place_are_the_geometric_median(n):
+    V = torch.randn(n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    V[: (n + 1) // 2] = V.median(0).values
+    V[-1] *= 1e6
+    assert parse_rule("geomedian")(V, 1).tolist() == pytest.approx(V[0].tolist(), abs=1e-9)
+
+
 @pytest.mark.parametrize(("f", "chosen"), [(0, 5.0), (1, 2.0), (2, 1.0)])
 def test_krum_sums_the_distances_to_the_nearest_of_all_but_the_liars_and_two(f, chosen):
     # squared distances of each row to its nearest others; the least sum is chosen, the sums being
     #   of 4 nearest (f = 0): 79 54 39 38 66 95;  of 3 (f = 1): 30 18 14 22 30 46;  of 2 (f = 2): 5 2 5 13 5 10
     V = torch.tensor([[0.0], [1.0], [2.0], [5.0], [7.0], [8.0]], dtype=torch.float64)
     assert float(parse_rule("krum")(V, f)) == chosen
+
+
+def test_krum_of_three_rows_looks_at_one_other():
+    V = torch.tensor([[5.0], [1.0], [0.0]], dtype=torch.float64)  # nearest 16, 1, 1; of two others 41, 17, 26
+    assert float(parse_rule("krum")(V, 0)) == 1.0
+    assert float(parse_rule("krum")(V.flip(0), 0)) == 0.0
 
 
 def test_the_geometric_median_of_a_triangle_sees_every_side_at_120_degrees():
