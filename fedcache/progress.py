@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,6 +77,31 @@ class Observer(Protocol):
 
     def stop(self) -> None:
         """The stretch is over."""
+
+
+@contextmanager
+def told_as(observer: Observer, what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """What work that says (units done, units in all) may call, inside a ``with`` statement.
+
+    A stretch begins with the first call, and another one where fewer units are done than before.
+    """
+    seen = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal seen
+        if seen == 0 or done < seen:
+            if seen:
+                observer.stop()
+            observer.start(what, total, unit)
+            seen = 0
+        observer.advance(done - seen)
+        seen = done
+
+    try:
+        yield progress
+    finally:
+        if seen:
+            observer.stop()
 
 
 class Silent:

@@ -14,6 +14,7 @@ from fedcache.errors import Exit, MachineError
 from fedcache.extract.datasets import FILES, info, known, open_dataset, pull
 from fedcache.extract.datasets.papers import check, full_spec
 from fedcache.extract.planning.plan import memory_of, roots_of
+from fedcache.progress import told_as
 
 datasets = typer.Typer(name="datasets", help="Datasets and where they come from.", no_args_is_help=True)
 
@@ -36,7 +37,7 @@ def datasets_list() -> CommandResult:
 
 @datasets.command("info")
 @command("datasets info")
-def datasets_info(name: Name, data: Data = None, layout: Layout = None) -> CommandResult:
+def datasets_info(observer: TerminalObserver, name: Name, data: Data = None, layout: Layout = None) -> CommandResult:
     """One dataset: what it is; a spec such as folder:PATH is read and counted.
 
     Example: fedcache datasets info paper:cifar10
@@ -45,7 +46,10 @@ def datasets_info(name: Name, data: Data = None, layout: Layout = None) -> Comma
     roots = roots_of(pairs(data, "--data"))
     found = info(full_spec(name), roots=roots, data=home.data)
     if name.startswith(tuple(f"{own.partition(':')[0]}:" for own in FILES)):
-        read = open_dataset(name, memory=memory_of(home), roots=roots, data=home.data, layout=layout)
+        with told_as(observer, "reading", "images") as progress:
+            read = open_dataset(
+                name, memory=memory_of(home), roots=roots, data=home.data, layout=layout, progress=progress
+            )
         found = {
             **found,
             "name": name,

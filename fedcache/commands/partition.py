@@ -32,6 +32,16 @@ LISTED, SHOWN = 100_000, 24
 """Clients that are described: with ``--json``, and for a person."""
 
 
+MANY_ROWS = 1_000_000
+"""Rows from which on dealing them takes seconds."""
+
+
+def say_if_many(rows: int, observer: TerminalObserver) -> None:
+    """That rows are being dealt, where this takes a while."""
+    if rows >= MANY_ROWS:
+        observer.note(f"Dealing {rows:,} rows to clients ...")
+
+
 @command("partition", pick(PartitionConfig), pick(SchemeArguments), pick(TrainConfig, "domain"))
 def partition(
     observer: TerminalObserver,
@@ -77,13 +87,13 @@ def partition(
     if clients_csv is None:
         need_scheme(resolved.scheme, arguments)  # before a store is looked for
     opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
+    say_if_many(opened.rows, observer)
     how: dict[str, Any] = {"seed": resolved.seed, "name": name, "replace": replace, **arguments}
     if clients_csv is not None:
         made = given_partition(opened, clients_csv, **how)
     else:
         made = make_partition(opened, resolved.scheme, **how)
-    saved = name or made.default_name()
-    columns = columns_of(opened)
+    saved, columns = name or made.default_name(), columns_of(opened)
     if out is not None:
         made.save(out)
     if plot is not None:

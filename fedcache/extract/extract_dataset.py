@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from fedcache.extract.compute_features import ExtractionOptions, check_chunk_row
 from fedcache.extract.datasets import Dataset, in_memory, open_dataset, peek
 from fedcache.extract.datasets.columns import with_keys
 from fedcache.extract.datasets.dataset import Context, counted
-from fedcache.extract.digests import DigestMemory
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning import plan as planning
 from fedcache.extract.planning.cost import check_disk, describe_growth, estimate
@@ -28,7 +27,7 @@ from fedcache.extract.planning.plan import PlannedArray
 from fedcache.extract.result import Extraction, summarise
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.process import Stop
-from fedcache.progress import Observer, Silent
+from fedcache.progress import Observer, Silent, told_as
 from fedcache.store.catalog import clean_up, finished_stores, place_of_content, recall_last, remember_last, resolve_path
 from fedcache.store.files import make_private
 from fedcache.store.groups import put_groups
@@ -70,7 +69,8 @@ def extract(
     planned = [pull_if_needed(p, config, home, observer) for p in planned] if not dry_run else planned
     held = None
     if images is not None:
-        held, config = images_of_the_program(images, config, planning.memory_of(home))
+        with told_as(observer, "reading", "images") as progress:
+            held, config = images_of_the_program(images, config, Context(planning.memory_of(home), progress=progress))
     spec, config = spec_of(config, home, observer) if held is None else (held.spec, config)
     store = None if store is None else resolve_path(home, store)
     where: dict[str, Any] = {
@@ -91,13 +91,8 @@ def extract(
                 observer.note(f"--device {config.device} was not needed: every array is there, nothing is computed.")
             remember_last(home, path, spec)
             return done
-    data = held if held is not None else open_dataset(spec, **where)
+    data = held if held is not None else read_dataset(spec, where, observer)
     observer.note(f"{spec}: {data.reading}")
-    if data.links_left_out:
-        observer.warn(
-            f"{counted(data.links_left_out, 'link')} out of the dataset's folder left out; --follow-links reads "
-            "what is behind."
-        )
     path = store or place_of_data(home, data, observer)
     if dry_run:
         return estimate(path, data, planned, config, home, observer, skipped, fresh=fresh)
@@ -118,6 +113,18 @@ def extract(
     return extraction
 
 
+def read_dataset(spec: str, where: Mapping[str, Any], observer: Observer) -> Dataset:
+    """The dataset of a spec; how far its digests are is told, and so are links that were left out."""
+    with told_as(observer, "reading", "images") as progress:
+        data = open_dataset(spec, **where, progress=progress)
+    if data.links_left_out:
+        observer.warn(
+            f"{counted(data.links_left_out, 'link')} out of the dataset's folder left out; --follow-links reads "
+            "what is behind."
+        )
+    return data
+
+
 def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str, ExtractConfig]:
     """The dataset that is meant, with the columns that options name: from here on the spec says them."""
     spec = config.dataset or default_dataset(home, observer)
@@ -126,7 +133,7 @@ def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str,
     return spec, replace(config, images_key=None, label_key=None, group_key=None)
 
 
-def images_of_the_program(images: Any, config: ExtractConfig, memory: DigestMemory) -> tuple[Dataset, ExtractConfig]:
+def images_of_the_program(images: Any, config: ExtractConfig, context: Context) -> tuple[Dataset, ExtractConfig]:
     """The dataset of images that the program holds, and the configuration without workers where none was asked for.
 
     Raises UsageError for options that such images do not have, and for workers that cannot be sent them.
@@ -136,7 +143,7 @@ def images_of_the_program(images: Any, config: ExtractConfig, memory: DigestMemo
             raise UsageError(f"{name} says how files are read, and the images are given.", f"Leave {name} out.")
     if config.workers and (why := in_memory.can_travel(images)):
         raise UsageError(f"The images cannot be sent to {config.workers} workers: {why}.", "workers=0 reads them here.")
-    data = in_memory.load(images, Context(memory))
+    data = in_memory.load(images, context)
     return data if config.limit is None else data.part(config.limit), replace(config, workers=config.workers or 0)
 
 

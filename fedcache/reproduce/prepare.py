@@ -19,7 +19,7 @@ from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition, make
 from fedcache.process import Stop
-from fedcache.progress import Observer, Round, Silent
+from fedcache.progress import Observer, Round, Silent, told_as
 from fedcache.reproduce.planning import Options, find_domain, match_domains
 from fedcache.reproduce.registry import PaperCell
 from fedcache.runs.partitions import columns_of
@@ -138,13 +138,15 @@ class Workbench:
     def images(self, cell: PaperCell) -> Dataset:
         """The dataset of a cell, opened."""
         if cell.dataset not in self._images:
-            self._images[cell.dataset] = open_dataset(
-                cell.dataset,
-                limit=self.options.limit,
-                memory=memory_of(self.home),
-                roots=roots_of(self.options.data),
-                data=self.home.data,
-            )
+            with told_as(self.observer, f"reading {cell.dataset}", "images") as progress:
+                self._images[cell.dataset] = open_dataset(
+                    cell.dataset,
+                    limit=self.options.limit,
+                    memory=memory_of(self.home),
+                    roots=roots_of(self.options.data),
+                    data=self.home.data,
+                    progress=progress,
+                )
         return self._images[cell.dataset]
 
     def columns(self, cell: PaperCell) -> Columns:

@@ -1,0 +1,92 @@
+"""Work that says how far it is becomes stretches that an observer is told of, and is always ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command import ok
+from pictures import folder
+
+import fedcache as fc
+from fedcache.commands import partition
+from fedcache.commands.output import TerminalObserver
+from fedcache.progress import Silent, told_as
+
+
+class Told(Silent):
+    """Keeps stretches and how far each went."""
+
+    def __init__(self) -> None:
+        self.stretches: list[list[object]] = []
+        self.open = 0
+
+    def start(self, what: str, total: int, unit: str) -> None:
+        assert not self.open, "a stretch begins inside another"
+        self.open = 1
+        self.stretches.append([what, total, unit, 0])
+
+    def advance(self, units: int) -> None:
+        self.stretches[-1][3] += units  # type: ignore[operator]
+
+    def stop(self) -> None:
+        assert self.open
+        self.open = 0
+
+
+def test_every_part_is_a_stretch_of_its_own() -> None:
+    told = Told()
+    with told_as(told, "reading", "images") as progress:
+        for total in (2, 3):
+            for done in range(1, total + 1):
+                progress(done, total)
+    assert told.stretches == [["reading", 2, "images", 2], ["reading", 3, "images", 3]]
+    assert not told.open
+
+
+def fails_after(progress: Callable[[int, int], None]) -> None:
+    progress(1, 9)
+    raise ZeroDivisionError
+
+
+def test_work_that_fails_or_says_nothing_leaves_no_stretch_open() -> None:
+    told = Told()
+    with pytest.raises(ZeroDivisionError), told_as(told, "reading", "images") as progress:
+        fails_after(progress)
+    assert (told.stretches, told.open) == ([["reading", 9, "images", 1]], 0)
+    with told_as(told, "reading", "images"):
+        pass
+    assert len(told.stretches) == 1
+
+
+def test_images_that_are_read_for_their_digests_are_counted_once(tmp_path: Path) -> None:
+    images = folder(tmp_path / "images", train=6, test=2)
+    count = sum(1 for path in images.rglob("*") if path.is_file())
+    for expected in (1, 0):  # the second time they are remembered
+        told = Told()
+        fc.extract(f"folder:{images}", backbones=["random-projection"], size=8, observer=told)
+        reading = [s for s in told.stretches if s[0] == "reading"]
+        assert reading == [["reading", count, "images", count]] * expected
+
+
+def test_the_command_says_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(TerminalObserver, "start", lambda _self, what, _total, _unit: begun.append(what))
+    images = folder(tmp_path / "images", train=6, test=2)
+    ok("datasets", "info", f"folder:{images}")
+    assert begun == ["reading"]
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 8)
+    assert "extracting" in begun
+
+
+def test_many_rows_are_said_to_be_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ok("extract", "--dataset", "digits", "--limit", 40, "--backbones", "random-projection").data["path"]
+    words = ("partition", "--store", store, "--scheme", "iid", "--clients", 2)
+    notes: list[str] = []
+    monkeypatch.setattr(TerminalObserver, "note", lambda _self, text: notes.append(text))
+    ok(*words)
+    assert not [n for n in notes if n.startswith("Dealing")]
+    monkeypatch.setattr(partition, "MANY_ROWS", 40)
+    ok(*words)
+    assert "Dealing 40 rows to clients ..." in notes
