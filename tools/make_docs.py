@@ -37,6 +37,8 @@ from fedcache.extract.datasets import (
     torchvision,
     webdataset,
 )
+from fedcache.extract.datasets import rows as number_rows
+from fedcache.extract.datasets import texts as text_tables
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
@@ -654,6 +656,8 @@ OWN_FILES = {
     "idx:FOLDER": (idx, "idx:mnist/raw", "idx:mnist/raw"),
     "hf:PATH": (hf, "hf:cifar100", "hf:cifar100 --label-key coarse_label"),
     "webdataset:PATTERN": (webdataset, "webdataset:shards", "webdataset:shards/train-{0000..0009}.tar"),
+    "texts:FILE": (text_tables, "texts:reviews.csv", "texts:reviews.csv --label-key stars --group-key shop"),
+    "rows:FILE": (number_rows, "rows:tones.npz", "rows:tones.npz --label-key pitch"),
 }
 """Kinds of files of one's own: module, a spec to look at, and one to extract."""
 

@@ -54,7 +54,7 @@ def datasets_info(observer: TerminalObserver, name: Name, data: Data = None, lay
             **found,
             "name": name,
             "reading": read.reading,
-            "images": len(read),
+            read.holds: len(read),
             "classes": list(read.classes),
             "domains": list(read.domains),
             "digest": read.digest,

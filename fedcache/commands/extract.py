@@ -23,7 +23,9 @@ from fedcache.commands.options import (
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home, PartitionConfig, read_file
 from fedcache.errors import Exit, UsageError
+from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.extract_dataset import extract as run
+from fedcache.extract.inputs import IMAGES, one_of
 from fedcache.extract.planning.cost import describe_growth
 from fedcache.extract.planning.plan import quoted
 from fedcache.extract.result import Extraction
@@ -106,7 +108,8 @@ def extract(
             engine=cluster,
         )
     data = done.to_dict()
-    lines = [describe_line(done), *growth_lines(done), *text_lines(done), *bad_lines(done.bad, done.path)]
+    lines = [describe_line(done), *growth_lines(done), *text_lines(done), *cut_lines(done)]
+    lines += bad_lines(done.bad, done.path, done.holds)
     if partition is not None and not dry_run:
         count, target = write_client_stores(done, partition, given, out, observer)
         data["shards"] = str(target)
@@ -138,31 +141,32 @@ def write_client_stores(
 
 def describe_line(done: Extraction) -> str:
     """One sentence on what was computed."""
+    holds = done.holds
     quarantined = f", {done.images - done.ok} quarantined" if done.images > done.ok and done.ok else ""
     if done.decoded:
         return (
-            f"{done.decoded:,} images in {done.seconds:,.1f} s: {done.rate:,.1f} images/s with {done.workers} "
-            f"process{'es' if done.workers != 1 else ''}; decoding and the model had {done.busy:.0%} of the cores"
-            f"{quarantined}."
+            f"{done.decoded:,} {holds} in {done.seconds:,.1f} s: {done.rate:,.1f} {holds}/s with {done.workers} "
+            f"process{'es' if done.workers != 1 else ''}; {'decoding' if holds == IMAGES else 'reading'} and the "
+            f"model had {done.busy:.0%} of the cores{quarantined}."
         )
     if done.seconds:
-        return f"Plan for {done.images:,} images: about {done.rate:,.0f} images/s, {done.seconds:,.0f} s."
+        return f"Plan for {done.images:,} {holds}: about {done.rate:,.0f} {holds}/s, {done.seconds:,.0f} s."
     if any(a["state"] == "to compute" for a in done.arrays):
-        return f"Plan for {done.images:,} images; their rate is not known, as weights are missing."
+        return f"Plan for {done.images:,} {holds}; their rate is not known, as weights are missing."
     if any(t["state"] == "to compute" for t in done.text):
-        return f"The features of all {done.images:,} images are there; only text features are to compute."
-    images = f"{done.ok:,} of {done.images:,} images{quarantined}"
+        return f"The features of all {done.images:,} {holds} are there; only text features are to compute."
+    images = f"{done.ok:,} of {done.images:,} {holds}{quarantined}"
     if any(t["state"] == "computed" for t in done.text):
-        return f"The features of all images were there: {images}. Text features were computed."
+        return f"The features of all {holds} were there: {images}. Text features were computed."
     return f"Everything is there: {images}. Nothing was computed."
 
 
 def growth_lines(done: Extraction) -> list[str]:
     """What was taken over from an earlier state of the dataset."""
     if done.growth is not None:
-        return [f"Since the store it grows from: {describe_growth(done.growth)}."]
+        return [f"Since the store it grows from: {describe_growth(done.growth, done.holds)}."]
     if done.vanished:
-        return [f"{done.vanished:,} rows of images that are no longer in the dataset are kept and never used."]
+        return [f"{done.vanished:,} rows of {done.holds} that are no longer in the dataset are kept and never used."]
     return []
 
 
@@ -180,11 +184,20 @@ def text_lines(done: Extraction) -> list[str]:
     ]
 
 
-def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path) -> list[str]:
+def cut_lines(done: Extraction) -> list[str]:
+    """How many texts a model reads only a part of."""
+    tokens = {a["backbone"]: a["recipe"]["size"] for a in done.arrays}
+    return [
+        f"{name} reads {tokens[name]:,} tokens of a text: the rest of {n:,} text{'s' if n > 1 else ''} was left out."
+        for name, n in done.cut.items()
+    ]
+
+
+def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path, holds: str = IMAGES) -> list[str]:
     """The images that could not be read, by name and reason: the first ten, then where the others are."""
     if not bad:
         return []
-    what = "1 image" if len(bad) == 1 else f"{len(bad):,} images"
+    what = counted(len(bad), one_of(holds))
     lines = [f"{what} could not be read; training, scoring and export leave {'it' if len(bad) == 1 else 'them'} out:"]
     lines += [f"  {visible(entry['name'])}: {entry['reason']}" for entry in bad[:SHOWN]]
     more = f"and {len(bad) - SHOWN:,} more: " if len(bad) > SHOWN else ""

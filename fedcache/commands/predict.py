@@ -34,10 +34,13 @@ def predict(
     given: Given,
     run: RunName,
     images: Annotated[
-        list[Path] | None, typer.Argument(metavar="IMAGE", help="Images, folders, .zip or .tar files.")
+        list[Path] | None,
+        typer.Argument(
+            metavar="IMAGE", help="Images, folders, .zip or .tar files; of a model of texts, tables of texts."
+        ),
     ] = None,
 ) -> CommandResult:
-    """Classify images, rows of a store or embeddings with the model of a finished run.
+    """Classify images, texts, rows of a store or embeddings with the model of a finished run.
 
     Images go through the very backbones that the run was trained on, in batches of the size that its features were
     computed in. Rows come in the order in which they were named; what cannot be read is named with a reason.

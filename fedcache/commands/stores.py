@@ -13,6 +13,7 @@ from fedcache.commands.options import Dataset, command, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
+from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.plan import quoted
 from fedcache.report.find_runs import gather
@@ -81,10 +82,10 @@ def ls(
     if not entries:
         hint = "fedcache extract --dataset digits --backbones efficientnet-lite0"
         return CommandResult({"entries": []}, [f"No store under {home.stores} yet.", hint])
-    columns = ["store", "images", "arrays", "groups", "partitions", "size"]
+    columns = ["store", "rows", "arrays", "groups", "partitions", "size"]
     if not any(row[3] for row in rows):  # few datasets have any
         columns, rows = columns[:3] + columns[4:], [row[:3] + row[4:] for row in rows]
-    shown = TextTable("", columns, rows, right=("images", "size"))
+    shown = TextTable("", columns, rows, right=("rows", "size"))
     return CommandResult({"entries": entries}, renderables=[shown])
 
 
@@ -228,15 +229,16 @@ def inspect(observer: TerminalObserver, store: Where = None, dataset: Dataset = 
         "text_templates": {name: opened.templates(name) for name in sorted(opened.texts)},
         "partitions": sorted(opened.partitions),
     }
+    holds = held_by(array.recipe for array in opened.arrays.values())
     more = " ..." if len(samples.classes) > 12 else ""
     lines = [
         f"{opened.path}",
         f"dataset     {opened.dataset['slug']}  {opened.dataset['digest']}",
-        f"images      {opened.rows_ok:,} readable of {opened.rows - vanished:,}; "
+        f"{holds:<12}{opened.rows_ok:,} readable of {opened.rows - vanished:,}; "
         + ", ".join(f"{v:,} {k}" for k, v in splits.items() if v),
         *([f"unreadable  {len(bad):,}: {opened.path / QUARANTINE}"] if bad else []),
         *(f"            row {e['row']:,} ({visible(e['name'])}): {visible(e['reason'])}" for e in bad[:FIRST]),
-        *([f"vanished    {vanished:,} rows of images that are no longer in the dataset"] if vanished else []),
+        *([f"vanished    {vanished:,} rows of {holds} that are no longer in the dataset"] if vanished else []),
         *([f"test set    {opened.dataset['held_out']}"] if "held_out" in opened.dataset else []),
         f"classes     {len(samples.classes)}: {', '.join(map(visible, samples.classes[:12]))}{more}",
         f"domains     {', '.join(map(visible, samples.domains))}",
@@ -263,6 +265,8 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
     for a in arrays:
         recipe, side = a["recipe"], a["recipe"].get("size")
         prepared = f"{recipe.get('resize')} {side}, {recipe.get('interpolation')}, {recipe.get('activation')}"
+        if side is not None and (kind := held_by([recipe])) != IMAGES:
+            prepared = f"{kind}, {side} tokens" if side else f"{kind} as they are"
         computed = ", ".join(f"{k} {v}" for k, v in sorted(a["how"].items()))
         shape, weights = "x".join(map(str, a["shape"])), str(recipe.get("weights", ""))[:12]
         rows.append((a["name"], shape, a["dtype"], "as given" if side is None else prepared, weights, computed))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.commands.output import CommandResult, TextTable
+from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
 from fedcache.grids.result import Grid, HeldOut
 from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.report.drawing import percent
@@ -94,19 +95,24 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     return lines
 
 
+WHAT_PREDICT_TAKES = {TEXTS: "TEXTS.csv", ROWS: "--store STORE"}
+"""Of a model of texts or rows."""
+
+
 def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
     """How the models of a run with that result are used; [] for a run without any."""
     size = bytes_of_models(path)
     if size is None:
         return []
+    what = WHAT_PREDICT_TAKES.get(result["dataset"].get("holds", IMAGES), "IMAGES")
     if result["protocol"] == "global":
-        return [f"  model of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} IMAGES"]
+        return [f"  model of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} {what}"]
     if is_claimed(result):
         return ["  each site keeps its own model, in flower/ of its home:  fedcache predict FILE IMAGES"]
     if not is_private(result) and not has_client_models(path):
         return [f"  no client's model was saved; this saves them:  {command_saving(path, 'all')}"]
     whose = "--global" if is_private(result) else "--client NAME"  # clients' own parts of private runs are not saved
-    return [f"  models of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} IMAGES {whose}"]
+    return [f"  models of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} {what} {whose}"]
 
 
 def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:

@@ -1,4 +1,4 @@
-"""One batch of rows: decode each image once, make every recipe's input, run every backbone.
+"""One batch of rows: decode each image once, make every recipe's input, run every backbone. Texts and rows are read.
 
 The unit of work is an absolute batch, rows [kB, (k+1)B) of the dataset, the last one padded by repeating its last row
 and cut: features change in the last bits with the batch size, so a batch is the same whoever computes it and however
@@ -8,9 +8,10 @@ often the run was interrupted.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from fedcache.extract import backbones as registry
 from fedcache.extract.backbones.encoder import text_features
 from fedcache.extract.datasets import Source
 from fedcache.extract.images import BadImage, decode, resize, view
+from fedcache.extract.inputs import IMAGES, ItemEncoder, encode_items, read_items, reads_of
 from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class ComputedBatch:
     decoded: int  # images decoded
     decode_seconds: float  # reading, decoding and resizing
     forward_seconds: dict[str, float]  # per key
+    cut: dict[str, int] = field(default_factory=dict)  # per key, texts of which the model reads a part
 
 
 def input_key(recipe: Recipe) -> tuple[Any, ...]:
@@ -66,12 +69,15 @@ def input_key(recipe: Recipe) -> tuple[Any, ...]:
 
 def decode_batch(
     source: Source, rows: Sequence[int], uids: NDArray[np.uint8], recipes: Sequence[Recipe], mirror: bool
-) -> tuple[dict[tuple[Any, ...], NDArray[np.uint8]], dict[int, str], float]:
+) -> tuple[dict[tuple[Any, ...], Any], dict[int, str], float]:
     """Decode each row once and make every recipe's views, in whichever process decodes.
 
     ``uids``, uint8 [B, 16] of the rows, are the key of the seeded views. Gives per input key uint8 [B, V, H, W, 3]
-    (zeros where the image is bad), the reason per bad row, and the seconds it took.
+    (zeros where the image is bad), or texts or rows as ``read_items``, the reason per bad row, and the seconds it took.
     """
+    if (kind := reads_of(recipes[0])) != IMAGES:  # of all recipes alike: a dataset holds one kind
+        items, lost, seconds = read_items(source, rows, kind)
+        return {input_key(recipe): items for recipe in recipes}, lost, seconds
     start = time.perf_counter()
     distinct = {input_key(r): r for r in recipes}
     collected: dict[tuple[Any, ...], list[NDArray[np.uint8] | None]] = {k: [] for k in distinct}
@@ -146,24 +152,32 @@ class BatchRunner:
         self,
         rows: Sequence[int],
         keys: Sequence[str],
-        inputs: Mapping[tuple[Any, ...], NDArray[np.uint8]],
+        inputs: Mapping[tuple[Any, ...], Any],
         bad: dict[int, str],
         decode_seconds: float,
     ) -> ComputedBatch:
-        """Run the backbones ``keys`` on the decoded inputs of ``rows``: per input key uint8 [rows, V, H, W, 3]."""
-        features, seconds = {}, {}
+        """Run the backbones ``keys`` on the decoded inputs of ``rows``: per input key uint8 [rows, V, H, W, 3].
+
+        Of texts and rows what ``read_items`` gives.
+        """
+        features, seconds, cut = {}, {}, {}
+        blank = [index for index, row in enumerate(rows) if row in bad]
         for key in keys:
-            start = time.perf_counter()
-            features[key] = self._encode(self.jobs[key], inputs[input_key(self.jobs[key].recipe)], rows, bad)
+            start, job = time.perf_counter(), self.jobs[key]
+            given = inputs[input_key(job.recipe)]
+            if job.backbone.reads == IMAGES:
+                features[key] = self._encode(job, given, rows, blank)
+            else:
+                encoder = cast(ItemEncoder, self.encoders[key])
+                features[key], cut[key] = encode_items(encoder, given, self.settings.batch, blank, job.backbone.width)
             seconds[key] = time.perf_counter() - start
-        return ComputedBatch(features, bad, len(rows), decode_seconds, seconds)
+        return ComputedBatch(features, bad, len(rows), decode_seconds, seconds, cut)
 
     def _encode(
-        self, job: FeatureJob, images: NDArray[np.uint8], rows: Sequence[int], bad: Mapping[int, str]
+        self, job: FeatureJob, images: NDArray[np.uint8], rows: Sequence[int], blank: Sequence[int]
     ) -> NDArray[Any]:
         import torch
 
-        blank = [index for index, row in enumerate(rows) if row in bad]
         if job.recipe.dtype == "uint8":  # pixels: the feature is the input, and bad rows are zero already
             return images
         # The last batch is filled up with copies of its last row: a shorter one would have other last bits.
@@ -176,7 +190,7 @@ class BatchRunner:
                 x = x.pin_memory().to(self.device, non_blocking=True)
             parts.append(self.encoders[job.key].image(x))
         out = torch.stack(parts, dim=1)[: len(rows)].to("cpu").numpy().astype(np.float32, copy=False)
-        out[blank] = np.nan
+        out[list(blank)] = np.nan
         return out
 
     def text(self, key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
@@ -184,17 +198,29 @@ class BatchRunner:
         return text_features(self.encoders[key], classes, templates)
 
     def warm(self) -> dict[str, float]:
-        """Seconds per image and backbone, on a few blank images, after one call that fills the caches."""
+        """Seconds per image and backbone, on a few blank images, after one call that fills the caches.
+
+        Of texts and rows on the first of them.
+        """
         import torch
 
         few = min(8, self.settings.batch)
-        rates = {}
+        rates: dict[str, float] = {}
+        call: Callable[[], Any]
         for key, job in self.jobs.items():
             side = job.recipe.size or 32
-            x = torch.zeros((few, side, side, 3), dtype=torch.uint8, device=self.device)
+            if job.backbone.reads == IMAGES:
+                x = torch.zeros((few, side, side, 3), dtype=torch.uint8, device=self.device)
+                call = partial(self.encoders[key].image, x)
+            else:
+                items, bad, _ = read_items(self.source, range(min(few, self.rows)), job.backbone.reads)
+                if len(bad) == len(items):
+                    rates[key] = 0.0
+                    continue
+                call = partial(cast(ItemEncoder, self.encoders[key]).items, items)
             for _ in range(2):
                 start = time.perf_counter()
-                self.encoders[key].image(x)
+                call()
                 if self.settings.device == "cuda":
                     torch.cuda.synchronize()
                 rates[key] = (time.perf_counter() - start) / few * job.recipe.views

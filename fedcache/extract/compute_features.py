@@ -21,6 +21,7 @@ from fedcache.extract.chunk_writer import ChunkCollector, chunk_rows_for
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import cores
 from fedcache.extract.images import BadImage, decode
+from fedcache.extract.inputs import IMAGES
 from fedcache.extract.planning.incremental import IncrementalPlan
 from fedcache.extract.result import ExtractionStats, unreadable
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine, make_spec, plan_tasks, run_tasks
@@ -73,6 +74,7 @@ def extract_arrays(
             kept_chunks={key: len(writer.kept) for key, writer in writers.items()},
             bad={row: why for writer in writers.values() for row, why in unreadable(writer.bad).items()},
             forward_batches=dict.fromkeys(writers, 0),
+            holds=data.holds,
         )
         run = _Run(data, jobs, settings, options, writers, tasks, stats)
         if tasks and options.engine is not None:
@@ -167,7 +169,7 @@ class _Run:
         """``run_batches`` or ``run_tasks`` with a clock, the progress bar and the message of an interruption."""
         begin = time.perf_counter()
         rows, batch, o = len(self.data.names), self.settings.batch, self.options
-        o.observer.start("extracting", sum(min(batch, rows - b * batch) for b, _ in self.tasks), "images")
+        o.observer.start("extracting", sum(min(batch, rows - b * batch) for b, _ in self.tasks), self.data.holds)
         try:
             finished = compute(max_bad=o.max_bad, stop=o.stop, stats=self.stats, observer=o.observer)
         finally:
@@ -175,7 +177,7 @@ class _Run:
             o.observer.stop()
         if not finished:
             raise StoppedError(
-                f"Stopped on request after {self.stats.images:,} images; every finished chunk is kept.",
+                f"Stopped on request after {self.stats.images:,} {self.data.holds}; every finished chunk is kept.",
                 "Run the same command again to go on.",
             )
 
@@ -186,7 +188,8 @@ class _Run:
         """
         s, names = self.settings, " + ".join(job.recipe.label for job in self.jobs)
         models = any(job.recipe.dtype != "uint8" for job in self.jobs)  # else images are decoded and kept as they are
-        rate = f"about {parallel / max(seconds, 1e-9):,.0f} images/s before decoding"
+        before = " before decoding" if self.data.holds == IMAGES else ""
+        rate = f"about {parallel / max(seconds, 1e-9):,.0f} {self.data.holds}/s{before}"
         self.options.observer.note(
             f"{names} on {s.device}, {s.dtype}, batch {s.batch}, {workers} "
             f"{'process' if workers == 1 else 'processes'} of {s.threads} thread: "

@@ -27,11 +27,12 @@ from fedcache.extract import backbones as registry
 from fedcache.extract.backbones.own import output_of
 from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.compute_features import ExtractionOptions, extract_arrays
-from fedcache.extract.datasets import archives, tree
+from fedcache.extract.datasets import archives, texts, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, Dataset, JoinedSource, Source
 from fedcache.extract.device import resolve_device
 from fedcache.extract.how import jobs_of, note_of_other_devices, resolve_compute_as
 from fedcache.extract.images import EXTENSIONS, from_pillow
+from fedcache.extract.inputs import IMAGES, TEXTS
 from fedcache.extract.planning.plan import PlannedArray, memory_of
 from fedcache.extract.recipe import Recipe
 from fedcache.store.files import make_private
@@ -48,11 +49,12 @@ FEW = 3
 
 @dataclass(frozen=True)
 class NamedImages:
-    """Images in the order in which a person named them."""
+    """Images, or texts, in the order in which a person named them."""
 
     names: tuple[str, ...]  # as a person finds them: path, or archive and path inside
     source: Source  # row -> encoded image
     left_out: tuple[str, ...] = ()  # sentences on files of folders and archives that are no images
+    holds: str = IMAGES  # or texts
 
 
 def find_images(paths: Sequence[Path], *, follow_links: bool = False) -> NamedImages:
@@ -93,6 +95,17 @@ def find_images(paths: Sequence[Path], *, follow_links: bool = False) -> NamedIm
     return NamedImages(tuple(names), _joined(parts), tuple(left_out))
 
 
+def find_texts(paths: Sequence[Path]) -> NamedImages:
+    """The texts of tables, in the order given, under the names of their rows; errors as of ``texts:FILE``."""
+    names: list[str] = []
+    parts: list[tuple[Source, int]] = []
+    for path in paths:
+        found, source = texts.open_texts(path)
+        names += found if len(paths) == 1 else [f"{path}/{name}" for name in found]
+        parts.append((source, len(found)))
+    return NamedImages(tuple(names), _joined(parts), holds=TEXTS)
+
+
 def _left_out(path: Path, found: tree.Tree) -> list[str]:
     """A sentence on the files of a folder or archive that are not read; none where all of them are hidden."""
     if not set(found.ignored) - {tree.HIDDEN}:
@@ -111,6 +124,23 @@ def _joined(parts: Sequence[tuple[Source, int]]) -> Source:
     which = np.repeat(np.arange(len(parts)), counts)
     row = np.arange(sum(counts)) - np.repeat(np.cumsum([0, *counts[:-1]]), counts)
     return JoinedSource([source for source, _ in parts], which, row)
+
+
+@dataclass(frozen=True)
+class _TextsInMemory:
+    texts: tuple[str, ...]
+
+    def read(self, row: int) -> bytes:
+        """The text of a row as UTF-8."""
+        return self.texts[row].encode("utf-8", "surrogatepass")
+
+
+def texts_in_memory(given: str | Sequence[str]) -> NamedImages:
+    """A text, or several; their names are their numbers. Raises UsageError for none, and for what is no text."""
+    several = (given,) if isinstance(given, str) else tuple(given)
+    if not several or not all(isinstance(text, str) for text in several):
+        raise UsageError("The model reads texts, and these are none.", "A text, or a list of at least one.")
+    return NamedImages(tuple(map(str, range(len(several)))), _TextsInMemory(several), holds=TEXTS)
 
 
 @dataclass(frozen=True)
@@ -200,6 +230,7 @@ def embedded(
     data = Dataset(
         spec="images", slug="images", classes=(), domains=(ONE_DOMAIN,), names=numbers, label=unlabelled,
         domain=np.zeros(N, np.int16), split=whole, uid=uid, template=None, reading="", source=images.source,
+        holds=images.holds,
     )  # fmt: skip
     samples = Samples(
         uid=uid, name=numbers, label=unlabelled, domain=data.domain, split=whole, ok=np.ones(N, np.uint8),

@@ -1,4 +1,4 @@
-"""``extract``: images and backbones to a store, and nothing at all when the store has everything."""
+"""``extract``: images, texts or rows and backbones to a store, and nothing at all when the store has everything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedcache.config import ExtractConfig, Home, to_table
 from fedcache.errors import StoreError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
-from fedcache.extract.datasets import Dataset, in_memory, open_dataset, peek
+from fedcache.extract.datasets import Dataset, holds_of, in_memory, open_dataset, peek
 from fedcache.extract.datasets.columns import with_keys
 from fedcache.extract.datasets.dataset import Context, counted
 from fedcache.extract.how import jobs_of, resolve_compute
@@ -72,6 +72,7 @@ def extract(
         with told_as(observer, "reading", "images") as progress:
             held, config = images_of_the_program(images, config, Context(planning.memory_of(home), progress=progress))
     spec, config = spec_of(config, home, observer) if held is None else (held.spec, config)
+    planning.check_reads(planned, spec, holds_of(spec) if held is None else held.holds)
     store = None if store is None else resolve_path(home, store)
     where: dict[str, Any] = {
         "memory": planning.memory_of(home, rehash=rehash),
@@ -151,7 +152,7 @@ def place_of_data(home: Home, data: Dataset, observer: Observer) -> Path:
     """Where the store of a dataset lies; the observer is told of one that has the name of a folder before."""
     path = place_of_content(home, data.slug, data.digest)
     if path != home.store(data.slug, data.digest):
-        observer.note(f"{path.name} holds the same images, under the name they had before: it is used.")
+        observer.note(f"{path.name} holds the same {data.holds}, under the name they had before: it is used.")
     return path
 
 
@@ -272,7 +273,7 @@ def compute(
     if earlier is not None:
         data = earlier.data
         if earlier.parent is not None:
-            expected = describe_growth(earlier.expected(job.key for job in jobs))
+            expected = describe_growth(earlier.expected(job.key for job in jobs), data.holds)
             observer.note(f"Grows from {earlier.parent.path.name}: {expected}.")
     check_disk(path, data, planned)
     is_new = not path.exists()

@@ -22,7 +22,7 @@ from fedcache.store.files import digest_of_files
 
 FOLDER = Path(__file__).parent
 
-COMPUTES_FEATURES = ("batches.py", "images.py", "backbones/checkpoints.py", "backbones/encoder.py")
+COMPUTES_FEATURES = ("batches.py", "images.py", "inputs.py", "backbones/checkpoints.py", "backbones/encoder.py")
 """Files of this folder that turn an encoded image into a feature, whichever backbone it is; a provider's comes on top.
 
 Weights and preprocessing have digests of their own, in the recipe.
@@ -30,6 +30,7 @@ Weights and preprocessing have digests of their own, in the recipe.
 
 
 SHARED = {
+    "own_module": ("backbones/own_inputs.py",),
     "onnx_file": ("backbones/own_files.py",),
     "tflite_file": ("backbones/own_files.py", "backbones/tflite_format.py"),
 }
@@ -63,8 +64,10 @@ def how_record(device: Device, dtype: str, batch: int, threads: int, provider: s
         "onnx_file": "onnxruntime",
         "tflite_file": "ai-edge-litert",
         "hugging_face": "transformers",
+        "text_encoder": "transformers",
     }
-    for name in sorted({"torch", "pillow", "numpy", libraries.get(provider, "numpy")}):
+    more = {"tokenizers"} if provider == "text_encoder" else set()
+    for name in sorted({"torch", "pillow", "numpy", libraries.get(provider, "numpy")} | more):
         try:
             record[name] = version(name)
         except PackageNotFoundError:  # an editable or vendored install without metadata

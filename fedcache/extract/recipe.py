@@ -47,7 +47,8 @@ class Recipe:
     Attributes:
         backbone: name as the user writes it (``clip-rn50``, ``timm:resnet50``).
         weights: sha256 of the weights file, or ``seed:<n>`` for seeded random weights, or ``none``.
-        size: side of the square input, in pixels; 0 keeps the decoded size (``pixels`` of one-size datasets).
+        size: side of the square input, in pixels; 0 keeps the decoded size (``pixels`` of one-size datasets). Of
+            texts the tokens that are read, if that is known.
         resize: ``crop`` resizes the short side to round(size / crop_pct) and crops the centre; ``squash`` resizes
             both sides to ``size``.
         interpolation: ``bicubic`` | ``bilinear`` (Pillow's filters, always antialiased).
@@ -58,7 +59,8 @@ class Recipe:
         activation: variant of the activation where weights exist for several (``quickgelu``), else ``native``.
         views: number of views; view 0 is the deterministic one.
         view_seed: seed of views 1.. (0 when ``views`` is 1).
-        decoder: the library that decodes images; another one gives other pixels.
+        decoder: the library that decodes images; another one gives other pixels. ``utf-8`` of texts, ``numpy`` of
+            rows of numbers.
         dtype: stored dtype, ``float16`` | ``float32`` | ``uint8`` (``pixels``).
         version: of fedcache's own preprocessing.
     """
@@ -96,6 +98,9 @@ class Recipe:
 
     def __repr__(self) -> str:
         side = f"{self.size} px {self.resize}" if self.size else "own size"
+        side = (
+            side if self.decoder == "pillow" else f"{self.decoder}, {self.size} tokens" if self.size else self.decoder
+        )
         views = f"{self.views} views" if self.views > 1 else "1 view"
         return f"Recipe({self.backbone}: {side}, {views}, {self.dtype}, {self.digest[:8]})"
 

@@ -10,6 +10,7 @@ from typing import Any
 from fedcache.errors import CorruptionError
 from fedcache.extract.batches import ComputedBatch
 from fedcache.extract.device import cores
+from fedcache.extract.inputs import IMAGES
 from fedcache.extract.planning.plan import PlannedArray, describe_array
 from fedcache.store.sidecars import VANISHED
 from fedcache.store.store import Store
@@ -28,6 +29,8 @@ class ExtractionStats:
     decode_seconds: float = 0.0  # summed over workers
     forward_seconds: float = 0.0  # summed over workers and backbones
     workers: int = 0  # processes that computed
+    cut: dict[str, int] = field(default_factory=dict)  # per key, texts of which the model reads a part
+    holds: str = IMAGES  # images, texts or rows
 
     def add(self, batch: ComputedBatch) -> None:
         """Count a batch that was computed in this process tree."""
@@ -38,6 +41,11 @@ class ExtractionStats:
             self.forward_seconds += seconds
             self.forward_batches[key] = self.forward_batches.get(key, 0) + 1
             self.forward_images += len(batch.features[key]) - len(batch.bad)
+        self._count_cut(batch.cut)
+
+    def _count_cut(self, cut: Mapping[str, int]) -> None:
+        for key, count in cut.items():
+            self.cut[key] = self.cut.get(key, 0) + count
 
     def merge(self, other: ExtractionStats) -> None:
         """Add the counts of a chunk task that another process computed."""
@@ -48,15 +56,16 @@ class ExtractionStats:
         self.bad.update(other.bad)
         for key, count in other.forward_batches.items():
             self.forward_batches[key] = self.forward_batches.get(key, 0) + count
+        self._count_cut(other.cut)
 
     def check_bad(self, latest: Mapping[int, str], max_bad: int) -> None:
         """CorruptionError, with the last of ``latest`` (those found last), for more bad images than there may be."""
         if len(self.bad) > max_bad:
             row, reason = sorted((latest or self.bad).items())[-1]
             raise CorruptionError(
-                f"{len(self.bad)} images could not be read, more than --max-bad {max_bad}; the last is row {row}: "
-                f"{reason}.",
-                "Mend the images, or run again with a larger --max-bad: finished chunks are kept.",
+                f"{len(self.bad)} {self.holds} could not be read, more than --max-bad {max_bad}; the last is row "
+                f"{row}: {reason}.",
+                f"Mend the {self.holds}, or run again with a larger --max-bad: finished chunks are kept.",
             )
 
     @property
@@ -95,6 +104,8 @@ class Extraction:
         growth: where the dataset had changed: images ``new`` and ``vanished``, ``reused_chunks`` and
             ``forward_passes`` (images, summed over arrays) of this run, or of the plan.
         vanished: rows kept for images that are no longer in the dataset.
+        holds: what the dataset holds: images, texts or rows.
+        cut: texts of this run of which a backbone reads a part, by backbone; none where none was cut.
     """
 
     path: Path
@@ -112,6 +123,8 @@ class Extraction:
     text: list[dict[str, Any]] = field(default_factory=list)
     growth: dict[str, Any] | None = None
     vanished: int = 0
+    holds: str = IMAGES
+    cut: dict[str, int] = field(default_factory=dict)
 
     @property
     def store(self) -> Store:
@@ -124,7 +137,7 @@ class Extraction:
 
     def __repr__(self) -> str:
         names = ", ".join(a["key"] for a in self.arrays)
-        return f"Extraction({self.dataset['slug']}: {self.ok:,} of {self.images:,} images, {names}, {self.path})"
+        return f"Extraction({self.dataset['slug']}: {self.ok:,} of {self.images:,} {self.holds}, {names}, {self.path})"
 
 
 def summarise(
@@ -143,6 +156,7 @@ def summarise(
             }
         )
     out = Extraction(store.path, {k: str(store.dataset[k]) for k in ("slug", "digest")}, arrays)
+    out.holds = planned[0].backbone.reads if planned else IMAGES
     listed = store.quarantined()
     out.bad = [entry for entry in listed if entry["reason"] != VANISHED]
     out.vanished = len(listed) - len(out.bad)
@@ -150,4 +164,5 @@ def summarise(
     if stats is not None:
         out.decoded, out.seconds, out.rate = stats.images, stats.seconds, stats.rate
         out.busy, out.workers = stats.busy(cores()), stats.workers
+        out.cut = {item.backbone.name: n for item in planned if (n := stats.cut.get(item.recipe.key, 0))}
     return out

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import StoreError, UsageError
-from fedcache.extract.embed_images import NamedImages, find_images, images_in_memory
+from fedcache.extract.embed_images import NamedImages, find_images, images_in_memory, texts_in_memory
+from fedcache.extract.inputs import TEXTS
 from fedcache.models.predictions import best_of
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import AS_BYTES, SavedModel
-from fedcache.models.sources import predict_images
+from fedcache.models.sources import predict_images, reads_of_model
 from fedcache.notebooks import html_facts
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
@@ -78,7 +79,7 @@ class Model:
 
         Args:
             images: a path or several (images, folders with all levels, .zip, .tar), Pillow images, arrays uint8
-                [N, H, W, 3] or [H, W, 3]; or features, floats [N, D].
+                [N, H, W, 3] or [H, W, 3]; or features, floats [N, D]. Of a model of texts a text or several.
             top: how many classes to name; None for the best alone.
 
         Returns:
@@ -91,7 +92,10 @@ class Model:
         """
         if top is not None:
             self.predictor.check_top(top, "top")
-        named = _images(images)
+        if reads_of_model(self.predictor.members[0]) == TEXTS and _are_texts(images):
+            named: NamedImages | None = texts_in_memory(images)
+        else:
+            named = _images(images)
         wanted = top or 1
         if named is None:
             scores = self.predictor.scores(*self._arrays(images))
@@ -184,6 +188,11 @@ class Model:
 
     def _repr_html_(self) -> str:
         return html_facts(repr(self), self._facts())
+
+
+def _are_texts(given: Any) -> bool:
+    """Whether these are words and not features."""
+    return isinstance(given, str) or (isinstance(given, list | tuple) and bool(given) and isinstance(given[0], str))
 
 
 def _images(found: Any) -> NamedImages | None:

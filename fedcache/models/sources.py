@@ -1,4 +1,4 @@
-"""Where the rows that a model predicts come from: images, a store, or a file of embeddings."""
+"""Where the rows that a model predicts come from: images or texts, a store, or a file of embeddings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from fedcache.config import ExtractConfig, Home
 from fedcache.errors import StoppedError, StoreError, UsageError, unknown
 from fedcache.extract.compute_features import ExtractionOptions
 from fedcache.extract.datasets.dataset import SPLIT_WORDS
-from fedcache.extract.embed_images import NamedImages, embedded, locate_recipe
+from fedcache.extract.embed_images import NamedImages, embedded, find_images, find_texts, locate_recipe
+from fedcache.extract.inputs import ROWS, TEXTS, held_by
 from fedcache.extract.recipe import Recipe
 from fedcache.models.predictions import Prediction, best_of
 from fedcache.models.predictor import Predictor
@@ -40,6 +41,26 @@ def read_recipes(model: SavedModel) -> list[Recipe]:
 def has_known_backbones(model: SavedModel) -> bool:
     """Whether the recipes say how each input is made from an image; those of ingested embeddings do not."""
     return bool(model.facts.inputs) and all("size" in recipe for _, recipe in model.facts.inputs)
+
+
+def reads_of_model(model: SavedModel) -> str:
+    """What the backbones of a model read: images, texts or rows; images of one whose backbones are not known."""
+    return held_by(recipe for _, recipe in model.facts.inputs)
+
+
+def find_inputs(model: SavedModel, paths: Sequence[Path], *, follow_links: bool = False) -> NamedImages:
+    """The images of files, folders and archives, or the texts of tables, as the model reads them.
+
+    Raises UsageError as ``find_images`` and ``find_texts``, and for a model of rows of numbers.
+    """
+    kind = reads_of_model(model)
+    if kind == ROWS:
+        name = " + ".join(model.facts.backbones)
+        raise UsageError(
+            f"The model reads rows of numbers through {name}, which predict takes from a store.",
+            f"fedcache extract --dataset rows:{paths[0]} --backbones {name}, then  fedcache predict RUN --store STORE",
+        )
+    return find_texts(paths) if kind == TEXTS else find_images(paths, follow_links=follow_links)
 
 
 def predict_images(

@@ -11,6 +11,7 @@ from scipy import stats
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import lookup
+from fedcache.extract.inputs import IMAGES, reads_of
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.methods import METHODS
 from fedcache.models.predictor import Predictor
@@ -97,7 +98,7 @@ def _data(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
     data, part = result["dataset"], result["partition"]
     args = ", ".join(f"{k} {v}" for k, v in part["args"].items() if v is not None)
     return [
-        f"Dataset {data['slug']}, digest {data['digest']}, {data['ok']:,} images.",
+        f"Dataset {data['slug']}, digest {data['digest']}, {data['ok']:,} {data.get('holds', IMAGES)}.",
         f"Partition {part['scheme']} ({args}), seed {part['seed']}: {part['clients']:,} clients, "
         f"{part['dropped']:,} rows left out; digest {part['digest']}.",
     ]
@@ -115,7 +116,9 @@ def _backbones(saved: SavedModel, home: Home) -> list[str]:
             licence = lookup(recipe.backbone, home=home.root).licence
         except FedcacheError:  # a backbone of another installation
             licence = ""
-        side = f"{recipe.size} px {recipe.resize}, {recipe.interpolation}" if recipe.size else "images as they are"
+        kind = reads_of(recipe)
+        side = f"{recipe.size} px {recipe.resize}, {recipe.interpolation}" if recipe.size else f"{kind} as they are"
+        side = f"{recipe.size} tokens of a text" if recipe.size and kind != IMAGES else side
         lines.append(
             f"Backbone {recipe.backbone}, weights {recipe.weights or 'not known'}, {side}, recipe "
             f"{recipe.digest[:16]}; licence of the weights: {licence or 'not known'}."

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import FedcacheError, MachineError, UsageError
+from fedcache.extract.inputs import IMAGES
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.federate.trust.accounting import short_privacy
 from fedcache.progress import Observer, Silent
@@ -157,7 +158,8 @@ def _section(
     else:
         notes.append(f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs.")
     first = entries[0].result
-    says = f"Dataset {str(first['dataset']['digest'])[:16]}, {first['dataset']['ok']:,} readable images; partition "
+    holds = first["dataset"].get("holds", IMAGES)
+    says = f"Dataset {str(first['dataset']['digest'])[:16]}, {first['dataset']['ok']:,} readable {holds}; partition "
     says += f"{str(first['partition']['digest'])[:16]}, {first['partition']['clients']} clients"
     says += "; every seed has its own, the first is drawn." if len(set(first["partition"]["digests"])) > 1 else "."
     if has_validation(e.result for e in entries):

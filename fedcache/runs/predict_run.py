@@ -9,7 +9,6 @@ from typing import Any
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import StoreError, UsageError, unknown
 from fedcache.extract.device import resolve_device
-from fedcache.extract.embed_images import find_images
 from fedcache.extract.planning.find_store import need_store
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import NAMES
@@ -18,7 +17,7 @@ from fedcache.models.predictions import Prediction
 from fedcache.models.predictor import Predictor, encoders_of
 from fedcache.models.request import ModelOptions, PredictOptions
 from fedcache.models.saved_model import ModelFacts, SavedModel
-from fedcache.models.sources import predict_embeddings, predict_images, predict_store
+from fedcache.models.sources import find_inputs, predict_embeddings, predict_images, predict_store
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.runs.client_columns import client_columns
@@ -177,7 +176,8 @@ def predict_run(
     predictor = open_predictor(place, asked, home, observer, config.device)
     predictor.check_top(rows.top)
     if images:
-        named, weights = find_images(images, follow_links=config.follow_links), weights_of(asked)
+        named = find_inputs(predictor.members[0], images, follow_links=config.follow_links)
+        weights = weights_of(asked)
         return list(predict_images(predictor, named, config, home, observer, stop, top=rows.top, weights=weights))
     if rows.store is not None:
         store = need_store(home, path=Path(rows.store))

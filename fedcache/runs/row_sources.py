@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import StoreError, UsageError, unknown
+from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.plan import say_templates
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import ClientOverrides, Method
@@ -207,9 +208,9 @@ class StoreRows:
         return client_overrides(method, self.config, self.store, features.arrays, widths, clients)
 
     def dataset(self) -> dict[str, Any]:
-        """Slug, digest and numbers of rows."""
-        d = self.store.dataset
-        return {"slug": str(d["slug"]), "digest": str(d["digest"]), "rows": self.store.rows, "ok": self.store.rows_ok}
+        """Slug, digest and numbers of rows, and what they are where they are no images."""
+        d, rows = self.store.dataset, {"rows": self.store.rows, "ok": self.store.rows_ok}
+        return {"slug": str(d["slug"]), "digest": str(d["digest"]), **rows, **_held(self.store)}
 
     def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Domains and classes."""
@@ -224,6 +225,12 @@ class StoreRows:
         found = {"backbones": [array_name(self.store, key) for key in arrays]}
         named = self.config.store or self.config.dataset
         return found if named else {"store": str(self.store.path.resolve()), **found}
+
+
+def _held(store: Store) -> dict[str, str]:
+    """What the rows are, where they are no images."""
+    kind = held_by(array.recipe for array in store.arrays.values())
+    return {} if kind == IMAGES else {"holds": kind}
 
 
 def without_validation(partitions: Mapping[int, Partition]) -> dict[int, Partition]:
@@ -331,6 +338,7 @@ class ShardRows:
             "digest": str(first["shard"]["parent"]),
             "rows": int(sum(s.rows for s in self.stores)),
             "ok": int(sum(int(s.rows_ok) for s in self.stores)),
+            **_held(self.stores[0]),
         }
 
     def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -23,6 +23,7 @@ from fedcache.store.words import MISSING, NO_VALUE, Unread, Words
 LABELS = ("labels", "label", "y", "target", "targets", "class", "category")
 SPLITS = ("split", "splits", "subset")
 OF_TRAIN, OF_TEST = ("is_train", "train"), ("is_test", "test")  # columns of truth values
+TEXTS = ("text", "texts", "sentence", "sentences", "review", "content", "body", "document")
 NAMES = ("sample_id", "id", "filename", "file_name", "path")
 DOMAINS = ("domain",)
 GROUP = "group/"
@@ -120,6 +121,11 @@ def features_of(path: Path, raw: Mapping[str, Any], asked: Sequence[str]) -> tup
             found[name] = values.with_views()
         else:
             found[name] = values[:, None] if values.ndim == 2 else values
+    if not found and (texts := [k for k, v in raw.items() if k.lower() in TEXTS and isinstance(v, Words | Unread)]):
+        raise UsageError(
+            f"{path} has no features; its column {texts[0]} holds texts, which a sentence encoder reads.",
+            f"fedcache extract --dataset texts:{path} --backbones hf:FOLDER",
+        )
     if not found:
         raise UsageError(
             f"{path} has no features; it has {', '.join(sorted(raw)) or 'nothing'}.",

@@ -53,7 +53,7 @@ def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
     wide = _family(table, features)
     matrices = [name for name in table.types if _is_matrix(table, name, features)]
     others = [name for name in table.types if name not in matrices and (wide is None or name not in wide[1])]
-    columns, count = _read_others(table, others or [*matrices, *(wide[1] if wide else ())][:1])
+    columns, count = read_others(table, others or [*matrices, *(wide[1] if wide else ())][:1])
     if not count:
         raise UsageError(f"{path} has 0 rows.", "At least 1 is needed.")
     found |= {name: columns[name] for name in others}
@@ -307,7 +307,7 @@ class _Collected:
         return dates_of(values) if values.dtype.kind == "M" else as_column(values)
 
 
-def _read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int]:
+def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int]:
     """Columns by name, and the number of rows. Of a CSV all are read at once, of other tables each by itself."""
     found: dict[str, Any] = {}
     count = table.count

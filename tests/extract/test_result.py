@@ -20,19 +20,20 @@ def test_batches_and_tasks_are_added_up() -> None:
     stats = ExtractionStats()
     assert vars(stats) == {
         "images": 0, "forward_batches": {}, "forward_images": 0, "kept_chunks": {}, "bad": {}, "seconds": 0.0,
-        "decode_seconds": 0.0, "forward_seconds": 0.0, "workers": 0,
+        "decode_seconds": 0.0, "forward_seconds": 0.0, "workers": 0, "cut": {},
+        "holds": "images",
     }  # fmt: skip
     assert (stats.rate, stats.busy(4)) == (0.0, 0.0)
     x = np.zeros((4, 1, 2))
     stats.add(ComputedBatch({"a": x, "b": x}, {2: "torn"}, 4, 0.5, {"a": 1.0, "b": 2.0}))
-    stats.add(ComputedBatch({"a": x}, {5: VANISHED, 6: "odd"}, 4, 0.25, {"a": 1.0}))
+    stats.add(ComputedBatch({"a": x}, {5: VANISHED, 6: "odd"}, 4, 0.25, {"a": 1.0}, {"a": 2}))
     # 4 images, then 3 that are there; 3 rows of the first batch through both models, 2 of the second through one
-    counted = ExtractionStats(7, {"a": 2, "b": 1}, 3 + 3 + 2, {}, {2: "torn", 6: "odd"}, 0.0, 0.75, 4.0)
+    counted = ExtractionStats(7, {"a": 2, "b": 1}, 3 + 3 + 2, {}, {2: "torn", 6: "odd"}, 0.0, 0.75, 4.0, cut={"a": 2})
     assert stats == counted
-    stats.merge(ExtractionStats(5, {"b": 3, "c": 1}, 9, {}, {8: "cut"}, 99.0, 1.0, 2.0))
+    stats.merge(ExtractionStats(5, {"b": 3, "c": 1}, 9, {}, {8: "cut"}, 99.0, 1.0, 2.0, cut={"a": 3, "b": 1}))
     stats.seconds = 2.0
     every = {2: "torn", 6: "odd", 8: "cut"}
-    assert stats == ExtractionStats(12, {"a": 2, "b": 4, "c": 1}, 17, {}, every, 2.0, 1.75, 6.0)
+    assert stats == ExtractionStats(12, {"a": 2, "b": 4, "c": 1}, 17, {}, every, 2.0, 1.75, 6.0, cut={"a": 5, "b": 1})
     assert stats.rate == 6.0
     assert stats.busy(2) == 7.75 / (2.0 * 2)
 
@@ -68,4 +69,5 @@ def test_the_figures_of_an_extraction_and_of_one_with_nothing_to_do(tmp_path: Pa
     assert (again["seconds"], again["rate"], again["busy"]) == (0, 0, 0)
     assert again["bad"] == first["bad"]
     empty = Extraction(tmp_path, {"slug": "s"}, [])
-    assert {k: v for k, v in empty.to_dict().items() if v} == {"path": str(tmp_path), "dataset": {"slug": "s"}}
+    held = {"path": str(tmp_path), "dataset": {"slug": "s"}, "holds": "images"}
+    assert {k: v for k, v in empty.to_dict().items() if v} == held

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "cat", "dog", "."]
@@ -59,3 +59,27 @@ def tokenizer(path: Path) -> None:
         tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
     )
     fast.save_pretrained(path)
+
+
+def sentence_encoder(path: Path, words: list[str], seed: int = 0, tokens: int = 12) -> Path:
+    """A BERT of some thousand parameters with a WordPiece vocabulary of the words given, in small letters.
+
+    A word that is not among them is cut into its first letter and "##" pieces, where these are among them.
+    """
+    torch.manual_seed(seed)
+    vocabulary = [*WORDS[:4], *dict.fromkeys(words)]
+    config = transformers.BertConfig(
+        **SHAPE, vocab_size=len(vocabulary), intermediate_size=16, max_position_embeddings=tokens
+    )
+    transformers.BertModel(config, add_pooling_layer=False).eval().save_pretrained(path)
+    made = Tokenizer(models.WordPiece({word: i for i, word in enumerate(vocabulary)}, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+    fast.save_pretrained(path)
+    return path

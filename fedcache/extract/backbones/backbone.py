@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fedcache.errors import MachineError, UsageError
+from fedcache.extract.inputs import IMAGES
 from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Backbone:
         here_only: it is in the memory of this process, and no other process can load it.
         cpu_only: its library computes on the CPU.
         raw: it takes the bytes of the pixels; mean and std have no meaning.
+        reads: images, texts or rows (``extract.inputs``); of texts its text features are those of prompts.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Backbone:
     here_only: bool = False
     cpu_only: bool = False
     raw: bool = False
+    reads: str = IMAGES
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,7 +86,14 @@ class Backbone:
         return bool(self.files)
 
     def accepts(self, recipe: Recipe) -> None:
-        """Refuse, before anything is loaded, another size or norm of a model that takes one only; UsageError."""
+        """Refuse, before anything is loaded, another size or norm of a model that takes one only; UsageError.
+
+        Of texts and rows everything but the stored dtype.
+        """
+        if self.reads != IMAGES:
+            if odd := [name for name in recipe.departures(self.recipe) if name != "dtype"]:
+                raise UsageError(f"{self.name} reads {self.reads}, and {odd[0]} is of images.", f"Leave out {odd[0]}.")
+            return
         if self.fixed and recipe.size != self.recipe.size:
             raise UsageError(
                 f"{self.name} takes images of {self.recipe.size} px only, and the recipe asks for {recipe.size} px.",
@@ -126,7 +136,7 @@ class Weights:
 
 
 class FrozenEncoder(Protocol):
-    """A loaded backbone."""
+    """A loaded backbone; one of texts or rows is an ``ItemEncoder`` beside it."""
 
     def image(self, x: Tensor) -> Tensor:
         """Features of decoded and resized images.

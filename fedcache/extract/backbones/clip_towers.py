@@ -15,6 +15,7 @@ from fedcache.errors import UsageError
 from fedcache.extract.backbones.backbone import Backbone, Weights
 from fedcache.extract.backbones.encoder import ModuleEncoder, deterministic, no_text
 from fedcache.extract.backbones.table import load
+from fedcache.extract.inputs import IMAGES
 from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -129,6 +130,11 @@ def load_towers(
 ) -> ClipTowers:
     """Load a backbone as two live towers; arguments and errors are those of ``backbones.load`` and ``split_towers``."""
     encoder = load(backbone, weights, recipe, device=device)
+    if backbone.reads != IMAGES:
+        raise UsageError(
+            f"{backbone.name} reads {backbone.reads}, and trained prompts go through both towers of a CLIP.",
+            "Methods with fixed prompts take it: clip-zs, fst-cbdg.",
+        )
     if not isinstance(encoder, ModuleEncoder):
         raise no_text(backbone.name)
     return split_towers(backbone.name, template, encoder)

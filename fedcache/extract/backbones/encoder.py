@@ -143,6 +143,11 @@ def one_row_each(features: Tensor, *, channels_last: bool = False) -> Tensor:
     return features
 
 
+def no_images(name: str, reads: str) -> FedcacheError:
+    """The error of giving images to a backbone that reads texts or rows."""
+    return UsageError(f"{name} reads {reads}, and these are images.", f"Give it {reads}, or name a backbone of images.")
+
+
 def no_text(name: str) -> FedcacheError:
     """The error of asking a backbone without a text tower for text features."""
     return UsageError(

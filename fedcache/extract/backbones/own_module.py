@@ -17,9 +17,11 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import CorruptionError, FedcacheError, UsageError
+from fedcache.extract.backbones import own_inputs
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.encoder import ModuleEncoder, one_row_each
 from fedcache.extract.backbones.own import Choice, pooling_of, reason, shape_of, tried
+from fedcache.extract.inputs import DECODERS, IMAGES, TEXTS
 from fedcache.extract.recipe import NORMS, UNIT, Recipe
 from fedcache.store.files import digest_of, sha256_hex
 from fedcache.store.own_code import NoDigestError, ReachedCode
@@ -48,6 +50,7 @@ class OwnModule:
     std: Triple
     rank: int  # axes of its output
     width: int
+    reads: str = IMAGES
 
 
 _IN_MEMORY: dict[str, OwnModule] = {}
@@ -63,7 +66,8 @@ def register(
 
     Args:
         module: an ``nn.Module`` that maps [B, 3, size, size] to [B, D], [B, T, D] or [B, D, H, W]; the last two are
-            averaged. It is copied before it runs, and neither its mode nor its gradients change.
+            averaged; of one that ``reads`` texts or rows see ``own_inputs``. It is copied before it runs, and neither
+            its mode nor its gradients change.
         name: None for that of its class.
         transform: from a Pillow image, RGB, size x size, to the module's input without the batch; None normalises.
         size, mean, std: of its input; None for the module's attributes of these names, else 224 and ImageNet's.
@@ -90,18 +94,21 @@ def register(
 def derive(name: str, choice: Choice) -> Backbone:
     """The row of ``module:...``; UsageError where nothing of that name can be made."""
     own = _own(name)
-    transformed = own.transform is not None
+    transformed, texts = own.transform is not None, own.reads == TEXTS
     mean, std = UNIT if transformed else (own.mean, own.std)
-    pooling = pooling_of("output", own.rank)
+    pooling, decoder = pooling_of("output", own.rank), DECODERS[own.reads]
     return Backbone(
         name=name,
         provider="own_module",
         width=own.width,
-        recipe=Recipe(name, "", size=own.size, mean=mean, std=std, pooling=pooling),
+        text_width=own.width if texts else None,
+        recipe=Recipe(name, "", size=own.size, mean=mean, std=std, pooling=pooling, decoder=decoder),
+        template=own_inputs.TEMPLATE if texts else None,
         source="a module in the memory of this process" if name in _IN_MEMORY else f"yours: {name}",
         own=True,
         here_only=name in _IN_MEMORY,
         raw=transformed,
+        reads=own.reads,
     )
 
 
@@ -122,6 +129,10 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
             "A factory must give the same weights whenever it is called: load them from a file, or draw them after "
             "torch.manual_seed(0).",
         )
+    if own.reads != IMAGES:
+        encoder = own_inputs.OwnItemEncoder(backbone.name, own.module, device=device, dtype=dtype)
+        encoder.tried()
+        return encoder
     return tried(_encoder(backbone.name, own, recipe, device=device, dtype=dtype), backbone, recipe)
 
 
@@ -185,17 +196,24 @@ def _checked(
             f"{name} returns {what}, expected an nn.Module, or one and a transform.",
             "return module   or   return module, transform",
         )
+    if own_inputs.kind_of(name, module) != IMAGES:
+        given = {"transform": transform, "size": size, "mean": mean, "std": std}
+        if odd := [word for word, value in given.items() if value is not None]:
+            raise UsageError(f"{name} reads {module.reads}, and {odd[0]} is of images.", f"Leave out {odd[0]}.")
+        encoder = own_inputs.OwnItemEncoder(name, module, device="cpu", dtype="float32")
+        width = encoder.tried()
+        return OwnModule(module, None, 0, *UNIT, encoder.rank, width, encoder.kind)
     side = size if size is not None else getattr(module, "size", None)
     side = SIZE if side is None else side
     if isinstance(side, bool) or not isinstance(side, int) or not 8 <= side <= 2048:
         raise UsageError(f"The size of {name} is {side!r}, expected a number of pixels from 8 to 2048.", "size=224")
-    given = {
+    norm = {
         word: _triple(name, word, value if value is not None else getattr(module, word, None), default)
         for word, value, default in zip(("mean", "std"), (mean, std), NORMS["imagenet"], strict=True)
     }
-    if 0 in given["std"]:
+    if 0 in norm["std"]:
         raise UsageError(f"std of {name} holds a zero.", "std=(0.229, 0.224, 0.225)")
-    untried = OwnModule(module, transform, side, given["mean"], given["std"], 2, 0)
+    untried = OwnModule(module, transform, side, norm["mean"], norm["std"], 2, 0)
     ranks: list[int] = []
     recipe = Recipe(name, "", size=side, mean=untried.mean, std=untried.std)
     width = shape_of(_encoder(name, untried, recipe, device="cpu", dtype="float32", ranks=ranks), name, side)[1]

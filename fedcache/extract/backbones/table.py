@@ -24,6 +24,7 @@ from fedcache.extract.backbones import (
     packaged,
     pixels,
     random,
+    text_encoder,
     tflite_file,
     timm,
     torchvision,
@@ -52,11 +53,18 @@ DERIVE: Mapping[str, Callable[[str], Backbone]] = {
 }
 """What makes the row of a library's own name, by its prefix."""
 
+
+def _folder_row(name: str, choice: Choice) -> Backbone:
+    """The row of a folder: of texts where it has a tokenizer and does not say how images are made ready."""
+    folder = hugging_face.folder_of(name, choice)
+    return text_encoder.derive(name, choice) if text_encoder.reads_texts(folder) else hugging_face.derive(name, choice)
+
+
 OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {
     MODULE: own_module.derive,
     ONNX: onnx_file.derive,
     TFLITE: tflite_file.derive,
-    HUGGING_FACE: hugging_face.derive,
+    HUGGING_FACE: _folder_row,
 }
 """What makes the row of a model that the user brings, by its prefix."""
 

@@ -29,6 +29,8 @@ from fedcache.store.sealed import write_sealed
 SUFFIXES = (".safetensors", ".pt", ".pth", ".pth.tar", ".npz", ".bin")
 GENERAL = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 """What weights are called in a Hugging Face repository, whichever model it holds."""
+FOLDERS = ("hugging_face", "text_encoder")
+"""Providers whose weights are a folder."""
 FILES = ("onnx_file", "tflite_file")
 """Providers whose file is the model: there is nothing to convert."""
 
@@ -80,7 +82,7 @@ def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path) -> tuple[
     for name in backbone.names:
         if name in given:
             path = given[name].expanduser()
-            if not (path.is_dir() if backbone.provider == "hugging_face" else path.is_file()):
+            if not (path.is_dir() if backbone.provider in FOLDERS else path.is_file()):
                 raise MachineError(f"--weights {name}={path}: there is no such file.", "Check the path.")
             return path, f"--weights {name}={path}"
     for place, candidates in (

@@ -1,4 +1,4 @@
-"""Datasets: where images, labels, domains and splits come from.
+"""Datasets: where images, texts or rows, labels, domains and splits come from.
 
 A spec is ``digits``, files of one's own (``FILES``), ``torchvision:NAME``, ``paper:NAME``, or several of them named as
 domains of one dataset: ``mnist=torchvision:MNIST,svhn=torchvision:SVHN``. Importing this module imports neither torch
@@ -23,22 +23,25 @@ from fedcache.extract.datasets import (
     in_memory,
     paper,
     papers,
+    rows,
+    texts,
     torchvision,
     webdataset,
 )
 from fedcache.extract.datasets.dataset import READING, SPLIT_WORDS, TEST, Context, Dataset, Progress, Source, join
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage, decode
+from fedcache.extract.inputs import IMAGES
 from fedcache.plugins import KINDS, find, offer
 from fedcache.store.samples import HELD_OUT, INGESTED
 
-__all__ = ["BadImage", "Dataset", "Source", "decode", "info", "known", "open_dataset", "peek", "pull"]
+__all__ = ["BadImage", "Dataset", "Source", "decode", "holds_of", "info", "known", "open_dataset", "peek", "pull"]
 
 
 # Each has ``key(rest, context)``, what the answer depends on, and ``load(rest, context)``, the dataset.
 _KINDS: dict[str, Any] = {
     "digits": digits, "folder": folder, "arrays": arrays, "idx": idx, "hf": hf, "webdataset": webdataset,
-    "torchvision": torchvision, "paper": papers,
+    "torchvision": torchvision, "paper": papers, "texts": texts, "rows": rows,
 }  # fmt: skip
 FILES = {
     "folder:PATH": (
@@ -64,6 +67,16 @@ FILES = {
         "a tar, a folder, a glob or shard-{0000..0009}.tar; splits are in the names of shards and folders; fields of "
         ".json are columns, named as of arrays:FILE",
     ),
+    "texts:FILE": (
+        "texts in a column of a .csv, .tsv, .parquet or .feather file, .gz too, with labels beside them",
+        "columns are found by their usual names, or named: --images-key for the texts, --label-key, --group-key, or "
+        "texts:FILE?text=A&label=B&split=C&name=D&domain=E&group=F,G",
+    ),
+    "rows:FILE": (
+        "rows of numbers, such as wave forms, and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
+        "they are given as they are to a module: encoder that reads rows; columns are named as of arrays:FILE, the "
+        "rows themselves by --images-key or rows:FILE?rows=A",
+    ),
 }
 """Kinds of files of one's own: what they are, and how they are read."""
 offer("datasets", [*_KINDS, INGESTED])
@@ -87,7 +100,8 @@ def open_dataset(
 
     Args:
         spec: ``digits[:synth=N]``, ``folder:PATH``, ``arrays:FILE``, ``idx:FOLDER``, ``hf:PATH``,
-            ``webdataset:PATTERN``, ``torchvision:NAME``, ``paper:NAME``, or ``NAME=SPEC,NAME=SPEC``.
+            ``webdataset:PATTERN``, ``texts:FILE``, ``rows:FILE``, ``torchvision:NAME``, ``paper:NAME``, or
+            ``NAME=SPEC,NAME=SPEC``.
         memory: remembered digests.
         roots: ``--data NAME=PATH``.
         layout: ``--layout`` of folders, for example ``domain/class``.
@@ -141,6 +155,12 @@ def peek(
         found[name] = fact
     whole = _recall(memory, _joint_key(found)) if parts else found[""]
     return whole if whole is None or limit is None else _recall(memory, ["limited", whole[1], limit])
+
+
+def holds_of(spec: str) -> str:
+    """What a dataset holds, images, texts or rows, by its spec alone; errors as of ``peek``."""
+    kinds = [_kind_of(one)[0] for one in (_parts(spec) or {"": spec}).values()]
+    return str(getattr(_reader(kinds[0]), "HOLDS", IMAGES))
 
 
 def pull(

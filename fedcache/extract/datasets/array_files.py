@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedcache.errors import CorruptionError, UsageError
 from fedcache.extract.datasets import archives
 from fedcache.extract.datasets.dataset import Context, Source
-from fedcache.extract.datasets.row_sources import BLOCK, BlockRows, FixedRows, H5Blocks, Layout, Packed, PackedBlocks
+from fedcache.extract.datasets.row_sources import BLOCK, BlockRows, FixedRows, H5Blocks, Packed, PackedBlocks, RowLayout
 from fedcache.extract.digests import stat_key
 from fedcache.store.embedding_readers import h5_items
 from fedcache.store.file_rows import explain_damage
@@ -38,7 +38,7 @@ class FileArray:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     read: Callable[[], NDArray[Any]]  # the whole array; for small ones
-    source: Callable[[Layout], Source]  # its rows as images
+    source: Callable[[RowLayout], Source]  # its rows, as images or as they are
 
     def column(self, where: str) -> NDArray[Any]:
         """The whole of a column of numbers or words.
@@ -93,8 +93,8 @@ def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any],
 def _rows_begin(path: Path, start: int) -> int:
     if start < 0:
         raise UsageError(
-            f"The images of {path} are stored column by column, so that none lies in one piece.",
-            "np.ascontiguousarray(images)   before they are saved",
+            f"The rows of {path} are stored column by column, so that none lies in one piece.",
+            "np.ascontiguousarray(rows)   before they are saved",
         )
     return start
 
@@ -109,7 +109,7 @@ def _npy(path: Path) -> FileArray:
     with path.open("rb") as file:
         shape, dtype, start = _header(file, stamp[0])
 
-    def source(layout: Layout) -> Source:
+    def source(layout: RowLayout) -> Source:
         return FixedRows(path.absolute(), stamp, _rows_begin(path, start), layout)
 
     return FileArray(shape, dtype, lambda: _whole(path.open("rb"), shape, dtype), source)
@@ -142,7 +142,7 @@ def _member(path: Path, entries: archives.Entries, i: int) -> FileArray:
     with packed.open() as file:
         shape, dtype, start = _header(file, int(entries.size[i]))
 
-    def source(layout: Layout) -> Source:
+    def source(layout: RowLayout) -> Source:
         _rows_begin(path, start)
         if int(entries.method[i]) != _STORED:
             return BlockRows(PackedBlocks(packed, start, shape[0], layout.shape), layout)
@@ -182,7 +182,7 @@ def _h5(path: Path) -> dict[str, FileArray]:
             words = h5py.check_string_dtype(data.dtype) is not None
             return np.array(data.asstr()[()], np.str_) if words else np.asarray(data[()])
 
-    def rows(key: str, count: int, chunk: int) -> Callable[[Layout], Source]:
+    def rows(key: str, count: int, chunk: int) -> Callable[[RowLayout], Source]:
         return lambda layout: BlockRows(H5Blocks(place, stamp, key, count, layout.shape, chunk), layout)
 
     with h5py.File(path, "r") as file:

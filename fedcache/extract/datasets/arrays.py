@@ -13,7 +13,8 @@ array once, so that ``np.savez`` makes faster files than ``np.savez_compressed``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,22 @@ from fedcache.extract.datasets import columns, tree
 from fedcache.extract.datasets.array_files import SUFFIXES, FileArray, read_arrays
 from fedcache.extract.datasets.columns import Asked, TableRows
 from fedcache.extract.datasets.dataset import SPLIT_WORDS, Context, Dataset
-from fedcache.extract.datasets.row_sources import layout_of
+from fedcache.extract.datasets.row_sources import RowLayout, layout_of
 from fedcache.extract.digests import stat_key
+from fedcache.extract.inputs import IMAGES
 
 _Columns = Mapping[str, FileArray]
 
 
 def key(rest: str, context: Context) -> list[Any]:
     """The place, the columns that the spec names, and the stat of every file."""
-    asked = columns.parse_rest(rest)
-    path = _locate(asked.place)
-    named = ["arrays", asked.images, asked.label, None if asked.groups is None else list(asked.groups)]
+    return ["arrays", *facts_of(columns.parse_rest(rest), context)]
+
+
+def facts_of(asked: Asked, context: Context) -> list[Any]:
+    """What a dataset of arrays depends on: the columns that its spec names, and the stat of every file."""
+    path = locate(asked.place)
+    named = [asked.images, asked.label, None if asked.groups is None else list(asked.groups)]
     if path.is_dir():
         return [*named, tree.listing_digest(path, context.within(path))]
     return [*named, stat_key(path)]
@@ -46,20 +52,43 @@ def load(rest: str, context: Context) -> Dataset:
     Raises UsageError for a missing file, columns that make no sense and numbers that are no pixels, CorruptionError for
     a damaged file.
     """
-    asked = columns.parse_rest(rest)
-    path, facts = _locate(asked.place), key(rest, context)
+    return load_arrays(PIXELS, f"arrays:{rest}", columns.parse_rest(rest), key(rest, context), context)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the rows of an array are."""
+
+    holds: str  # images or rows
+    usual: tuple[str, ...]  # usual names of their column
+    fits: Callable[[FileArray], bool]  # whether an array of another name can be nothing else
+    layout: Callable[[Sequence[int], np.dtype[Any], str], RowLayout]  # of its shape and dtype; UsageError for others
+
+
+PIXELS = Reading(
+    IMAGES, columns.IMAGES, lambda array: array.dtype == np.uint8 and len(array.shape) in (3, 4), layout_of
+)
+
+
+def load_arrays(reading: Reading, spec: str, asked: Asked, facts: list[Any], context: Context) -> Dataset:
+    """The dataset of a spec, whose ``place`` holds arrays of rows that mean what ``reading`` says; errors as ``load``.
+
+    ``facts`` are what the digests depend on.
+    """
+    path = locate(asked.place)
     arrays = read_arrays(path, context)
     parts, names, how = [], list[str](), ""
-    for split, held in _by_split(arrays, asked, path):
-        part, classes, how = _part(split, held, asked, path)
+    for split, held in _by_split(arrays, asked, path, reading):
+        part, classes, how = _part(split, held, asked, path, reading)
         parts.append(part)
         names = names or classes
     return columns.assemble(
-        f"arrays:{rest}", path, parts, asked=asked, class_names=names, how=how, facts=facts, context=context
+        spec, path, parts, asked=asked, class_names=names, how=how, facts=facts, context=context, holds=reading.holds
     )
 
 
-def _locate(place: str) -> Path:
+def locate(place: str) -> Path:
+    """The file or folder of arrays that a spec names; UsageError where there is none."""
     path = Path(place).expanduser()
     if not place or not path.exists():
         raise UsageError(
@@ -75,7 +104,9 @@ def _locate(place: str) -> Path:
     return path
 
 
-def _by_split(arrays: _Columns, asked: Asked, path: Path) -> list[tuple[int | None, dict[str, FileArray]]]:
+def _by_split(
+    arrays: _Columns, asked: Asked, path: Path, reading: Reading
+) -> list[tuple[int | None, dict[str, FileArray]]]:
     """The columns of each split whose name they have, under their names without it; of None those without a split.
 
     Splits that have no images are left out, as are columns without a split where images have one. Images that are named
@@ -87,16 +118,16 @@ def _by_split(arrays: _Columns, asked: Asked, path: Path) -> list[tuple[int | No
     for name, array in arrays.items():
         base, split = _bare(name)
         found.setdefault(split, {})[base] = array
-    wanted = [(split, held) for split, held in found.items() if _images_of(held, asked, path) is not None]
+    wanted = [(split, held) for split, held in found.items() if _rows_of(held, asked, reading) is not None]
     if not wanted:
         shapes = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in list(arrays.items())[:8])
-        missing = f"no column {asked.images!r}" if asked.images else "no column of images"
+        missing = f"no column {asked.images!r}" if asked.images else f"no column of {reading.holds}"
         raise UsageError(
             f"{path} has {missing}; it holds {shapes or 'no arrays'}.", "--images-key NAME says which are images"
         )
     if len(wanted) > 1 and any(split is None for split, _ in wanted):
         raise UsageError(
-            f"{path} has images with a split in their name and others without.",
+            f"{path} has {reading.holds} with a split in their name and others without.",
             "--images-key NAME says which are meant",
         )
     return sorted(wanted, key=lambda pair: "" if pair[0] is None else SPLIT_WORDS[pair[0]])
@@ -114,22 +145,24 @@ def _bare(name: str) -> tuple[str, int | None]:
     return name, None
 
 
-def _images_of(held: _Columns, asked: Asked, path: Path) -> str | None:
-    """The column of images: named, of a usual name, or the only one of uint8 with three axes or four."""
+def _rows_of(held: _Columns, asked: Asked, reading: Reading) -> str | None:
+    """The column of images or rows: named, of a usual name, or the only one that can be nothing else."""
     if asked.images:
         return asked.images if asked.images in held else None
-    usual = columns.choose(list(held), columns.IMAGES)
+    usual = columns.choose(list(held), reading.usual)
     if usual is not None and len(held[usual].shape) > 1:
         return usual
-    like = [name for name, array in held.items() if array.dtype == np.uint8 and len(array.shape) in (3, 4)]
+    like = [name for name, array in held.items() if reading.fits(array)]
     return like[0] if len(like) == 1 else None
 
 
-def _part(split: int | None, held: dict[str, FileArray], asked: Asked, path: Path) -> tuple[TableRows, list[str], str]:
+def _part(
+    split: int | None, held: dict[str, FileArray], asked: Asked, path: Path, reading: Reading
+) -> tuple[TableRows, list[str], str]:
     """The rows of a split, the class names beside them, and a clause on what was read."""
-    name = str(_images_of(held, asked, path))
+    name = str(_rows_of(held, asked, reading))
     images = held.pop(name)
-    layout = layout_of(images.shape, images.dtype, f"{path}, {name}")
+    layout = reading.layout(images.shape, images.dtype, f"{path}, {name}")
     count = images.shape[0]
     classes = columns.choose(list(held), columns.CLASS_NAMES)
     named = held.pop(classes) if classes is not None and _is_words(held[classes], count) else None
@@ -139,8 +172,8 @@ def _part(split: int | None, held: dict[str, FileArray], asked: Asked, path: Pat
     for n, a in held.items():
         if n.lower() in columns.LABELS and label is None and len(a.shape) in (1, 2) and not asked.label:
             raise UsageError(
-                f"{path} has {count:,} images in {name}, and {n} has the shape {list(a.shape)}.",
-                "Give every image one label; of one column per class, labels.argmax(1)",
+                f"{path} has {count:,} {reading.holds} in {name}, and {n} has the shape {list(a.shape)}.",
+                "Give every row one label; of one column per class, labels.argmax(1)",
             )
 
     def column(name: str | None) -> Any:
@@ -151,12 +184,14 @@ def _part(split: int | None, held: dict[str, FileArray], asked: Asked, path: Pat
     groups = {n: values for n, values in groups.items() if values is not None}
     labels = column(label)
     if labels is not None and len(labels) != count:
-        raise UsageError(f"{path} has {count:,} images and {len(labels):,} labels.", "Give every image one label")
+        raise UsageError(
+            f"{path} has {count:,} {reading.holds} and {len(labels):,} labels.", "Give every row one label"
+        )
     part = TableRows(
         columns.row_names(count, split), images.source(layout), labels, split, column(given), column(domain), groups
     )
     kinds = [] if named is None else [str(word) for word in named.column(f"{path}, {classes}").tolist()]
-    return part, kinds, f"images {layout} from {name}" + (f", labels from {label}" if label else ", no labels")
+    return part, kinds, f"{reading.holds} {layout} from {name}" + (f", labels from {label}" if label else ", no labels")
 
 
 def _column_or_none(array: FileArray, where: str) -> Any:

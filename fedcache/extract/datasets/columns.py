@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, unknown
+from fedcache.extract import inputs
 from fedcache.extract.datasets import dataset
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, SPLIT_WORDS, TEST, TRAIN, VALIDATION, Context, Dataset, Source
 from fedcache.extract.recipe import slug as safe
@@ -40,8 +41,13 @@ SPLIT_CODES = {
 KEYS = {"images": "--images-key", "label": "--label-key", "group": "--group-key"}
 """Word of a spec -> option that writes it."""
 
-WITH_COLUMNS = ("arrays", "hf", "webdataset")
-"""Kinds of datasets whose columns can be named."""
+ROW_KEYS = {"rows": "--images-key", "label": "--label-key", "group": "--group-key"}
+TEXT_KEYS = {"text": "--images-key", "label": "--label-key", "group": "--group-key"}
+TEXT_KEYS |= dict.fromkeys(("split", "name", "domain"), "")
+"""The same of rows of numbers, and of texts; a word without an option is written in the spec alone."""
+
+WITH_COLUMNS = {"arrays": KEYS, "hf": KEYS, "webdataset": KEYS, "texts": TEXT_KEYS, "rows": ROW_KEYS}
+"""Kinds of datasets whose columns can be named, and by which words."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class Asked:
     images: str = ""  # column of images; found by its usual name when empty
     label: str = ""  # likewise
     groups: tuple[str, ...] | None = None  # the columns kept as groups; None for all that can be
+    said: Mapping[str, str] = field(default_factory=dict)  # every word of the spec with its value
 
 
 @dataclass(frozen=True)
@@ -67,10 +74,10 @@ class TableRows:
     groups: Mapping[str, Any] = field(default_factory=dict)  # name -> [n] words or numbers
 
 
-def parse_rest(rest: str) -> Asked:
+def parse_rest(rest: str, keys: Mapping[str, str] = KEYS) -> Asked:
     """``FILE?images=A&label=B&group=C,D``; a path that exists as it is written has no columns behind a question mark.
 
-    Raises UsageError for another word than these three, or one given twice.
+    Raises UsageError for another word than those of ``keys``, or one given twice.
     """
     place, mark, tail = rest.rpartition("?")
     if not mark or Path(rest).expanduser().exists():
@@ -78,32 +85,32 @@ def parse_rest(rest: str) -> Asked:
     found: dict[str, str] = {}
     for piece in tail.split("&"):
         word, _, value = piece.partition("=")
-        if word not in KEYS:
-            raise unknown("word behind '?'", word, KEYS, hint="For example arrays:cells.npz?images=slides&label=grade")
+        if word not in keys:
+            raise unknown("word behind '?'", word, keys, hint=f"For example FILE?{next(iter(keys))}=NAME&label=grade")
         if word in found or not value:
             raise UsageError(
                 f"{rest!r} gives {word} {'twice' if word in found else 'no value'}.", "For example ?label=grade"
             )
         found[word] = value
     groups = tuple(g.strip() for g in found["group"].split(",") if g.strip()) if "group" in found else None
-    return Asked(place, found.get("images", ""), found.get("label", ""), groups)
+    return Asked(place, found.get(next(iter(keys)), ""), found.get("label", ""), groups, found)
 
 
 def with_keys(spec: str, images: str | None, label: str | None, group: str | None) -> str:
     """A spec with the columns that options name written behind it. Raises UsageError where there are none to name."""
-    given = {"images": images, "label": label, "group": group}
+    kind, _, rest = spec.partition(":")
+    keys = WITH_COLUMNS.get(kind, KEYS)
+    given = dict(zip([word for word, option in keys.items() if option], (images, label, group), strict=True))
     words = [f"{word}={value}" for word, value in given.items() if value]
     if not words:
         return spec
-    option = next(KEYS[word] for word, value in given.items() if value)
-    if spec.partition(":")[0] not in WITH_COLUMNS:
+    option = next(keys[word] for word, value in given.items() if value)
+    if kind not in WITH_COLUMNS:
         raise UsageError(
             f"{option} names a column, and {spec} is not one of {', '.join(f'{k}:' for k in WITH_COLUMNS)}.",
             "Of several datasets as domains each says its own: a=arrays:a.npz?label=grade,b=arrays:b.npz?label=class",
         )
-    return (
-        f"{spec}{'&' if parse_rest(spec.partition(':')[2]).place != spec.partition(':')[2] else '?'}{'&'.join(words)}"
-    )
+    return f"{spec}{'&' if parse_rest(rest, keys).place != rest else '?'}{'&'.join(words)}"
 
 
 def choose(
@@ -201,6 +208,8 @@ def complete_split(
     domain: NDArray[np.int16],
     uid: NDArray[np.uint8],
     where: Path | str,
+    *,
+    holds: str = inputs.IMAGES,
 ) -> tuple[NDArray[np.uint8], str]:
     """The split column with a test set in any case, and a note on what was chosen where the data does not say.
 
@@ -213,14 +222,14 @@ def complete_split(
     split = splits.copy()
     if not np.any(split == TRAIN):
         raise UsageError(
-            f"{where} has {len(split):,} test or validation images and no training images.",
+            f"{where} has {len(split):,} test or validation {holds} and no training {holds}.",
             "Give the directory above, or the file that holds train and test",
         )
     if np.any(split == TEST):
         return split, ""
     if np.any(split == VALIDATION):
         split[split == VALIDATION] = TEST
-        return split, "no test set: the validation images are used as the test set"
+        return split, f"no test set: the validation {holds} are used as the test set"
     split[held_out(label, domain, uid, split == TRAIN)] = TEST
     return split, f"no test set: {HELD_OUT} is taken from train"
 
@@ -273,6 +282,7 @@ def assemble(
     context: Context,
     mirror: bool = True,
     uid: NDArray[np.uint8] | None = None,
+    holds: str = inputs.IMAGES,
 ) -> Dataset:
     """The dataset of rows found in files: labels numbered, rows in the order of their names, a test set in any case.
 
@@ -287,12 +297,13 @@ def assemble(
         context: remembered digests and progress.
         mirror: whether a mirrored image keeps its class.
         uid: [N, 16] of the rows as ``parts`` have them, where they are known already.
+        holds: images or rows.
 
     Raises UsageError for columns that make no sense, or no rows.
     """
     names = [name for part in parts for name in part.names]
     if not names:
-        raise UsageError(f"{where} holds no images.", "Give a file with at least one row")
+        raise UsageError(f"{where} holds no {holds}.", "Give a file with at least one row")
     lengths = [len(part.names) for part in parts]
     label, classes = coded_labels(_labels_of(parts), class_names, str(where))
     words = [
@@ -308,7 +319,7 @@ def assemble(
     order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
     names = [names[i] for i in order]
     if twice := next((a for a, b in pairwise(names) if a == b), None):
-        raise UsageError(f"{where} has two images named {twice!r}; names must differ.", "Rename or remove one of them")
+        raise UsageError(f"{where} has two {holds} named {twice!r}; names must differ.", "Rename or remove one of them")
     source = dataset.JoinedSource(
         [part.source for part in parts],
         np.repeat(np.arange(len(parts)), lengths)[order],
@@ -319,12 +330,12 @@ def assemble(
     given = None
     if any(part.splits is not None or part.split is not None for part in parts):
         given = np.concatenate([_splits_of(part, str(where)) for part in parts])[order]
-    split, note = complete_split(given, label, domain, uid, where)
-    notes = [f"{where.name or where}: {how}", dataset.counts(split, classes, domains), note]
+    split, note = complete_split(given, label, domain, uid, where, holds=holds)
+    notes = [f"{where.name or where}: {how}", dataset.counts(split, classes, domains, holds), note]
     notes += _notes(label, groups, left, unreadable)
     return Dataset(
         spec=spec,
-        slug=safe(where.stem if where.is_file() else where.name)[:64].lstrip(".") or "images",
+        slug=safe(where.stem if where.is_file() else where.name)[:64].lstrip(".") or holds,
         classes=classes,
         domains=domains,
         names=tuple(names),
@@ -337,6 +348,7 @@ def assemble(
         source=source,
         mirror=mirror,
         groups={name: group.take(order) for name, group in groups.items()},
+        holds=holds,
     )
 
 

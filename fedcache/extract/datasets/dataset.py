@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage
+from fedcache.extract.inputs import IMAGES, one_of
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.files import canonical_json
 from fedcache.store.groups import Group, joined
@@ -43,8 +44,11 @@ Progress = Callable[[int, int], None]
 class Source(Protocol):
     """Where the images are. Picklable and cheap to unpickle (worker processes); ``read`` may be called by threads."""
 
-    def read(self, row: int) -> bytes | NDArray[np.uint8]:
-        """The encoded image of a row, or its pixels as uint8 [H, W] or [H, W, 3]; raises ``BadImage``."""
+    def read(self, row: int) -> bytes | NDArray[Any]:
+        """The encoded image of a row, or its pixels as uint8 [H, W] or [H, W, 3]; raises ``BadImage``.
+
+        Of texts their UTF-8 bytes, and of rows the numbers as they are.
+        """
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class RowsSource:
     source: Source  # of the whole
     rows: NDArray[np.int64]  # int64 [N] row of ``source``, -1 for an image that is no longer there
 
-    def read(self, row: int) -> bytes | NDArray[np.uint8]:
+    def read(self, row: int) -> bytes | NDArray[Any]:
         """The image of a row; raises ``BadImage``."""
         if self.rows[row] < 0:
             raise BadImage(VANISHED)
@@ -63,7 +67,7 @@ class RowsSource:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """N labelled images from one or more domains, numbered.
+    """N labelled images, texts or rows of numbers from one or more domains, numbered.
 
     ``uid`` is the first 16 bytes of the sha256 of the encoded image or of the raw array row, or of ``b"unreadable\\0"``
     and the name for a row that cannot be read.
@@ -85,6 +89,7 @@ class Dataset:
     # columns that sort the rows (client, hospital), by name; no part of the digest
     groups: Mapping[str, Group] = field(default_factory=dict)
     links_left_out: int = 0  # links that lead out of the dataset's folder, which were not followed
+    holds: str = IMAGES  # images, texts or rows (``inputs``)
     digest: str = field(init=False)  # sha256 over names, uids, labels, domains, splits and their names
 
     def __post_init__(self) -> None:
@@ -149,8 +154,8 @@ def content_digest(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-def uid_of(raw: bytes | NDArray[np.uint8]) -> bytes:
-    """The 16 bytes that identify an image by content."""
+def uid_of(raw: bytes | NDArray[Any]) -> bytes:
+    """The 16 bytes that identify an image, a text or a row by content."""
     return hashlib.sha256(raw if isinstance(raw, bytes) else raw.tobytes()).digest()[:16]
 
 
@@ -198,12 +203,12 @@ def domain_column(index: Iterable[int] | NDArray[np.int64], domains: Sequence[st
     return np.asarray(index, dtype=np.int16)
 
 
-def counts(split: NDArray[np.uint8], classes: Sequence[str], domains: Sequence[str]) -> str:
+def counts(split: NDArray[np.uint8], classes: Sequence[str], domains: Sequence[str], holds: str = IMAGES) -> str:
     """``60,000 images (50,000 train, 10,000 test), 10 classes, 1 domain``."""
     found = zip(SPLIT_WORDS, np.bincount(split, minlength=3).tolist(), strict=True)
     parts = [f"{n:,} {word}" for word, n in found if n]
     kinds, places = counted(len(classes), "class"), counted(len(domains), "domain")
-    return f"{counted(len(split), 'image')} ({', '.join(parts)}), {kinds}, {places}"
+    return f"{counted(len(split), one_of(holds))} ({', '.join(parts)}), {kinds}, {places}"
 
 
 def counted(n: int, word: str) -> str:
@@ -220,7 +225,7 @@ class JoinedSource:
     which: NDArray[np.uint8] | NDArray[np.int64]  # [N] index into ``sources``
     row: NDArray[np.int64]  # [N] row in that source
 
-    def read(self, row: int) -> bytes | NDArray[np.uint8]:
+    def read(self, row: int) -> bytes | NDArray[Any]:
         """The image of a row; raises ``BadImage``."""
         return self.sources[int(self.which[row])].read(int(self.row[row]))
 
@@ -236,6 +241,11 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
         raise UsageError(f"{len(members)} datasets are named as domains; at most 255.", "Join fewer")
     first_name, first = next(iter(members.items()))
     for name, member in members.items():
+        if member.holds != first.holds:
+            raise UsageError(
+                f"{first_name} holds {first.holds} and {name} holds {member.holds}; a dataset holds one of them.",
+                "Extract each as a dataset of its own",
+            )
         _check_classes(first_name, first, name, member)
     domains: list[str] = []
     names: list[str] = []
@@ -255,7 +265,7 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
     whole = {c: np.concatenate(parts)[order] for c, parts in columns.items()}
     split = whole["split"].astype(np.uint8)
     templates = {member.template for member in members.values()}
-    reading = counts(split, first.classes, domains)
+    reading = counts(split, first.classes, domains, first.holds)
     return Dataset(
         spec=spec,
         slug=safe("-".join(members))[:64],
@@ -274,6 +284,7 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
         mirror=all(member.mirror for member in members.values()),
         groups={name: group.take(order) for name, group in _all_groups(list(members.values())).items()},
         links_left_out=sum(member.links_left_out for member in members.values()),
+        holds=first.holds,
     )
 
 

@@ -1,4 +1,4 @@
-"""Images that are rows of an array in a file: read by position, or unpacked block by block, never the whole array.
+"""Images and other rows of an array in a file: read by position, or unpacked block by block, never the whole array.
 
 A row of a plain array is one ``pread``. A compressed one has no way to its n-th row but through all before it: it is
 unpacked in order, a few blocks are kept, and a process that asks for an earlier row begins again. Extraction reads rows
@@ -61,6 +61,55 @@ class Layout:
         return f"{size[0]} x {size[1]} {'RGB' if self.order == 'rgb-last' else 'gray'}"
 
 
+class RowLayout(Protocol):
+    """How the bytes of a row, or its numbers, become what is read. Picklable."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a row in the file, in bytes."""
+
+    def image(self, row: NDArray[Any]) -> NDArray[Any]:
+        """The image, or the row as it is; raises ``BadImage``."""
+
+
+@dataclass(frozen=True)
+class NumbersLayout:
+    """Rows of numbers that are given as they are, in the byte order of this machine."""
+
+    row: tuple[int, ...]  # shape of a row
+    dtype: np.dtype[Any]  # in the file
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The bytes of a row, as one axis."""
+        return (math.prod(self.row) * self.dtype.itemsize,)
+
+    def image(self, row: NDArray[Any]) -> NDArray[Any]:
+        """The row; raises ``BadImage`` for one with NaN or infinity."""
+        numbers = np.ascontiguousarray(row).view(self.dtype).reshape(self.row)
+        native = numbers.astype(self.dtype.newbyteorder("="))
+        if native.dtype.kind == "f" and not np.isfinite(native).all():
+            raise BadImage("it holds numbers that are not finite")
+        return native
+
+    def __str__(self) -> str:
+        return f"{self.dtype.newbyteorder('=')} {list(self.row)}"
+
+
+def numbers_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> NumbersLayout:
+    """How rows of an array [N, ...] of numbers are given to a module.
+
+    Raises UsageError for one number a row, empty rows, and for what torch has no type of.
+    """
+    row = tuple(int(side) for side in shape[1:])
+    if dtype.kind not in "iufb" or dtype.itemsize > 8 or not row or 0 in row:
+        raise UsageError(
+            f"The rows of {where} are {dtype} with shape {list(map(int, shape))}; expected numbers [N, ...].",
+            "rows.astype('float32').reshape(len(rows), -1)   makes rows of numbers",
+        )
+    return NumbersLayout(row, dtype)
+
+
 def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
     """How rows of an array [N, ...] are images, from its shape alone; three channels may come first or last.
 
@@ -96,9 +145,9 @@ class FixedRows:
     path: Path
     stamp: tuple[int, int]  # (size, mtime_ns) of the file when it was listed
     start: int  # byte at which row 0 begins
-    layout: Layout
+    layout: RowLayout
 
-    def read(self, row: int) -> NDArray[np.uint8]:
+    def read(self, row: int) -> NDArray[Any]:
         """The pixels of a row; raises ``BadImage``."""
         width = math.prod(self.layout.shape)
         raw = os.pread(self._fd, width, self.start + row * width)
@@ -232,12 +281,12 @@ class H5Blocks:
 class BlockRows:
     """Rows of blocks, a few of which are kept."""
 
-    def __init__(self, blocks: RowBlocks, layout: Layout) -> None:
+    def __init__(self, blocks: RowBlocks, layout: RowLayout) -> None:
         self.blocks, self.layout = blocks, layout
-        self._kept: dict[int, NDArray[np.uint8] | BadImage] = {}
+        self._kept: dict[int, NDArray[Any] | BadImage] = {}
         self._lock = threading.Lock()
 
-    def read(self, row: int) -> NDArray[np.uint8]:
+    def read(self, row: int) -> NDArray[Any]:
         """The pixels of a row; raises ``BadImage``."""
         number, at = divmod(row, self.blocks.rows)
         with self._lock:

@@ -13,6 +13,7 @@ from fedcache.errors import MachineError, StoreError
 from fedcache.extract.datasets.dataset import Dataset, counted
 from fedcache.extract.device import cores
 from fedcache.extract.how import jobs_of, resolve_compute
+from fedcache.extract.inputs import IMAGES, one_of
 from fedcache.extract.planning.incremental import plan_incremental
 from fedcache.extract.planning.plan import PlannedArray, array_bytes, describe_array, missing_text, wanted_text
 from fedcache.extract.result import Extraction
@@ -35,10 +36,10 @@ def check_disk(path: Path, data: Dataset, planned: Sequence[PlannedArray]) -> No
         )
 
 
-def describe_growth(growth: Mapping[str, int]) -> str:
+def describe_growth(growth: Mapping[str, int], holds: str = IMAGES) -> str:
     """What is new, gone, taken over and to compute, in one clause."""
     chunks, passes = counted(growth["reused_chunks"], "chunk"), counted(growth["forward_passes"], "forward pass")
-    return f"{counted(growth['new'], 'image')} new, {growth['vanished']:,} vanished, {chunks} reused, {passes}"
+    return f"{counted(growth['new'], one_of(holds))} new, {growth['vanished']:,} vanished, {chunks} reused, {passes}"
 
 
 def estimate(
@@ -69,13 +70,14 @@ def estimate(
         size = array_bytes(len(data.names), p)
         arrays.append({**describe_array(p, shape, p.recipe.dtype, state), "bytes": size})
     out = Extraction(path, {"slug": data.slug, "digest": data.digest}, arrays, images=present, skipped=skipped)
+    out.holds = data.holds
     out.ok = store.rows_ok if store is not None and not todo else 0
     images = len(todo) * present
     if earlier is not None and earlier.parent is not None:
         out.growth = earlier.expected(p.recipe.key for p in todo)
         out.vanished = len(earlier.data.vanished)
         images = out.growth["forward_passes"]
-        observer.note(f"Would grow from {earlier.parent.path.name}: {describe_growth(out.growth)}.")
+        observer.note(f"Would grow from {earlier.parent.path.name}: {describe_growth(out.growth, data.holds)}.")
     wanted = wanted_text(store, planned, data.template, config, keep=False)
     lacking = missing_text(store, planned, wanted)
     for p in planned:
@@ -86,7 +88,9 @@ def estimate(
     if all(p.weights.path is not None or not p.backbone.files for p in todo) and todo:
         out.rate = measured_rate(data, todo, config)
         out.seconds = images / len(todo) / out.rate
-        observer.note(f"One batch timed here: about {out.rate:,.0f} images/s, {math.ceil(out.seconds):,} s in all.")
+        observer.note(
+            f"One batch timed here: about {out.rate:,.0f} {data.holds}/s, {math.ceil(out.seconds):,} s in all."
+        )
     return out
 
 

@@ -15,10 +15,11 @@ import numpy as np
 from PIL import Image
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import FedcacheError, StoreError
+from fedcache.errors import FedcacheError, StoreError, UsageError
 from fedcache.extract.datasets import open_dataset
 from fedcache.extract.datasets.dataset import Dataset, uid_of
 from fedcache.extract.images import BadImage, decode
+from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_store import dataset_of_store
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.store.catalog import is_ingested
@@ -37,8 +38,11 @@ class ImagePlaces:
 def read_images(store: Store, rows: Sequence[int], places: ImagePlaces) -> dict[int, Image.Image]:
     """The images of rows of a store, RGB, by row; those whose content is not there any more are left out.
 
-    Raises StoreError, with the dataset that is needed, when none of them is at hand.
+    Raises StoreError, with the dataset that is needed, when none of them is at hand; UsageError for texts and rows.
     """
+    kind = held_by(array.recipe for array in store.arrays.values())
+    if kind != IMAGES:
+        raise UsageError(f"{store.path.name} holds {kind}, of which no pictures are shown.", "Leave --with-images out.")
     data = open_images(store, places)
     found = {}
     for row in rows:

@@ -126,6 +126,7 @@ def in_earlier_order(
         reading=data.reading,
         source=RowsSource(data.source, order),
         mirror=data.mirror,
+        holds=data.holds,
         groups={name: group.take(order) for name, group in data.groups.items()},
         content=data.digest,
         ok=(order >= 0).astype(np.uint8),

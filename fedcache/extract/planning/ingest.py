@@ -78,7 +78,9 @@ def ingest_file(
             observer.note(line)
         content = arrange(found, name, drop_nan=drop_nan, observer=observer)
     except FedcacheError as error:
-        hint = f"{error.hint}\nThen:  {again}" if file.is_file() else error.hint
+        # Where the answer is another command, nothing follows it.
+        mended = file.is_file() and not error.hint.startswith("fedcache extract")
+        hint = f"{error.hint}\nThen:  {again}" if mended else error.hint
         if error.hint == NOT_FINITE_HINT:
             hint = f"Mend these rows of the file, or leave them out:  {again} --drop-nan"
         raise FedcacheError(error.code, error.message, hint) from error

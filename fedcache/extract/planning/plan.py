@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedcache.extract.backbones import Backbone, Weights
 from fedcache.extract.backbones.encoder import prompts
 from fedcache.extract.device import known_device, known_dtype
 from fedcache.extract.digests import DigestMemory
+from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
 from fedcache.extract.recipe import Recipe
 from fedcache.progress import Observer
 from fedcache.store.own_names import PREFIXES, bare_name
@@ -94,6 +96,24 @@ def plan(
             "The weights of every backbone asked for are missing.", "See `fedcache backbones list` for what is ready."
         )
     return planned, skipped
+
+
+ENCODERS = {
+    IMAGES: "efficientnet-lite0",
+    TEXTS: "hf:FOLDER   (or module:PACKAGE.MODULE:FACTORY, whose module says reads = 'texts')",
+    ROWS: "module:PACKAGE.MODULE:FACTORY   (whose module says reads = 'rows')",
+}
+"""What can be written behind ``--backbones``, by what a dataset holds."""
+
+
+def check_reads(planned: Sequence[PlannedArray], spec: str, holds: str) -> None:
+    """Refuse backbones that read something else than a dataset holds; UsageError with the next command."""
+    for item in planned:
+        if item.backbone.reads != holds:
+            raise UsageError(
+                f"{item.backbone.name} reads {item.backbone.reads}, and {spec} holds {holds}.",
+                f"fedcache extract --dataset {shlex.quote(spec)} --backbones {ENCODERS[holds]}",
+            )
 
 
 def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Backbone]]:
@@ -256,6 +276,8 @@ def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, o
         raise MachineError(f"The weights of {name} are not here yet.", f"fedcache backbones pull {name}")
     recipe = replace(backbone.recipe, weights=weights.sha256)
     encoder = registry.load(backbone, weights, recipe, device="cpu", dtype="float32")
+    if backbone.reads != IMAGES:  # loading it has tried it
+        return {"name": name, "width": backbone.width, "sha256": weights.sha256, "origin": weights.origin}
     side = recipe.size or 32
     images = torch.arange(2 * side * side * 3).remainder(251).to(torch.uint8).reshape(2, side, side, 3)
     features = encoder.image(images)

@@ -1,0 +1,43 @@
+"""``rows:FILE``: rows of numbers as they are, such as wave forms, in a .npz, .npy or .h5 file, or in .npy files.
+
+Rows are [N, ...] of any shape and of whole numbers or floats, and a ``module:`` encoder whose ``reads`` is ``rows`` is
+given them as they are: nothing is scaled, cut or resized. They are found as ``rows``, ``waves``, ``waveforms``,
+``audio``, ``signals``, ``samples``, ``data`` or ``x``, in any case, or by ``--images-key``; labels, splits, domains,
+class names and groups are found as of ``arrays:FILE``, and by ``rows:FILE?rows=A&label=B&group=C,D``.
+
+A row with NaN or infinity is quarantined, as an image that cannot be read is. A row is known by its bytes alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedcache.extract.datasets import arrays, columns
+from fedcache.extract.datasets.array_files import FileArray
+from fedcache.extract.datasets.dataset import Context, Dataset
+from fedcache.extract.datasets.row_sources import numbers_of
+from fedcache.extract.inputs import ROWS
+
+HOLDS = ROWS
+USUAL = ("rows", "waves", "waveforms", "audio", "signals", "samples", "data", "x")
+"""Usual names of the column, compared without case; the first that is there is taken."""
+
+
+def key(rest: str, context: Context) -> list[Any]:
+    """The place, the columns that the spec names, and the stat of every file."""
+    asked = columns.parse_rest(rest, columns.ROW_KEYS)
+    return ["rows", *arrays.facts_of(asked, context)]
+
+
+def load(rest: str, context: Context) -> Dataset:
+    """The dataset of ``rows:FILE``; errors as of ``arrays:FILE``."""
+    asked = columns.parse_rest(rest, columns.ROW_KEYS)
+    return arrays.load_arrays(NUMBERS, f"rows:{rest}", asked, key(rest, context), context)
+
+
+def _fits(array: FileArray) -> bool:
+    return array.dtype.kind in "iufb" and len(array.shape) > 1
+
+
+NUMBERS = arrays.Reading(ROWS, USUAL, _fits, numbers_of)
+"""Rows of numbers: any array of two axes or more, where it is the only one."""

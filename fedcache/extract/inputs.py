@@ -1,0 +1,116 @@
+"""What a backbone reads and a dataset holds: images, texts, or rows of numbers as they are.
+
+A recipe says it by its ``decoder``: ``pillow`` makes pixels of a file, ``utf-8`` a text of bytes, and ``numpy`` leaves
+a row as it is. A text has no views, and nor has a row: their encoders are given all that was read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.extract.images import BadImage
+from fedcache.extract.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IMAGES, TEXTS, ROWS = "images", "texts", "rows"
+KINDS = (IMAGES, TEXTS, ROWS)
+DECODERS = {IMAGES: "pillow", TEXTS: "utf-8", ROWS: "numpy"}
+"""``Recipe.decoder`` of what is read."""
+
+MAX_TEXT = 16 << 20
+"""Longest text that is read, in bytes."""
+
+Items = list[str] | NDArray[Any]
+"""What encoders of texts and of rows are given: B texts, or rows [B, ...] of any type."""
+
+
+class ItemEncoder(Protocol):
+    """A loaded backbone of texts or rows."""
+
+    def items(self, items: Items) -> tuple[Tensor, NDArray[np.bool_]]:
+        """Features [B, D] float32 of texts or rows, and bool [B]: those that were cut to what the model reads."""
+
+
+def reads_of(recipe: Recipe) -> str:
+    """What a recipe is for: images, texts or rows."""
+    return next((kind for kind, decoder in DECODERS.items() if decoder == recipe.decoder), IMAGES)
+
+
+def held_by(recipes: Iterable[Mapping[str, Any]]) -> str:
+    """What a store of arrays with these recipes holds; images where none says more."""
+    return next((reads_of(Recipe.from_dict(r)) for r in recipes if "decoder" in r), IMAGES)
+
+
+def one_of(kind: str) -> str:
+    """The word for one of them: image, text or row."""
+    return kind.removesuffix("s")
+
+
+def text_of(raw: bytes) -> str:
+    """The text of a row; raises ``BadImage`` for one that is empty, too long or no UTF-8."""
+    if len(raw) > MAX_TEXT:
+        raise BadImage(f"the text has {len(raw):,} bytes; the limit is {MAX_TEXT:,}")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadImage("the text is not UTF-8") from None
+    if not text.strip():
+        raise BadImage("there is no text")
+    return text
+
+
+def described_row(row: Any) -> str:
+    """The type and shape of a row, for messages: ``float32 [800]``."""
+    return f"{str(row.dtype).removeprefix('torch.')} {list(row.shape)}"
+
+
+def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict[int, str], float]:
+    """The texts or rows of a batch, the reason per bad row, and the seconds it took.
+
+    A bad text is empty and a bad row zeros, of which no feature is kept; of a batch without a good row the rows are
+    [B, 0].
+    """
+    start = time.perf_counter()
+    found: list[Any] = []
+    bad: dict[int, str] = {}
+    for row in rows:
+        try:
+            raw = source.read(row)
+            found.append(text_of(raw) if kind == TEXTS else raw)
+        except BadImage as error:
+            bad[row] = str(error)
+            found.append("" if kind == TEXTS else None)
+    if kind == TEXTS:
+        return found, bad, time.perf_counter() - start
+    good = next((one for one in found if one is not None), np.zeros(0, np.float32))
+    stacked = np.stack([np.zeros_like(good) if one is None else one for one in found])
+    return stacked, bad, time.perf_counter() - start
+
+
+def encode_items(
+    encoder: ItemEncoder, items: Items, batch: int, blank: Sequence[int], width: int
+) -> tuple[NDArray[np.float32], int]:
+    """Features [n, 1, D] of n texts or rows, NaN for those numbered in ``blank``, and how many were cut.
+
+    The last batch is filled up with copies of its last item, as one of images is. A batch of which nothing could be
+    read reaches no model.
+    """
+    count = len(items)
+    if len(blank) == count:
+        return np.full((count, 1, width), np.nan, np.float32), 0
+    short = batch - count
+    if isinstance(items, list):
+        padded: Items = items + items[-1:] * short
+    else:
+        padded = np.concatenate([items, np.repeat(items[-1:], short, axis=0)]) if short else items
+    features, cut = encoder.items(padded)
+    out = features[:count].to("cpu").numpy().astype(np.float32, copy=False)[:, None].copy()
+    out[list(blank)] = np.nan
+    return out, int(cut[:count].sum())

@@ -1,0 +1,286 @@
+"""Encoders of texts: features are those of the model alone with each text, text features those of prompts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import own_encoders
+import pytest
+import tiny_hf
+import torch
+import transformers
+from command import fedcache, ok
+from pictures import folder
+
+import fedcache as fc
+from fedcache.errors import Exit, UsageError
+from fedcache.extract.backbones import load, lookup, own_module
+from fedcache.extract.backbones.backbone import Weights
+from fedcache.extract.backbones.own import content_sha256
+from fedcache.extract.backbones.text_encoder import TextEncoder
+from fedcache.store.store import Store
+
+WORDS = ["a", "text", "about", "cat", "dog", "bird", ".", "sleeps", "the", "in", "sun", "##s", "and", "runs"]
+TEXTS = [
+    "The cat sleeps.",
+    "the dogs and the birds run in the sun and the cat sleeps in the sun and a dog runs",
+    "Bird",
+    "a dog runs in the sun.",
+    "cats and dogs",
+    "unheard of",
+    "the sun",
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_hf.sentence_encoder(tmp_path_factory.mktemp("hf") / "tiny", WORDS)
+
+
+@pytest.fixture
+def encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    name = own_encoders.write(tmp_path, f"my_encoders_{abs(hash(str(tmp_path)))}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    yield name
+    sys.modules.pop(name, None)
+
+
+def csv(path: Path, texts: list[str] = TEXTS, labels: str = "abababa") -> Path:
+    lines = [f'"{text}",{label}' for text, label in zip(texts, labels, strict=False)]
+    path.write_text("text,label\n" + "\n".join(lines) + "\n")
+    return path
+
+
+def by_hand(model: Path, text: str) -> np.ndarray:
+    """The mean of a text's last states: transformers alone, one text at a time, so that there is no padding."""
+    net = transformers.AutoModel.from_pretrained(model).eval()
+    tokens = transformers.AutoTokenizer.from_pretrained(model)(
+        text, truncation=True, max_length=12, return_tensors="pt"
+    )
+    with torch.inference_mode():
+        return net(**tokens).last_hidden_state[0].double().mean(0).numpy()
+
+
+def rows_of(store: Store, key: str) -> np.ndarray:
+    return store.reader(key).all()[:, 0]
+
+
+def extracted(path: Path, model: Path, *words: object) -> tuple[Store, str]:
+    done = ok(
+        "extract", "--dataset", f"texts:{path}", "--backbones", f"hf:{model}", "--recipe", "dtype=float32", *words
+    )
+    return Store.open(Path(done.data["path"])), done.data["arrays"][0]["key"]
+
+
+def test_stored_features_are_the_mean_of_the_states_of_each_text_alone(model, tmp_path):
+    store, key = extracted(csv(tmp_path / "t.csv"), model)
+    found = rows_of(store, key)
+    expected = np.stack([by_hand(model, text) for text in TEXTS])
+    assert np.abs(found - expected).max() < 1e-6
+    assert expected.std(0).max() > 1e-2
+    recipe = store.arrays[key].recipe
+    assert (recipe["size"], recipe["decoder"], recipe["pooling"], recipe["backbone"]) == (
+        12,
+        "utf-8",
+        "mean",
+        "hf:tiny",
+    )
+    assert recipe["weights"] == content_sha256(model)
+    assert {"transformers", "tokenizers"} <= set(store.arrays[key].how)
+
+
+def test_batches_and_the_order_of_rows_change_no_feature(model, tmp_path):
+    store, key = extracted(csv(tmp_path / "t.csv"), model)
+    first = dict(zip((u.tobytes() for u in store.samples.uid), rows_of(store, key), strict=True))
+    (tmp_path / "there").mkdir()
+    turned = csv(tmp_path / "there" / "t.csv", TEXTS[::-1], "abababa"[::-1])
+    for words in (("--batch", 2), ("--batch", 7), ("--batch", 3, "--store", tmp_path / "s.zarr")):
+        other, _ = extracted(turned, model, "--fresh", *words)
+        for uid, row in zip(other.samples.uid, rows_of(other, key), strict=True):
+            assert np.abs(row - first[uid.tobytes()]).max() < 1e-6
+
+
+def test_text_features_of_classes_are_those_of_prompts_as_texts(model, tmp_path):
+    texts = ["the cat sleeps", "a dog runs"] * 5
+    path = csv(tmp_path / "t.csv", texts, ["cat", "dog"] * 5)  # type: ignore[arg-type]
+    store, _ = extracted(path, model)
+    expected = np.stack([by_hand(model, f"a text about {name}.") for name in ("cat", "dog")])
+    unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    assert np.abs(store.text("hf:tiny") - unit).max() < 1e-6
+    ok(
+        "extract",
+        "--dataset",
+        f"texts:{path}",
+        "--backbones",
+        f"hf:{model}",
+        "--recipe",
+        "dtype=float32",
+        "--text",
+        "the {}",
+    )
+    again = Store.open(store.path)
+    assert again.templates("hf:tiny") == ["the {}"]
+    assert np.abs(again.text("hf:tiny") - unit).max() > 1e-3
+
+
+def test_texts_that_are_cut_are_counted_and_said_once(model, tmp_path):
+    path = csv(tmp_path / "t.csv")
+    words = ("extract", "--dataset", f"texts:{path}", "--backbones", f"hf:{model}")
+    done = fedcache(*words, "--batch", 2)
+    # The second text has 19 words, and no other has more than the ten that fit between the two marks.
+    assert done.out.count("hf:tiny reads 12 tokens of a text: the rest of 1 text was left out.") == 1
+    assert ok(*words).data["cut"] == {}  # nothing was computed
+    assert ok(*words, "--fresh", "--store", tmp_path / "s.zarr", "--batch", 4).data["cut"] == {"hf:tiny": 1}
+
+
+def test_a_slow_tokenizer_counts_the_same_texts(model):
+    encoder = TextEncoder(f"hf:{model}")
+    exact = [" ".join(["sun"] * n) for n in (9, 10, 11, 30)]
+    assert encoder.items(exact)[1].tolist() == [False, False, True, True]
+    fast = encoder.tokenizer
+
+    class Slow(SimpleNamespace):
+        def __getitem__(self, name: str) -> Any:
+            return getattr(self, name)
+
+    encoder.tokenizer = lambda *args, **more: Slow(
+        encodings=None, **{k: v for k, v in fast(*args, **more).items() if k in ("input_ids", "attention_mask")}
+    )
+    assert encoder.items(exact)[1].tolist() == [False, False, True, True]
+
+
+def test_models_that_number_positions_behind_the_padding_read_fewer_tokens(model, tmp_path):
+    config = transformers.RobertaConfig(
+        **tiny_hf.SHAPE, vocab_size=30, intermediate_size=16, max_position_embeddings=14, pad_token_id=1
+    )
+    path = tmp_path / "roberta"
+    transformers.RobertaModel(config, add_pooling_layer=False).save_pretrained(path)
+    transformers.AutoTokenizer.from_pretrained(model).save_pretrained(path)
+    encoder = TextEncoder(f"hf:{path}")
+    assert encoder.length == 12
+    assert np.isfinite(encoder.encode_texts([" ".join(["sun"] * 40)])).all()
+
+
+def test_a_row_is_of_its_folder_and_refuses_what_is_of_images(model, tmp_path):
+    row = lookup(f"hf:{model}")
+    assert (row.reads, row.width, row.text_width, row.provider) == ("texts", 16, 16, "text_encoder")
+    with pytest.raises(UsageError, match="Unknown output of hf:tiny 'cls'"):
+        lookup(f"hf:{model}", output="cls")
+    encoder = load(row, Weights(model, content_sha256(model), ""), row.recipe)
+    with pytest.raises(UsageError, match="hf:tiny reads texts"):
+        encoder.image(torch.zeros(1, 8, 8, 3, dtype=torch.uint8))
+    assert ok("backbones", "verify", f"hf:{model}").data["width"] == 16
+    path = csv(tmp_path / "t.csv")
+    for words, option in ((("--views", 2), "views"), (("--size", 32), "size"), (("--recipe", "norm=half"), "norm"),
+                          (("--recipe", "resize=squash"), "resize")):  # fmt: skip
+        done = fedcache("extract", "--dataset", f"texts:{path}", "--backbones", f"hf:{model}", *words)
+        assert (done.code, f"hf:tiny reads texts, and {option} is of images." in done.err) == (Exit.USAGE, True), (
+            done.err
+        )
+
+
+def test_a_backbone_and_a_dataset_of_different_kinds_are_refused_with_the_command(model, tmp_path, encoders):
+    path, images = csv(tmp_path / "t.csv"), folder(tmp_path / "images", train=2, test=1)
+    np.save(tmp_path / "w.npy", np.zeros((3, 64), np.float32))
+    for dataset, name, said, command in (
+        (f"texts:{path}", "pixels", f"pixels reads images, and texts:{path} holds texts.", "--backbones hf:FOLDER"),
+        (
+            f"folder:{images}",
+            f"hf:{model}",
+            f"hf:tiny reads texts, and folder:{images} holds images.",
+            "efficientnet-lite0",
+        ),
+        (f"texts:{path}", f"module:{encoders}:spectrum", "reads rows, and", "--backbones hf:FOLDER"),
+        ("rows:w.npy", f"module:{encoders}:bag", "reads texts, and rows:w.npy holds rows.", "--backbones module:"),
+    ):
+        done = fedcache("extract", "--dataset", dataset, "--backbones", name)
+        assert done.code == Exit.USAGE
+        assert said in done.err
+        assert f"fedcache extract --dataset {dataset} --backbones" in done.err
+        assert command in done.err
+    assert not list((tmp_path / "home").glob("stores/*"))
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("without_example", "reads rows and does not say of which shape and type"),
+        ("of_smells", "reads 'smells', expected images, texts, rows"),
+        ("flat", r"gives \[3\] for 2 texts, expected a tensor"),
+        ("with_transform", "reads texts, and transform is of images"),
+    ],
+)
+def test_a_module_that_reads_something_else_says_how(encoders, factory, said):
+    with pytest.raises(UsageError, match=said):
+        lookup(f"module:{encoders}:{factory}")
+
+
+def test_modules_are_given_texts_and_rows_as_they_are(encoders, tmp_path):
+    row = lookup(f"module:{encoders}:bag")
+    assert (row.reads, row.width, row.text_width, row.recipe.decoder) == ("texts", 256, 256, "utf-8")
+    assert lookup(f"module:{encoders}:spectrum").text_width is None
+    numbers = np.arange(30, dtype=np.int16).reshape(5, 2, 3) - 7
+    np.savez(tmp_path / "w.npz", rows=numbers, label=np.arange(5) % 2)
+    done = ok("extract", "--dataset", "rows:w.npz", "--backbones", f"module:{encoders}:loud", "--batch", 2)
+    store = Store.open(Path(done.data["path"]))
+    (key,) = store.arrays
+    assert rows_of(store, key).tolist() == [[n.max(), n.min()] for n in numbers]
+    assert done.data["holds"] == "rows"
+
+
+def test_rows_of_another_shape_are_refused_before_a_chunk_is_written(encoders, tmp_path):
+    np.savez(tmp_path / "w.npz", rows=np.zeros((5, 65), np.float32), label=np.arange(5) % 2)
+    name = f"module:{encoders}:spectrum"
+    done = fedcache("extract", "--dataset", "rows:w.npz", "--backbones", name)
+    assert done.code == Exit.USAGE
+    assert f"{name} reads rows float32 [64], and those of the dataset are float32 [65]." in done.err
+    assert "example = torch.zeros((65,), dtype=torch.float32)" in done.err
+    assert not list((tmp_path / "home").glob("stores/*"))
+
+
+def test_a_module_that_fails_on_a_text_is_told_in_a_sentence(encoders, tmp_path):
+    csv(tmp_path / "t.csv", ["fine", "boom"], "ab")
+    done = fedcache("extract", "--dataset", "texts:t.csv", "--backbones", f"module:{encoders}:broken")
+    assert done.code == Exit.USAGE
+    assert f"module:{encoders}:broken fails on 2 texts: ValueError: no boom here" in done.err
+
+
+def test_a_module_in_memory_reads_texts(tmp_path, own_home):
+    csv(tmp_path / "t.csv")
+
+    class Letters(torch.nn.Module):
+        reads = "texts"
+
+        def forward(self, texts):
+            return torch.tensor([[len(text), text.count("s")] for text in texts], dtype=torch.float32)
+
+    try:
+        name = fc.backbone(Letters(), "letters")
+        store = fc.extract(f"texts:{tmp_path / 't.csv'}", backbones=[name])
+        (key,) = store.arrays
+        assert rows_of(store, key).tolist() == [[len(t), t.count("s")] for t in TEXTS]
+        with pytest.raises(UsageError, match="size is of images"):
+            fc.backbone(Letters(), "letters", size=32)
+    finally:
+        own_module._IN_MEMORY.clear()
+
+
+def test_files_of_sentence_transformers_that_are_damaged_are_one_sentence(model, tmp_path):
+    path = shutil.copytree(model, tmp_path / "m")
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_weightedmean_tokens": True}))
+    with pytest.raises(UsageError, match="not known"):
+        lookup(f"hf:{path}")
+    (path / "tokenizer.json").write_text("{}")
+    (path / "1_Pooling" / "config.json").write_text("{}")
+    refused = fedcache("backbones", "verify", f"hf:{path}")
+    assert refused.code in (Exit.ENVIRONMENT, Exit.USAGE)
+    assert "Traceback" not in refused.err

@@ -1,0 +1,217 @@
+"""``texts:FILE``: which column is what, dirty cells, rows without a text, and files that are none."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+
+from fedcache.errors import FedcacheError, MachineError, UsageError
+from fedcache.extract.datasets import Dataset, holds_of, info, open_dataset, texts
+from fedcache.extract.digests import DigestMemory
+from fedcache.extract.images import BadImage
+
+CSV = """text,label,split,site,length
+A fine day.,weather,train,north,0.5
+"Rain, and
+more rain",weather,train,south,1.5
+Eggs and ham,food,test,north,2.25
+ ,food,train,south,3.5
+Bread,?,train,,0.5
+Ünïcode soup,food,train,north,0.5
+"""
+
+
+def opened(spec: str, tmp_path: Path, **more: Any) -> Dataset:
+    return open_dataset(spec, memory=DigestMemory(tmp_path / "memory"), **more)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "day.csv"
+    path.write_text(CSV, encoding="utf-8")
+    return path
+
+
+def test_a_csv_is_read_as_ingest_reads_one(table, tmp_path):
+    data = opened(f"texts:{table}", tmp_path)
+    assert (data.holds, data.slug, len(data), data.domains) == ("texts", "day", 6, ("all",))
+    assert data.classes == ("food", "weather")
+    assert data.label.tolist() == [1, 1, 0, 0, -1, 0]
+    assert data.split.tolist() == [0, 0, 1, 0, 0, 0]
+    assert data.names == tuple("012345")
+    group = data.groups["site"]
+    assert [group.words[c] if c >= 0 else None for c in group.codes] == [
+        "north",
+        "south",
+        "north",
+        "south",
+        None,
+        "north",
+    ]
+    assert data.source.read(1) == b"Rain, and\nmore rain"
+    assert data.source.read(5) == "Ünïcode soup".encode()
+    for told in ("6 texts (5 train, 1 test)", "1 of 6 rows are unlabelled: 1 '?'", "1 without a text", "site (2 values",
+                 "length (floats that are not whole)"):  # fmt: skip
+        assert told in data.reading
+    assert "image" not in data.reading
+
+
+def test_a_text_is_known_by_its_bytes_and_a_missing_one_by_its_name(table, tmp_path):
+    data = opened(f"texts:{table}", tmp_path)
+    assert data.uid[2].tobytes() == hashlib.sha256(b"Eggs and ham").digest()[:16]
+    assert data.uid[3].tobytes() == hashlib.sha256(b"unreadable\x003").digest()[:16]
+    with pytest.raises(BadImage, match="there is no text"):
+        data.source.read(3)
+
+
+def test_the_same_table_is_one_dataset_in_every_format_and_under_every_name(table, tmp_path):
+    first = opened(f"texts:{table}", tmp_path)
+    columns: dict[str, Any] = {
+        "text": ["A fine day.", "Rain, and\nmore rain", "Eggs and ham", None, "Bread", "Ünïcode soup"],
+        "label": ["weather", "weather", "food", "food", None, "food"],
+        "split": ["train", "train", "test", "train", "train", "train"],
+        "site": ["north", "south", "north", "south", None, "north"],
+    }
+    held = pa.table(columns)
+    pa.parquet.write_table(held, tmp_path / "a.parquet", row_group_size=2)
+    pa.feather.write_feather(held, tmp_path / "b.feather", compression="uncompressed")
+    coded = held.set_column(0, "text", held["text"].dictionary_encode())
+    pa.parquet.write_table(coded, tmp_path / "c.parquet")
+    large = held.set_column(0, "text", held["text"].cast(pa.large_binary()))
+    pa.parquet.write_table(large, tmp_path / "d.parquet")
+    with gzip.open(tmp_path / "e.csv.gz", "wt", encoding="utf-8") as file:
+        file.write(CSV)
+    shutil.copy(table, tmp_path / "other.csv")
+    for name in ("a.parquet", "b.feather", "c.parquet", "d.parquet", "e.csv.gz", "other.csv"):
+        assert opened(f"texts:{tmp_path / name}", tmp_path).digest == first.digest, name
+
+
+def test_rows_are_in_the_order_of_their_names(tmp_path):
+    path = tmp_path / "t.tsv"
+    path.write_text("id\ttext\tlabel\nb\tsecond\t1\na\tfirst\t0\n")
+    data = opened(f"texts:{path}", tmp_path)
+    assert (data.names, data.label.tolist()) == (("a", "b"), [0, 1])
+    assert [data.source.read(row) for row in (0, 1)] == [b"first", b"second"]
+
+
+def test_columns_are_named_in_the_spec(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("key,text,said,mood,part,place,a,b\nx,no,yes,3,test,up,1,1\ny,no,oh,5,train,down,1,2\n")
+    words = "text=said&label=mood&split=part&name=key&domain=place&group=b"
+    data = opened(f"texts:{path}?{words}", tmp_path)
+    assert (data.names, data.classes, data.domains) == (("x", "y"), ("3", "5"), ("down", "up"))
+    assert (data.label.tolist(), data.domain.tolist(), data.split.tolist()) == ([0, 1], [1, 0], [1, 0])
+    assert (list(data.groups), data.source.read(1)) == (["b"], b"oh")
+
+
+def test_without_labels_or_splits_all_is_unknown_and_a_fifth_is_held_out(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text\n" + "".join(f"line {i}\n" for i in range(10)))
+    data = opened(f"texts:{path}", tmp_path)
+    assert set(data.label.tolist()) == {-1}
+    assert (data.classes, int((data.split == 1).sum())) == ((), 2)
+    assert "no labels" in data.reading
+
+
+def test_labels_that_are_numbers_keep_those_that_have_a_row(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text,label\na,7\nb,2\nc,7\n")
+    data = opened(f"texts:{path}", tmp_path)
+    assert (data.classes, data.label.tolist()) == (("2", "7"), [1, 0, 1])
+
+
+def test_a_part_and_several_as_domains(table, tmp_path):
+    assert [opened(f"texts:{table}", tmp_path, limit=3).source.read(row) for row in (0, 1)] == [
+        b"A fine day.",
+        b"Eggs and ham",
+    ]
+    shutil.copy(table, tmp_path / "two.csv")
+    both = opened(f"a=texts:{table},b=texts:{tmp_path / 'two.csv'}", tmp_path)
+    assert (both.holds, both.domains, len(both)) == ("texts", ("a", "b"), 12)
+    with pytest.raises(UsageError, match=r"a holds texts and b holds images"):
+        opened(f"a=texts:{table},b=digits", tmp_path)
+
+
+def test_what_a_dataset_holds_is_known_from_its_spec():
+    assert [holds_of(s) for s in ("texts:x.csv", "rows:x.npy", "digits", "a=texts:x.csv,b=texts:y.csv")] == [
+        "texts", "rows", "images", "texts",
+    ]  # fmt: skip
+    assert "texts in a column" in info("texts:x.csv")["about"]
+
+
+def test_a_source_travels_without_its_texts_and_refuses_a_file_that_has_changed(table, tmp_path):
+    data = opened(f"texts:{table}", tmp_path)
+    raw = pickle.dumps(data.source)
+    assert b"ham" not in raw
+    assert pickle.loads(raw).read(2) == b"Eggs and ham"
+    os.utime(table, ns=(1, 1))
+    with pytest.raises(MachineError, match="has changed"):
+        pickle.loads(raw).read(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "words", "said"),
+    [
+        ("x.csv", b"a,b\n1,2\n", "", "no column of texts; it has a, b"),
+        ("x.csv", b"text,b\n1,2\n", "?text=body", "Unknown column 'body'"),
+        ("x.csv", b"text,b\n1,2\n", "?size=3", "word behind '\\?'"),
+        ("x.csv", b"text,label\na,b,c\n", "", "could not be read as .csv"),
+        ("x.csv", "text,label\nÜber,b\n".encode("latin-1"), "", "could not be read as .csv"),
+        ("x.csv", b"text,label\n", "", "0 rows"),
+        ("x.csv", b"", "", "could not be read as .csv"),
+        ("x.parquet", b"PAR1 not one", "", "could not be read as .parquet"),
+        ("x.csv.gz", b"\x1f\x8b broken", "", "could not be read as .csv.gz"),
+        ("x.txt", b"text\n", "", "Unknown file ending '.txt'"),
+        ("x.csv", b"text,name\na,1\nb,1\n", "?name=name", "the name '1' is there twice"),
+        ("x.csv", b"text,split\na,morning\nb,train\n", "", "1 rows have the split 'morning'"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(tmp_path, name, raw, words, said):
+    path = tmp_path / name
+    path.write_bytes(raw)
+    with pytest.raises(FedcacheError, match=said) as refused:
+        opened(f"texts:{path}{words}", tmp_path)
+    assert "\n" not in refused.value.message
+    assert "Object arrays" not in refused.value.hint
+
+
+def test_a_column_of_numbers_is_no_text(tmp_path):
+    pa.parquet.write_table(pa.table({"text": [1, 2]}), tmp_path / "n.parquet")
+    with pytest.raises(UsageError, match="text holds int64, expected texts"):
+        opened(f"texts:{tmp_path / 'n.parquet'}", tmp_path)
+    with pytest.raises(UsageError, match="no file"):
+        opened(f"texts:{tmp_path / 'none.csv'}", tmp_path)
+
+
+def test_bytes_that_are_no_utf8_are_a_bad_row(tmp_path):
+    pa.parquet.write_table(pa.table({"text": [b"good", b"\xff\xfe"]}), tmp_path / "n.parquet")
+    data = opened(f"texts:{tmp_path / 'n.parquet'}", tmp_path)
+    from fedcache.extract.inputs import read_items
+
+    found, bad, _ = read_items(data.source, range(2), "texts")
+    assert (found, bad) == (["good", ""], {1: "the text is not UTF-8"})
+
+
+def test_more_text_than_a_process_may_hold_is_refused(table, tmp_path, monkeypatch):
+    monkeypatch.setattr(texts, "MOST", 40)
+    with pytest.raises(UsageError, match="more than 40 bytes of texts"):
+        opened(f"texts:{table}", tmp_path)
+
+
+def test_the_texts_of_a_sliced_column_are_its_own():
+    column = pa.array(["one", None, "three", "four"]).slice(1, 2)
+    raw, lengths = texts._bytes_of(column)
+    assert (raw, lengths.tolist()) == (b"three", [0, 5])
+    assert texts._bytes_of(pa.array([], pa.string()))[1].tolist() == []
+    assert np.array_equal(texts._bytes_of(pa.array([None, None], pa.string()))[1], [0, 0])
