@@ -17,6 +17,7 @@ from fedcache.progress import Observer
 if TYPE_CHECKING:
     from fedcache.calls.backbones import Backbones
     from fedcache.calls.runs import Queries
+    from fedcache.calls.training import Methods
     from fedcache.federate.engine.method import Method
     from fedcache.federate.partition.partition import Partition
     from fedcache.grids.result import Grid
@@ -171,7 +172,7 @@ def train(
 
 
 def grid(
-    methods: str | Sequence[str], store: AnyStore | None = None, parts: Partition | str | None = None, *,
+    methods: Methods, store: AnyStore | None = None, parts: Partition | str | None = None, *,
     seeds: int | Iterable[int] = 0, settings: Mapping[str, Any] | None = None, observer: Observer | None = None,
     on_round: OnRound | None = None, track: str | None = None, fresh: bool = False,
     options: Mapping[str, Any] | None = None, sampler: str = "grid", exact: bool = False, jobs: int = 1,
@@ -180,12 +181,11 @@ def grid(
     """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``.
 
     Args:
-        methods: one name or several; store, parts, seeds, settings, observer, on_round, track, fresh: as in ``train``.
+        methods: names or your own; store, parts, seeds, settings, observer, on_round, track, fresh: as in ``train``.
         sampler, exact, jobs, save_models, save_clients, retrain: as in ``fedcache grid --help``.
-        options: other keywords of ``train``, the same for all points; sweeps: hyperparameter, rounds, ... -> values.
+        options: other keywords of ``train``, for all points; sweeps: hyperparameter, rounds, hold_out, ... -> values.
 
-    Raises once all other points are trained and kept: CorruptionError when a stored point is damaged, FederatedRunError
-    when one could not be trained.
+    Raises once all other points are kept: CorruptionError for a damaged one, FederatedRunError for one not trained.
     """
     given = fields_of(TrainConfig, options or {}, strict=True)
     from fedcache.calls import training

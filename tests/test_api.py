@@ -155,7 +155,8 @@ def test_a_script_without_a_guard_extracts_once(tmp_path: Path) -> None:
         (lambda: fc.train("fedavg", rounds=0), "rounds is 0, expected at least 1"),
         (lambda: fc.train("fedavg", eval_every=-1), "eval_every is -1, expected at least 0"),
         (lambda: fc.grid([]), "No method was named"),
-        (lambda: fc.grid([3]), "takes methods by name"),
+        (lambda: fc.grid([3]), "method is 3, expected the name of a method or a Method"),
+        (lambda: fc.grid("fed3r", hold_out="each", by=["a", "b"]), "takes one column, and by names 2"),
         (lambda: fc.shard(None, "iid"), "expected a partition"),
     ],
 )

@@ -13,12 +13,17 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Partition
 from fedcache.grids import train_grid as grids
+from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid
+from fedcache.plugins import register
 from fedcache.progress import Observer
 from fedcache.runs.events import OnRound, tracking
 from fedcache.runs.loop import train as run_training
 from fedcache.runs.run import Run
 from fedcache.store.store import Store
+
+Methods = str | Method | Sequence[str | Method]
+"""Names of methods, and methods of the caller's own."""
 
 
 def train_config(
@@ -74,24 +79,43 @@ def train(
         return run_training(config, home, method=own, observer=observer, hooks=every, fresh=fresh, save=save)
 
 
+def named(method: str | Method, jobs: int) -> str:
+    """The name of a method; one of the caller's own is registered under its name.
+
+    Raises UsageError for what is no method, a name of fedcache's own, and processes that would not know it.
+    """
+    if isinstance(method, str):
+        return method
+    if not isinstance(method, Method):
+        raise UsageError(f"method is {method!r}, expected the name of a method or a Method.", "fedcache methods list")
+    if METHODS.get(method.name) is method:
+        return method.name
+    if jobs > 1:
+        raise UsageError(
+            f"jobs={jobs} trains in other processes, which do not know the Method {method.name}.",
+            f"jobs=1; or make it a package:  fedcache new method {method.name}",
+        )
+    return register("method", method)
+
+
 def grid(
-    methods: str | Sequence[str], config: TrainConfig, sweeps: Mapping[str, Any], *,
+    methods: Methods, config: TrainConfig, sweeps: Mapping[str, Any], *,
     observer: Observer | None, on_round: OnRound | None, track: str | None, jobs: int, **request: Any,
 ) -> Grid:  # fmt: skip
     """A trained grid; ``request`` are options of ``request_grid``. Raises as ``fedcache.grid``."""
-    names = tuple(methods) if isinstance(methods, list | tuple) else (methods,)
+    names = tuple(named(m, jobs) for m in (methods if isinstance(methods, list | tuple) else (methods,)))
     if not names:
         raise UsageError("No method was named.", "For example fc.grid(['fedavg', 'fedproto'], store, parts)")
-    if mine := next((m for m in names if not isinstance(m, str)), None):
-        raise UsageError(
-            f"grid() takes methods by name, and got the Method {getattr(mine, 'name', mine)}.",
-            "A method of your own is trained point by point: fc.train(method, store, parts, settings={'lr': 0.1})",
-        )
     words = {
         key: tuple(str(v) for v in (values if isinstance(values, list | tuple | range) else [values]))
         for key, values in sweeps.items()
     }
     home = Home.from_environment()
+    if words.get("hold_out") == (EACH,):
+        words = {"by": ("domain",), **words}
+        if len(words["by"]) != 1:
+            raise UsageError(f"hold_out='each' takes one column, and by names {len(words['by'])}.", "by='domain'")
+        words["hold_out"] = every_value(words["by"][0], config, home)
     with tracking(track, home, None, observer) as hooks:
         asked = grids.request_grid(names, words, config, home, **request)
         done = grids.grid(asked, jobs=jobs, observer=observer, hooks=(*hooks, *([on_round] if on_round else [])))

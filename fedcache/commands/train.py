@@ -31,10 +31,10 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.train_answers import grid_answer, model_lines, plan_answer, result_lines
 from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig, read_file
 from fedcache.errors import Exit, UsageError
-from fedcache.extract.planning.find_store import need_store
 from fedcache.federate.engines.choose import engine_of
 from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
+from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid, Point
 from fedcache.option_info import COMPUTING, RESULTS
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
@@ -43,10 +43,6 @@ from fedcache.runs.directory import bytes_of_models, check_config
 from fedcache.runs.events import OnRound, tracking
 from fedcache.runs.remembered import Heard, Labelled, Request
 from fedcache.runs.run import Run
-from fedcache.store.groups import column_of
-
-EACH = "each"
-"""``grid --hold-out each``: every value of the column in turn."""
 
 if TYPE_CHECKING:
     from fedcache.federate.engines.ray.engine import RayEngine
@@ -319,15 +315,7 @@ def hold_out_each(
     by = str(partition.options.get("by", "domain"))
     if "hold_out" in sweeps:
         raise UsageError("--hold-out each and --sweep hold_out are both given.", "Leave one of them out.")
-    path = None if resolved.store is None else Path(resolved.store)
-    words = column_of(need_store(home, path=path, dataset=resolved.dataset), by).words
-    if by == "domain" and resolved.domain:
-        words = tuple(word for word in words if word in resolved.domain)
-    if len(words) < 2:
-        raise UsageError(
-            f"--hold-out each: the column {by} has one value, {', '.join(words)}, so nobody is left to train.",
-            "Another column:  --by COLUMN   (fedcache inspect shows them)",
-        )
+    words = every_value(by, resolved, home)
     options = {key: value for key, value in partition.options.items() if key != "hold_out"}
     return {**sweeps, "hold_out": words}, replace(partition, options={**options, "by": by})
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from command import fedcache, ok
 
+import fedcache as fc
 from fedcache.errors import Exit
 from fedcache.store.groups import Group, put_groups
 from fedcache.store.store import Store
@@ -65,6 +66,10 @@ def test_each_cell_of_the_held_out_table_is_a_ridge_on_the_other_domains(store: 
     again = ok("grid", "--method", "fed3r,fedncm", "--hold-out", "each", "--store", store)
     assert again.data["held_out"] == done.data["held_out"]
     assert again.data["reused"] == 6
+    in_python = fc.grid(["fed3r", "fedncm"], store, hold_out="each")  # by domain, as the command
+    assert {r.method: (r.accuracy, r.mean) for r in in_python.held_out()} == {
+        name: (row["accuracy"], row["mean"]) for name, row in rows.items()
+    }
 
 
 def test_the_table_is_printed_with_a_column_for_each_value_and_the_mean(store: Path) -> None:

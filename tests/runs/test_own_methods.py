@@ -14,6 +14,7 @@ from command import ok
 
 import fedcache as fc
 from fedcache.federate.methods import METHODS
+from fedcache.plugins import forget
 from fedcache.runs.identity import code_digest, own_digest
 
 FILE = """
@@ -145,6 +146,24 @@ def test_what_has_no_honest_digest_is_refused_and_says_how(tmp_path: Path, write
     )
     (tmp_path / "my_method.py").write_text(FILE.replace("FACTOR *", "3 * FACTOR *"))
     refused(module.METHOD, "is not what .*my_method.py says now", "Import the file again")
-    with pytest.raises(fc.FedcacheError, match="takes methods by name"):
-        fc.grid(module.METHOD, lr=[0.1])
+    with pytest.raises(fc.FedcacheError, match="other processes, which do not know the Method mine") as info:
+        fc.grid(module.METHOD, lr=[0.1], jobs=2)
+    assert "fedcache new method mine" in info.value.hint
     assert not (tmp_path / "home" / "runs").exists()
+
+
+def test_a_method_of_ones_own_is_a_point_of_a_grid_like_any_other(tmp_path: Path, write: Write, own_home: Path) -> None:
+    store, module = ingested(tmp_path), write()
+    parts = fc.partition(store, "iid", clients=3)
+    done = fc.grid([module.METHOD, "fedavg"], store, parts, options={"rounds": 2}, lr=[0.1, 0.01])
+    assert [(p.method, p.sweep["lr"]) for p in done.points] == [
+        (name, lr) for name in ("mine", "fedavg") for lr in ("0.1", "0.01")
+    ]
+    alone = fc.train(module.METHOD, store, parts, rounds=2, settings={"lr": 0.1})
+    assert alone.accuracy.mean == done.points[0].run.accuracy.mean
+    forget("methods", "mine")
+    with pytest.raises(fc.FedcacheError, match="'fedavg' is one of fedcache's own methods"):
+        fc.grid(replace(module.METHOD, name="fedavg"), store, parts, lr=[0.1])
+    assert fc.grid(METHODS["fedavg"], store, parts, options={"rounds": 2}, lr=[0.1]).points[0].run.accuracy.mean == (
+        done.points[2].run.accuracy.mean
+    )
