@@ -102,8 +102,7 @@ class UploadPool:
             place = torch.tensor(sorted(range(len(order)), key=order.__getitem__), device=stack.device)
             out[name] = stack[: len(order)] if order == sorted(order) else stack[place]
         for name, total in self._sums.items():
-            rule = self.rule(name)
-            scale = {"mean": self._weight, "uniform": float(self._count), "sum": 1.0}.get(rule, 1.0)
+            scale = {"mean": self._weight, "uniform": float(self._count), "sum": 1.0}[self.rule(name)]
             out[name] = (total / scale).to(self._dtypes[name])
         return out
 

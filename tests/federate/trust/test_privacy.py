@@ -15,7 +15,7 @@ from scipy import fft, optimize, stats
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.context import key_hash
 from fedcache.federate.methods import METHODS
-from fedcache.federate.trust import noise
+from fedcache.federate.trust import accounting, noise
 from fedcache.federate.trust.accounting import Spent, epsilons, short_privacy
 from fedcache.federate.trust.policy import parse_policy
 from fedcache.federate.trust.privacy import Privacy, PrivateDraws
@@ -298,3 +298,17 @@ def test_sampling_makes_epsilon_smaller_only_while_participants_are_secret():
     assert secret["participants_known"]["epsilon_rdp"] == told["epsilon_rdp"] > 2 * secret["epsilon_rdp"]
     assert "participants_known" not in told
     assert told["composed"]["epsilon_rdp"] == told["epsilon_rdp"]
+    simulated = replace(REAL, seed=3).cost(100, 0.1)  # as much as the run that it simulates
+    of_the_noise = {"simulation": True, "noise_from": "--dp-seed 3", "repeatable": True}
+    assert simulated == {**secret, **of_the_noise}
+
+
+@pytest.mark.parametrize("privacy", [REAL, replace(REAL, seed=3)])
+def test_noise_without_an_accountant_is_refused_and_clipping_alone_is_not(privacy, monkeypatch):
+    monkeypatch.setattr(accounting, "find_spec", lambda name: object())
+    privacy.require()
+    monkeypatch.setattr(accounting, "find_spec", lambda name: None)
+    replace(privacy, noise=0.0).require()
+    with pytest.raises(FedcacheError, match="dp-accounting is missing") as caught:
+        privacy.require()
+    assert caught.value.code is Exit.ENVIRONMENT

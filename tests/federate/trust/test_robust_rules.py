@@ -194,6 +194,15 @@ def test_too_few_clients_for_a_rule_say_how_many_it_takes(text, m, f, needed):
     parse_rule(text).check(needed, f)
 
 
+def test_the_number_that_trimmed_leaves_out_is_not_rounded_down_by_a_share_in_binary():
+    assert [parse_rule("trimmed:0.29").left_out(m) for m in (99, 100, 101)] == [28, 29, 29]  # 0.29 x 100 < 29 in floats
+
+
+@pytest.mark.parametrize("text", ["clip:0.5", "nnm+clip:1e-9", "trimmed:0", "trimmed:0.49", "multikrum:1", "geomedian"])
+def test_words_that_are_a_rule(text):
+    assert parse_rule(text).text == text
+
+
 def test_more_of_multikrum_than_are_thought_honest():
     with pytest.raises(FedcacheError, match="8 clients, and 7 of 9"):
         parse_rule("multikrum:8").check(9, 2)

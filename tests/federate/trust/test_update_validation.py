@@ -15,7 +15,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import UploadTensor
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.policy import parse_policy
-from fedcache.federate.trust.update_validation import UpdateValidation, counts_rows, largest
+from fedcache.federate.trust.update_validation import UpdateValidation, _wrong_counts, counts_rows, largest
 
 QUIET = {"solo", "supcon", "clip-zs", "local-prompt", "local-supervised", "min-local", "non-fl", "tip-local"}
 """Clients of these send nothing."""
@@ -211,6 +211,25 @@ def test_who_counts_more_rows_than_it_holds_is_named_also_among_others(execution
     assert error.value.code is Exit.FEDERATED
     assert "Round 1: the upload of client 3 ('client-3') is refused: count counts 1" in str(error.value)
     assert f" rows, and the client holds {len(clients[victim].train)}." in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("counts", "rows", "wrong"),
+    [
+        ([3.0002, 4.0], 7, ""),  # a ten-thousandth is rounding: up to 0.0003 of 3, and 0.0008 of a sum of 7
+        ([3.0004, 4.0], 9, "count holds 3.0004 rows, which is no whole number"),
+        ([2.9996, 4.0], 9, "count holds 2.9996 rows, which is no whole number"),
+        ([0.00009, 4.0], 4, ""),
+        ([0.0002, 4.0], 5, "count holds 0.0002 rows, which is no whole number"),
+        ([1000.05, 1000.05], 2000, ""),  # 2000.1 where 2000.3 is let pass
+        ([1001.0, 1000.0], 2000, "count counts 2001 rows, and the client holds 2000"),
+        ([1.0, -1.0], 5, "count holds a negative number of rows (-1)"),
+        ([math.inf, 1.0], 5, "count is not finite"),
+    ],
+)
+def test_numbers_of_rows_are_whole_and_no_more_than_there_are_up_to_rounding(counts, rows, wrong):
+    told = _wrong_counts("count", torch.tensor([[0.0, 1.0], counts], dtype=torch.float64), [1, rows])
+    assert told == ["", wrong]
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS)))
