@@ -22,7 +22,7 @@ from fedcache.parsing import parse_toml
 SAMPLING, BAD_UPDATES = ("uniform", "weighted", "poisson"), ("fail", "reject")
 DATASET = (
     "digits, folder:PATH, arrays:FILE, idx:FOLDER, hf:PATH, webdataset:PATTERN, torchvision:NAME, paper:NAME, "
-    "a=SPEC,b=SPEC as domains, or a name given to ingest."
+    "texts:FILE, rows:FILE, a=SPEC,b=SPEC as domains, or a name given to ingest."
 )
 BACKBONES = (
     "Names, comma-separated: `fedcache backbones list`, or yours: onnx:, tflite:, hf:PATH, module:MODULE:FACTORY."
@@ -59,12 +59,8 @@ class ExtractConfig:
     layout: str | None = option(
         None, "Meaning of the folder levels, e.g. domain/class, or client/class for a group.", DATA, said="recognised"
     )
-    images_key: str | None = option(
-        None, "Column of images, of arrays:, hf: and webdataset:.", DATA, said="by its usual name"
-    )
-    label_key: str | None = option(
-        None, "Column of labels, of arrays:, hf: and webdataset:.", DATA, said="by its usual name"
-    )
+    images_key: str | None = option(None, "Column of images, texts or rows.", DATA, said="by its usual name")
+    label_key: str | None = option(None, "Column of labels.", DATA, said="by its usual name")
     group_key: str | None = option(None, "Columns kept as groups, comma-separated.", DATA, said="all that can be")
     follow_links: bool = option(False, "Also read what links lead to outside of the dataset's folder.", DATA)
     device: str = option(

@@ -11,7 +11,7 @@ from fedcache.commands.options import Data, Layout, command, pairs
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import Exit, MachineError
-from fedcache.extract.datasets import FILES, info, known, open_dataset, pull
+from fedcache.extract.datasets import FILES, holds_of, info, known, open_dataset, pull
 from fedcache.extract.datasets.papers import check, full_spec
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.progress import told_as
@@ -46,7 +46,7 @@ def datasets_info(observer: TerminalObserver, name: Name, data: Data = None, lay
     roots = roots_of(pairs(data, "--data"))
     found = info(full_spec(name), roots=roots, data=home.data)
     if name.startswith(tuple(f"{own.partition(':')[0]}:" for own in FILES)):
-        with told_as(observer, "reading", "images") as progress:
+        with told_as(observer, "reading", holds_of(name)) as progress:
             read = open_dataset(
                 name, memory=memory_of(home), roots=roots, data=home.data, layout=layout, progress=progress
             )

@@ -187,7 +187,10 @@ class _Run:
         From the ``seconds`` of an image through every model, ``parallel`` of which go through them at once.
         """
         s, names = self.settings, " + ".join(job.recipe.label for job in self.jobs)
-        models = any(job.recipe.dtype != "uint8" for job in self.jobs)  # else images are decoded and kept as they are
+        # A first batch without a readable item reached no model, so how fast they are is not known.
+        models = seconds > 0 and any(
+            job.recipe.dtype != "uint8" for job in self.jobs
+        )  # else images are decoded and kept as they are
         before = " before decoding" if self.data.holds == IMAGES else ""
         rate = f"about {parallel / max(seconds, 1e-9):,.0f} {self.data.holds}/s{before}"
         self.options.observer.note(

@@ -116,7 +116,7 @@ def extract(
 
 def read_dataset(spec: str, where: Mapping[str, Any], observer: Observer) -> Dataset:
     """The dataset of a spec; how far its digests are is told, and so are links that were left out."""
-    with told_as(observer, "reading", "images") as progress:
+    with told_as(observer, "reading", holds_of(spec)) as progress:
         data = open_dataset(spec, **where, progress=progress)
     if data.links_left_out:
         observer.warn(
@@ -240,7 +240,7 @@ def finished(
     if store.content != digest or any(p.recipe.key not in store.arrays for p in planned):
         return None
     template = store.dataset.get("template")
-    wanted = planning.wanted_text(store, planned, template, config, keep=keep_text)
+    wanted = planning.wanted_text(store, planned, template, config, keep=keep_text) if store.manifest.classes else {}
     if planning.missing_text(store, planned, wanted):
         return None
     done = summarise(store, planned, {p.recipe.key: "complete" for p in planned}, None)
@@ -279,7 +279,7 @@ def compute(
     is_new = not path.exists()
     store = open_or_create(path, data, home, earlier, observer)
     remember_orders(home, data, planned, config)
-    wanted = planning.wanted_text(store, planned, data.template, config, keep=keep_text)
+    wanted = planning.wanted_text(store, planned, data.template, config, keep=keep_text) if data.classes else {}
     text = planning.missing_text(store, planned, wanted)
     states = {job.key: "complete" if job.key in store.arrays else "new" for job in jobs}
     try:

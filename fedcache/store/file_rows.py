@@ -45,8 +45,9 @@ def explain_damage(path: Path) -> Iterator[None]:
     except FedcacheError:
         raise
     except Exception as error:
+        said = " ".join(str(error).split())[:160]
         raise UsageError(
-            f"{path} could not be read as {ending_of(path)}: {type(error).__name__}: {str(error)[:160]}",
+            f"{path} could not be read as {ending_of(path)}: {type(error).__name__}: {said}",
             "Object arrays and pickles are never read; write plain numbers.",
         ) from error
 

@@ -64,6 +64,8 @@ def test_a_changed_text_costs_one_chunk_and_a_renamed_file_none(bag, tmp_path):
     assert passes(changed) == 1
     assert changed.data["growth"]["new"] == 1
     assert changed.data["growth"]["reused_chunks"] == 8
+    assert "1 text new, 1 vanished, 8 chunks reused, 1 forward pass" in changed.err
+    assert "image" not in changed.err + first.err
     shown = fedcache("extract", "--dataset", "texts:renamed.csv", "--backbones", bag, "--batch", 4, "--chunk-rows", 8)
     assert "image" not in shown.out + shown.err
 
@@ -106,6 +108,16 @@ def test_a_batch_without_any_text_reaches_no_model(bag, tmp_path):
     write(tmp_path / "a.csv", texts)
     done = fedcache("extract", "--dataset", "texts:a.csv", "--backbones", bag, "--batch", 4, "--max-bad", 4)
     assert done.code == Exit.QUARANTINED
+
+
+def test_texts_without_labels_have_features_and_no_text_features(bag, tmp_path):
+    (tmp_path / "a.csv").write_text("text\none\ntwo\nthree\n")
+    words = ("extract", "--dataset", "texts:a.csv", "--backbones", bag)
+    assert ok(*words, "--dry-run").data["text"] == []
+    done = ok(*words)
+    assert (done.data["images"], done.data["text"]) == (3, [])
+    assert ok(*words).data["decoded"] == 0
+    assert "text        none" in fedcache("inspect", "--dataset", "texts:a.csv").out
 
 
 def test_a_plan_a_part_and_the_commands_that_look_at_a_store(bag, tmp_path):

@@ -78,7 +78,7 @@ def estimate(
         out.vanished = len(earlier.data.vanished)
         images = out.growth["forward_passes"]
         observer.note(f"Would grow from {earlier.parent.path.name}: {describe_growth(out.growth, data.holds)}.")
-    wanted = wanted_text(store, planned, data.template, config, keep=False)
+    wanted = wanted_text(store, planned, data.template, config, keep=False) if data.classes else {}
     lacking = missing_text(store, planned, wanted)
     for p in planned:
         if p.recipe.key in wanted:

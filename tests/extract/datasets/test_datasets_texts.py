@@ -168,6 +168,7 @@ def test_a_source_travels_without_its_texts_and_refuses_a_file_that_has_changed(
         ("x.csv", b"text,b\n1,2\n", "?size=3", "word behind '\\?'"),
         ("x.csv", b"text,label\na,b,c\n", "", "could not be read as .csv"),
         ("x.csv", "text,label\nÜber,b\n".encode("latin-1"), "", "could not be read as .csv"),
+        ("x.csv", b'text,label\n"open,a\nb,c\n', "", "could not be read as .csv"),
         ("x.csv", b"text,label\n", "", "0 rows"),
         ("x.csv", b"", "", "could not be read as .csv"),
         ("x.parquet", b"PAR1 not one", "", "could not be read as .parquet"),
@@ -213,5 +214,8 @@ def test_the_texts_of_a_sliced_column_are_its_own():
     column = pa.array(["one", None, "three", "four"]).slice(1, 2)
     raw, lengths = texts._bytes_of(column)
     assert (raw, lengths.tolist()) == (b"three", [0, 5])
+    whole = pa.array([b"one", b"two", b"three"], pa.large_binary())  # which is not copied
+    assert (texts._bytes_of(whole.slice(1, 2))[0], texts._bytes_of(whole.slice(0, 2))[0]) == (b"twothree", b"onetwo")
+    assert texts._bytes_of(whole.slice(1, 2))[1].tolist() == [3, 5]
     assert texts._bytes_of(pa.array([], pa.string()))[1].tolist() == []
     assert np.array_equal(texts._bytes_of(pa.array([None, None], pa.string()))[1], [0, 0])

@@ -1,0 +1,57 @@
+"""kill -9 of extractions of texts: what is left is whole, and the end is the same bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+from command import apart, start
+from test_kills import done, kill
+from toy_store import content
+
+CODE = """
+import time
+import torch
+
+
+class Letters(torch.nn.Module):
+    reads = "texts"
+
+    def forward(self, texts):
+        time.sleep(0.02)
+        return torch.tensor([[text.count(c) for c in "abcdefgh"] for text in texts], dtype=torch.float32)
+"""
+
+
+def test_killed_extractions_of_texts_resume_to_the_same_bytes(tmp_path, monkeypatch, cases):
+    (tmp_path / "slow_letters.py").write_text(CODE)
+    draw = random.Random(0)
+    texts = ["".join(draw.choices("abcdefgh ", k=30)) for _ in range(400)]
+    texts[77] = ""
+    rows = "\n".join(f"{text},{row % 3}" for row, text in enumerate(texts))
+    (tmp_path / "t.csv").write_text(f"text,label\n{rows}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path.cwd())])))
+    words = ("extract", "--dataset", "texts:t.csv", "--backbones", "module:slow_letters:Letters", "--batch", 4,
+             "--chunk-rows", 8, "--workers", 1, "--json")  # fmt: skip
+    whole, home = tmp_path / "whole.zarr", os.environ["FEDCACHE_HOME"]
+    began = time.monotonic()
+    assert apart(*words, "--store", whole, home=home).code == 3
+    seconds, killed = time.monotonic() - began, 0
+    for number in range(cases(1, 20)):
+        part = tmp_path / f"part-{number}.zarr"
+        for _ in range(3):
+            run = start(*words, "--store", part, home=home)
+            # Half of the chunks, or as long as it may take.
+            until = time.monotonic() + seconds
+            while run.poll() is None and time.monotonic() < until and done(part) < draw.randint(4, 30):
+                time.sleep(0.01)
+            if run.poll() is not None:
+                break
+            kill(run)
+            killed += 1
+        assert apart(*words, "--store", part, home=home).code == 3
+        assert content(part) == content(whole)
+    assert killed

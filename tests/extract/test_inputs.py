@@ -1,0 +1,116 @@
+"""Texts and rows in a batch: bad ones, the short last batch, and processes that read before a model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import own_encoders
+import pytest
+import torch
+
+from fedcache.extract.backbones import lookup
+from fedcache.extract.backbones.own_module import weights_of
+from fedcache.extract.batches import ComputeSettings, FeatureJob
+from fedcache.extract.images import BadImage
+from fedcache.extract.inputs import encode_items, held_by, read_items, text_of
+from fedcache.extract.recipe import Recipe
+from fedcache.extract.workers.local import GpuFeeder, InProcess
+from fedcache.process import Stop
+
+
+class Texts:
+    """Seven texts, of which the third is none and the sixth is no UTF-8."""
+
+    def read(self, row: int) -> bytes:
+        if row == 2:
+            raise BadImage("there is no text")
+        return b"\xff" if row == 5 else f"row {'abcdefg'[row]}".encode()
+
+
+class Numbers:
+    """Seven rows of 64 numbers; the last three are bad."""
+
+    def read(self, row: int) -> np.ndarray:
+        if row >= 4:
+            raise BadImage("it holds numbers that are not finite")
+        return np.full(64, row, np.float32)
+
+
+class Sums:
+    """An encoder that keeps what it was given, and says that every second item was cut."""
+
+    def items(self, items: Any) -> tuple[torch.Tensor, np.ndarray]:
+        self.given = items
+        rows = [[len(item)] for item in items] if isinstance(items, list) else items.sum(1, keepdims=True)
+        return torch.tensor(rows, dtype=torch.float32), np.arange(len(items)) % 2 == 1
+
+
+def test_bad_texts_are_empty_and_bad_rows_zeros_with_their_reasons():
+    found, bad, seconds = read_items(Texts(), range(4), "texts")
+    assert (found, bad) == (["row a", "row b", "", "row d"], {2: "there is no text"})
+    assert 0 <= seconds < 10
+    rows, bad, _ = read_items(Numbers(), range(2, 6), "rows")
+    assert (rows.shape, rows.dtype, rows[:, 0].tolist()) == ((4, 64), np.float32, [2, 3, 0, 0])
+    assert set(bad) == {4, 5}
+    assert read_items(Numbers(), [5, 6], "rows")[0].shape == (2, 0)
+
+
+def test_texts_that_are_none_have_a_reason():
+    assert text_of("  ü ".encode()) == "  ü "
+    for raw, said in ((b" \n", "there is no text"), (b"\xff", "not UTF-8"), (b"x" * (1 << 24) + b"y", "the limit is")):
+        with pytest.raises(BadImage, match=said):
+            text_of(raw)
+
+
+def test_a_short_batch_is_filled_up_with_its_last_item_and_copies_are_not_counted():
+    encoder = Sums()
+    out, cut = encode_items(encoder, ["a", "bb", "ccc"], 6, [1], 1)
+    assert encoder.given == ["a", "bb", "ccc", "ccc", "ccc", "ccc"]
+    assert (out.shape, cut) == ((3, 1, 1), 1)
+    assert np.array_equal(out[:, 0, 0], [1, np.nan, 3], equal_nan=True)
+    out, cut = encode_items(encoder, np.array([[1, 2], [3, 4]]), 3, [], 1)
+    assert encoder.given.tolist() == [[1, 2], [3, 4], [3, 4]]
+    assert (out[:, 0, 0].tolist(), cut) == ([3, 7], 1)
+    encoder.given = None
+    out, cut = encode_items(encoder, ["", ""], 4, [0, 1], 5)
+    assert (encoder.given, out.shape, np.isnan(out).all(), cut) == (None, (2, 1, 5), True, 0)
+
+
+def test_what_a_store_holds_is_in_its_recipes():
+    text, image = Recipe("a", "", 12, decoder="utf-8").to_dict(), Recipe("b", "", 12).to_dict()
+    assert [held_by(r) for r in ([text], [{"backbone": "ingested"}, text], [image], [{}], [])] == [
+        "texts", "texts", "images", "images", "images",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    name = own_encoders.write(tmp_path, f"feeders_{abs(hash(str(tmp_path)))}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    yield f"module:{name}"
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("factory", "source"), [("bag", Texts()), ("spectrum", Numbers())])
+def test_processes_that_read_before_a_model_give_what_one_process_gives(own, factory, source):
+    row = lookup(f"{own}:{factory}")
+    job = FeatureJob("a", row, weights_of(row), row.recipe)
+    data: Any = SimpleNamespace(source=source, uid=np.zeros((7, 16), np.uint8), names=[*"abcdefg"])
+    settings = ComputeSettings("cpu", "float32", 4, 1)
+    alone, feeder = InProcess([job], data, settings), GpuFeeder([job], data, settings, 1, Stop())
+    try:
+        for batch in (0, 1):
+            one, two = (w.finish(batch, ["a"], w.submit(batch, ["a"])) for w in (alone, feeder))
+            assert np.array_equal(one.features["a"], two.features["a"], equal_nan=True)
+            assert (one.bad, one.decoded, one.cut) == (two.bad, two.decoded, {"a": 0})
+        assert 0 <= feeder.warm()["a"] < 1
+    finally:
+        feeder.close()
+        alone.close()
