@@ -146,7 +146,7 @@ def backbone_laws(
     name: str, *, weights: Mapping[str, Path] | None = None, home: Path | None = None,
     exceptions: Exceptions | None = None,
 ) -> list[Check]:  # fmt: skip
-    """The laws of a backbone, on six images of noise.
+    """The laws of a backbone, on six images, texts or rows of noise, whichever it reads.
 
     Args:
         name: of the table, of an entry point, or with a prefix: ``module:my_package.net:build``, ``onnx:FILE``.

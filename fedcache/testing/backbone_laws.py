@@ -1,22 +1,31 @@
-"""The laws that every backbone keeps, on images of noise; they run on the CPU and read its own weights."""
+"""The laws that every backbone keeps, on noise of what it reads: images, texts or rows.
+
+They run on the CPU with its own weights.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedcache.config import Home
 from fedcache.extract.backbones import Backbone, FrozenEncoder, load, locate, lookup
+from fedcache.extract.inputs import IMAGES, TEXTS, reads_of
 from fedcache.extract.planning.plan import memory_of
 from fedcache.testing.law import require
 
-IMAGES = 6
+ITEMS = 6
 CLOSE = 1e-4
-"""How far features may lie apart when an image shares its batch with others, as a part of their norm."""
+"""How far features may lie apart when an item shares its batch with others, as a part of their norm."""
+
+WORDS = ("a", "river", "the", "red", "night", "of", "seven", "sounds", "quick", "paper", "under", "ice")
 
 
 @dataclass(frozen=True)
@@ -40,61 +49,83 @@ class Looked:
         recipe = replace(row.recipe, weights=found.sha256)
         return load(row, found, recipe, device="cpu", dtype="float32")
 
-    def images(self, count: int = IMAGES) -> Tensor:
-        """Images of noise, uint8 [count, H, W, 3], at the backbone's own size."""
-        side = self.row.recipe.size or 32
-        return torch.randint(0, 256, (count, side, side, 3), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+    def noise(self, encoder: FrozenEncoder) -> Any:
+        """Six different items: uint8 [6, H, W, 3] at the backbone's own size, texts, or rows like its ``example``."""
+        kind, g = reads_of(self.row.recipe), np.random.default_rng(1)
+        if kind == IMAGES:
+            side = self.row.recipe.size or 32
+            return torch.from_numpy(g.integers(0, 256, (ITEMS, side, side, 3), dtype=np.uint8))
+        if kind == TEXTS:
+            return [" ".join(g.choice(WORDS, 3 + i)) for i in range(ITEMS)]
+        example = encoder.example.numpy()  # type: ignore[attr-defined]
+        drawn = 100.0 * g.standard_normal((ITEMS, *example.shape))
+        return (np.abs(drawn) if example.dtype.kind == "u" else drawn).astype(example.dtype)
+
+
+def features(encoder: FrozenEncoder, items: Any) -> Tensor:
+    """[B, D] of images, texts or rows; memory of its own."""
+    found: Tensor = encoder.image(items) if isinstance(items, Tensor) else encoder.items(items)[0]  # type: ignore[attr-defined]
+    return found.clone()
 
 
 def features_are_rows_of_its_width(backbone: Looked) -> None:
-    """A batch of images gives one row of float32 numbers each, as many as the backbone says, all finite."""
-    found = backbone.load().image(backbone.images())
-    expected = (IMAGES, backbone.row.width)
+    """A batch gives one row of float32 numbers for each item, as many as the backbone says, all finite."""
+    encoder = backbone.load()
+    found = features(encoder, backbone.noise(encoder))
+    expected = (ITEMS, backbone.row.width)
     require(tuple(found.shape) == expected, f"features of shape {tuple(found.shape)}, expected {expected}")
     require(found.dtype == torch.float32, f"features are {found.dtype}")
     require(bool(found.isfinite().all()), "some features are not finite")
 
 
-def the_same_images_give_the_same_bits(backbone: Looked) -> None:
+def the_same_items_give_the_same_bits(backbone: Looked) -> None:
     """Nothing is drawn and nothing is learnt: a second look, and a second loading, give the same bits."""
-    encoder, images = backbone.load(), backbone.images()
-    first = encoder.image(images).clone()
-    require(torch.equal(first, encoder.image(images)), "a second look gives other features: is it in eval mode?")
-    require(torch.equal(first, backbone.load().image(images)), "loaded again it gives other features")
+    encoder = backbone.load()
+    items = backbone.noise(encoder)
+    first = features(encoder, items)
+    require(torch.equal(first, features(encoder, items)), "a second look gives other features: is it in eval mode?")
+    require(torch.equal(first, features(backbone.load(), items)), "loaded again it gives other features")
 
 
-def an_image_does_not_see_its_batch(backbone: Looked) -> None:
-    """The features of an image are the same alone and beside others."""
-    encoder, images = backbone.load(), backbone.images()
-    together = encoder.image(images).clone()
-    alone = torch.cat([encoder.image(images[i : i + 1]).clone() for i in range(IMAGES)])
+def an_item_does_not_see_its_batch(backbone: Looked) -> None:
+    """The features of an item are the same alone and beside others."""
+    encoder = backbone.load()
+    items = backbone.noise(encoder)
+    together = features(encoder, items)
+    alone = torch.cat([features(encoder, items[i : i + 1]) for i in range(ITEMS)])
     apart = float((together - alone).norm(dim=1).max() / together.norm(dim=1).max().clamp(min=1e-12))
-    require(apart < CLOSE, f"features differ by {apart:.1e} of their norm: BatchNorm in training mode does this")
+    require(
+        apart < CLOSE,
+        f"features differ by {apart:.1e} of their norm, as with BatchNorm in training mode or padding that is read",
+    )
 
 
-def images_are_told_apart(backbone: Looked) -> None:
-    """Different images have different features."""
-    found = backbone.load().image(backbone.images())
-    nearest = torch.cdist(found, found) + torch.eye(IMAGES) * 1e9
-    require(float(nearest.min()) > 0.0, "two different images have the same features")
+def items_are_told_apart(backbone: Looked) -> None:
+    """Different items have different features."""
+    encoder = backbone.load()
+    found = features(encoder, backbone.noise(encoder))
+    nearest = torch.cdist(found, found) + torch.eye(ITEMS) * 1e9
+    require(float(nearest.min()) > 0.0, "two different items have the same features")
 
 
-def the_images_are_left_as_they_are(backbone: Looked) -> None:
-    """The encoder does not write into the images it is given."""
-    encoder, images = backbone.load(), backbone.images()
-    before = images.clone()
-    encoder.image(images)
-    require(torch.equal(before, images), "the images were changed")
+def the_items_are_left_as_they_are(backbone: Looked) -> None:
+    """The encoder does not write into what it is given."""
+    encoder = backbone.load()
+    items = backbone.noise(encoder)
+    before = deepcopy(items)
+    features(encoder, items)
+    same = items == before if isinstance(items, list) else bool((items == before).all())
+    require(same, "what it was given is changed")
 
 
 BACKBONE_LAWS: dict[str, Callable[[Looked], None]] = {
     law.__name__: law
     for law in (
         features_are_rows_of_its_width,
-        the_same_images_give_the_same_bits,
-        an_image_does_not_see_its_batch,
-        images_are_told_apart,
-        the_images_are_left_as_they_are,
+        the_same_items_give_the_same_bits,
+        an_item_does_not_see_its_batch,
+        items_are_told_apart,
+        the_items_are_left_as_they_are,
     )
 }
 """Every law by its name."""

@@ -284,9 +284,9 @@ def constant(x):
 
 WRONG_BACKBONES = {
     "right": (right, set()),
-    "batch": (of_the_batch, {"an_image_does_not_see_its_batch"}),
-    "noise": (dropped, {"the_same_images_give_the_same_bits", "an_image_does_not_see_its_batch"}),
-    "constant": (constant, {"images_are_told_apart"}),
+    "batch": (of_the_batch, {"an_item_does_not_see_its_batch"}),
+    "noise": (dropped, {"the_same_items_give_the_same_bits", "an_item_does_not_see_its_batch"}),
+    "constant": (constant, {"items_are_told_apart"}),
 }
 
 
@@ -295,6 +295,62 @@ def test_a_wrong_backbone_breaks_its_law(what, tmp_path):
     change, laws = WRONG_BACKBONES[what]
     name = own_module.register(Wrong(change), f"law-{what}")
     assert broken(testing.backbone_laws(name, home=tmp_path)) == laws
+
+
+ENCODERS = """
+import torch
+from torch import nn
+
+
+class Text(nn.Module):
+    reads = "texts"
+
+    def forward(self, texts):
+        rows = [torch.tensor([float(ord(c)) for c in text]) for text in texts]
+        return torch.stack([torch.stack([r.mean(), r.std(), torch.tensor(float(len(r)))]) for r in rows])
+
+
+class Padded(Text):
+    def forward(self, texts):
+        longest = max(map(len, texts))
+        return super().forward([text.ljust(longest) for text in texts])
+
+
+class Loudness(nn.Module):
+    reads = "rows"
+    example = torch.zeros(8, dtype=torch.int16)
+
+    def forward(self, rows):
+        return torch.stack([rows.float().mean(1), rows.float().abs().amax(1)], 1)
+
+
+class Written(Loudness):
+    example = torch.zeros(8)
+
+    def forward(self, rows):
+        return super().forward(rows.sub_(1.0))
+
+
+text, padded, loudness, written = Text, Padded, Loudness, Written
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "laws"),
+    [
+        ("text", set()),
+        ("padded", {"an_item_does_not_see_its_batch"}),
+        ("loudness", set()),
+        (
+            "written",
+            {"the_items_are_left_as_they_are", "the_same_items_give_the_same_bits", "an_item_does_not_see_its_batch"},
+        ),
+    ],
+)
+def test_backbones_of_texts_and_of_rows_are_held_to_them_too(name, laws, tmp_path, monkeypatch):
+    (tmp_path / "law_encoders.py").write_text(ENCODERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert broken(testing.backbone_laws(f"module:law_encoders:{name}", home=tmp_path)) == laws
 
 
 def test_a_shipped_backbone_keeps_the_laws(tmp_path):
