@@ -29,6 +29,12 @@ def test_the_longest_give_one_by_one():
     assert {*filled[2], *filled[3]} - {12} == set(range(7)) - set(filled[0])
 
 
+def test_a_list_of_the_level_to_which_others_fall_keeps_what_it_has():
+    # 7 -> 6 -> 5, then the first of two 5s -> 4; the third has 4 and neither gives nor gets
+    assert lowered(np.array([7, 5, 4, 1, 0]), 3, 0).tolist() == [4, 5, 4, 1, 0]
+    assert lowered(np.array([4, 7, 5, 4]), 3, 2).tolist() == [4, 4, 5, 4]
+
+
 def one_by_one(sizes: list[int], missing: int) -> list[int]:
     sizes = list(sizes)
     for _ in range(missing):

@@ -224,6 +224,9 @@ def test_attacks_by_hand():
     # ALIE: m = 3, one liar: s = 3 // 2 + 1 - 1 = 1 of 2 honest clients, so the quantile (2 - 1) / 2 and z = 0
     assert lied("alie:0.4") == [2.0, 0.0]
     assert Attack.deviations(50, 24) == pytest.approx(1.426, abs=1e-3)  # the quantile (26 - 2) / 26
+    assert Attack.deviations(9, 2) == pytest.approx(0.1800, abs=1e-4)  # the quantile (7 - 3) / 7
+    assert Attack.deviations(3, 3) == pytest.approx(4.7534, abs=1e-4)  # nobody is honest: the quantile 1, less 1e-6
+    assert Attack.deviations(2, 0) == Attack.deviations(2, 1) == pytest.approx(-4.7534, abs=1e-4)
     assert lied("gaussian:0.4:1") == lied("gaussian:0.4:1") != V[2].tolist()
     assert torch.equal(parse_attack("label-flip:0.4")(V, lying, 0, 0), V)
 

@@ -73,12 +73,16 @@ def test_executions_agree_on_capped_shares(name, execution):
     assert any("caps its weight" in w and "client 3 ('client-3')" in w for w in reference.warnings)
 
 
-@pytest.mark.parametrize("name", ["fed3r", "fedncm", "fedcgs"])
+@pytest.mark.parametrize("name", ["fed3r", "fedncm", "fedcgs", "fedavg", "fedproto"])
 def test_a_capped_client_counts_as_if_it_had_so_many_rows(name):
-    # Its 150 rows are 30 rows five times, and a sixth of the weight of six clients is that of 30.
-    plain = go(name, {}, *federated(30), participation=None)
+    # Its 150 rows are 30 rows five times, and a sixth of the weight of six clients is that of 30. What is trained is
+    # trained on all rows at once, so that a step is on the same mean.
+    trained = name in ("fedavg", "fedproto")
+    settings = {"opt": "sgd", "lr": 0.1, "batch": 1000, "epochs": 1} if trained else {}
+    how = {"participation": None, "rounds": 2 if trained else 1}
+    plain = go(name, settings, *federated(30), **how)
     for policy in (parse_policy(max_share=1 / 6), parse_policy(max_share=1 / 6, on_bad_update="reject")):
-        capped = go(name, {}, *federated(150), participation=None, trust=policy)
+        capped = go(name, settings, *federated(150), trust=policy, **how)
         assert gap(plain.server, capped.server) < 1e-9
 
 
@@ -103,6 +107,26 @@ def test_a_plain_mean_warns_of_a_client_that_is_most_of_it_and_a_rule_does_not()
     rows = np.where(np.arange(40) < 9, 1e6, 1.0)
     many = weight_warnings([f"c{c}" for c in range(40)], np.arange(40), rows, None)
     assert [w.partition(" has")[0] for w in many] == ["client 0 ('c0')", "client 1 ('c1')", "client 2 ('c2')"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "share", "warned"),
+    [
+        ([20, 50, 10, 20], 0.2, ["client 5 ('five') has 50 rows, 50% of all"]),  # two have a fifth and no more
+        ([21, 50, 10, 19], 0.2,
+         ["client 5 ('five') has 50 rows, 50% of all", "client 4 ('four') has 21 rows, 21% of all"]),
+        ([50, 10, 10, 30], None, []),  # half of 100, and no more; ten times the median is 100
+        ([10, 10, 51, 29], None, ["client 6 ('six') has 51 rows, 51% of all"]),
+        ([10, 100, *[10] * 11], None, []),
+        ([10, 101, *[10] * 11], None, ["client 5 ('five') has 101 rows, 46% of all"]),
+        ([1, 99], None, []),  # of two nobody can say which is wrong
+    ],
+)  # fmt: skip
+def test_the_clients_that_are_warned_of_by_hand(rows, share, warned):
+    names = {4: "four", 5: "five", 6: "six", **{c: f"c{c}" for c in range(7, 17)}}
+    said = weight_warnings(names, np.arange(4, 4 + len(rows)), np.array(rows, np.float64), share)
+    assert [w.partition(":")[0] for w in said] == warned
+    assert all(("--max-share 0.2 caps its weight in every round" in w) == (share is not None) for w in said)
 
 
 def test_a_client_with_more_rows_than_are_allowed_takes_no_part():
