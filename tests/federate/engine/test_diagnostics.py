@@ -33,6 +33,7 @@ def unit(*shape, seed=0):
 )  # 500 rows of 5 clients, 10 classes, delta 0.05
 def test_the_bound_of_theorem_4_1(dimension, printed, corrected):
     bound = generalisation_bound(500, 5, 10, dimension, 0.05)
+    assert generalisation_bound(500, 5, 10, dimension) == bound
     assert bound.printed == pytest.approx(printed, abs=5e-6)
     assert bound.corrected == pytest.approx(corrected, abs=5e-6)
     assert bound.printed - bound.capacity == pytest.approx(42.10130, abs=5e-6)

@@ -196,6 +196,15 @@ def test_infeasible_arguments_come_with_those_that_work(scheme, args, instead):
     make(scheme, columns, **{**args, **instead})
 
 
+def test_where_no_other_number_of_shards_or_clients_works_there_is_one_client():
+    # 7 classes of one row are 7 shards, neither for two clients nor two for each
+    with pytest.raises(InfeasibleError) as error:
+        make("shards", even_columns(1, 1, 7), clients=2, shards=2)
+    assert error.value.instead == {"clients": 1, "shards": 7}
+    assert "; 1 client with s = 7 works." in error.value.message
+    make("shards", even_columns(1, 1, 7), clients=1, shards=7)
+
+
 def test_uneven_classes_bound_the_shards():
     # classes of 2 and 5 rows: the larger may have one shard more, so 2 x 2 + 1 = 5 shards at most
     columns = columns_from([0, 0, 1, 1, 1, 1, 1, 0], [0] * 8, [0] * 7 + [1], [1] * 8, 2, 1)

@@ -122,6 +122,33 @@ def test_simulated_noise_is_that_of_one_run_alone():
     assert float((ten - nine).square().mean().sqrt()) > 0.8  # with shared noise: one clipped upload, 0.1 a number
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedproto"])
+def test_a_round_in_which_nobody_is_drawn_is_noise_alone(name, monkeypatch):
+    """Of nine clients each is drawn with a ninth, and with seed 2 none of them is in the first round."""
+    made = {}
+    for height in (0.0, 4.0):
+
+        def drawn(n, height=height):
+            noise = torch.full((n,), height, dtype=torch.float64)
+            noise[-6:] = torch.tensor([3.0, 1.0, 0.5, 0.0, -3.0, 1.01])  # in fedproto, how many own each class
+            return noise
+
+        monkeypatch.setattr("fedcache.federate.trust.privacy.simulated_normals", lambda *key, drawn=drawn: drawn)
+        data, clients = federation()
+        made[height] = go(name, {"opt": "sgd"}, data, clients, rounds=1, participation=1, seed=2,
+                          trust=parse_policy(privacy=Privacy(1.5, 2.0, seed=0, allow=("evaluation",))))  # fmt: skip
+        assert made[height].records[0].clients == ()
+    if name == "fedavg":  # 2 x 1.5 x 4 on every number of the first weights, of one client that is expected
+        for tensor in ("P.W", "P.b", "Q.W"):
+            moved = made[4.0].server[tensor] - made[0.0].server[tensor]
+            assert torch.allclose(moved, torch.full_like(moved, 12.0))
+        return
+    # Deviation 3: owners 9, 3, 1.5, 0, -9 and 3.03, of which more than 3 are known; a prototype is 12 of them.
+    server = made[4.0].server
+    assert server["has"].tolist() == [True, False, False, False, False, True]
+    assert server["bar"][:, 0].tolist() == pytest.approx([12 / 9, 0.0, 0.0, 0.0, 0.0, 12 / 3.03])
+
+
 def test_who_takes_part_in_a_real_run_is_drawn_from_the_system_once_a_round():
     draws = PrivateDraws(REAL, 0, ("", "fedavg"), {}, [])
     first = draws.uniforms(0, 1000)
@@ -303,12 +330,12 @@ def test_sampling_makes_epsilon_smaller_only_while_participants_are_secret():
     assert simulated == {**secret, **of_the_noise}
 
 
-@pytest.mark.parametrize("privacy", [REAL, replace(REAL, seed=3)])
-def test_noise_without_an_accountant_is_refused_and_clipping_alone_is_not(privacy, monkeypatch):
+@pytest.mark.parametrize("how", [REAL, replace(REAL, seed=3)])
+def test_noise_without_an_accountant_is_refused_and_clipping_alone_is_not(how, monkeypatch):
     monkeypatch.setattr(accounting, "find_spec", lambda name: object())
-    privacy.require()
+    how.require()
     monkeypatch.setattr(accounting, "find_spec", lambda name: None)
-    replace(privacy, noise=0.0).require()
+    replace(how, noise=0.0).require()
     with pytest.raises(FedcacheError, match="dp-accounting is missing") as caught:
-        privacy.require()
+        how.require()
     assert caught.value.code is Exit.ENVIRONMENT
