@@ -295,3 +295,31 @@ def test_half_normal_durations_are_those_of_a_client_and_a_round():
     assert abs(drawn.mean() - math.sqrt(2 / math.pi)) < 5 * math.sqrt((1 - 2 / math.pi) / 4000)
     assert last([7, 5], 0) == [drawn[7], drawn[5]]
     assert last([7], 1) != [drawn[7]]
+
+
+def test_a_server_may_step_at_every_single_update():
+    rule = parse_timing(1, 1.0, 0.5, "equal")
+    assert (rule.buffer, rule.step, rule.power, rule.durations) == (1, 1.0, 0.5, "equal")
+    with pytest.raises(FedcacheError, match="--asynchronous 0: expected at least 1 update"):
+        parse_timing(0, 1.0, 0.5, "equal")
+
+
+def test_the_draws_of_a_step_are_numbered_and_no_client_of_its_buffer_begins_again():
+    # Two at a time of six, K = 3; client c takes 1 + c, and the first that is free begins.
+    #   t = 0  0 (until 1) and 1 (until 2) begin;  t = 1  0 arrives, 2 (until 4) begins;  t = 2  1 arrives, 3 (until 6)
+    #   begins;  t = 4  2 arrives, the first step;  0 (until 5) begins;  t = 5  0 arrives, 1 (until 7) begins;
+    #   t = 6  3 arrives, from before the step, 2 (until 9) begins;  t = 7  1 arrives, the second step
+    asked = []
+
+    class First:
+        def begin(self, round_, draw, count, busy):
+            asked.append((round_, draw, count, sorted(busy)))
+            return [(c, False) for c in range(6) if c not in busy][:count]
+
+    schedule = Schedule(TimingRule(buffer=3), First(), 2, lambda clients, round_: [1.0 + c for c in clients])
+    assert schedule.fill_buffer(0) == ({0: 0, 1: 0, 2: 0}, [0, 1, 2, 3])
+    assert schedule.clock == 4.0
+    assert schedule.fill_buffer(1) == ({0: 1, 3: 0, 1: 1}, [0, 1, 2])
+    assert schedule.clock == 7.0
+    first = [(0, 0, 2, []), (0, 1, 1, [0, 1]), (0, 2, 1, [0, 1, 2])]
+    assert asked == [*first, (1, 0, 1, [3]), (1, 1, 1, [0, 3]), (1, 2, 1, [0, 1, 3])]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from method_calls import lanes
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine import local_training
+from fedcache.federate.engine import feature_post, local_training
 from fedcache.federate.engine.client_data import Data, stack_clients
 from fedcache.federate.engine.context import ClientRng, dot, over
 from fedcache.federate.engine.feature_post import prepare
@@ -400,3 +400,18 @@ def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(
             assert gap(fused.server, go("fedavg", {"opt": opt, "lr": 0.05}, execution="sequential").server) < 1e-6
     finally:
         local_training.fused_kernels_work.cache_clear()
+
+
+def test_features_beyond_the_memory_budget_are_in_a_file_of_the_scratch_folder(tmp_path, monkeypatch):
+    opened, temporary = [], feature_post.tempfile.TemporaryFile
+    monkeypatch.setattr(feature_post.tempfile, "TemporaryFile", lambda **how: opened.append(how) or temporary(**how))
+    monkeypatch.setattr(feature_post, "memory_limit", lambda: 4 * 3 * 5)
+    assert not isinstance(feature_post._room((3, 5), tmp_path).base, np.memmap)
+    assert opened == []
+    beyond = feature_post._room((3, 6), tmp_path)
+    assert opened == [{"dir": tmp_path}]
+    beyond[:] = 2.0
+    assert float(beyond.sum()) == 36.0
+    assert list(tmp_path.iterdir()) == [], "it has no name"
+    assert feature_post._room((3, 6), None).shape == (3, 6)
+    assert len(opened) == 1

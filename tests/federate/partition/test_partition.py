@@ -436,3 +436,16 @@ def test_test_rows_without_a_label_are_in_no_pool():
     assert not np.isin(unknown, pool.test).any()
     assert len(pool.test) == 4
     assert any("2 test rows without a label are left out" in note for note in pool.notes)
+
+
+def test_the_arguments_of_a_scheme_are_listed_with_their_defaults():
+    with pytest.raises(FedcacheError, match="Unknown argument of lda 'nonsense'") as caught:
+        make("lda", even_columns(4, 2, 3), nonsense=1)
+    for words in (
+        "clients (an integer from 1 up to 1,000,000, default 100)",
+        "alpha (a number above 0 up to 1,000,000, default 0.1)",
+        "gate (true or false, default true)",
+        "min_size (an integer from 1 up to 1,000,000, default derived)",
+        "domain (one or several names, default all)",
+    ):
+        assert words in caught.value.hint
