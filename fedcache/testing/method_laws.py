@@ -28,6 +28,9 @@ from fedcache.testing.trial import Trial, spread
 
 ALL = ("sequential", "batched", "gram")
 STACKED = ("batched", "gram")
+LIVE = frozenset({"pixels", "text tower", "image tower"})
+"""What is read in place of features."""
+
 PRIME_ROWS = (97, 89)
 """Training rows of clients that no other size of the tiny federation has."""
 
@@ -241,6 +244,54 @@ def additive_uploads_add_up(trial: Trial) -> None:
     """A method declared additive learns from many clients what it learns from one that has all rows."""
     data, clients = trial.federation()
     _close_servers(trial, (data, clients), 1e-10)
+
+
+@law("sequential")
+def a_prediction_does_not_see_other_test_rows(trial: Trial) -> None:
+    """The scores of a test row are the same alone and beside others."""
+    data, clients = trial.federation(views=4)
+    out = trial.run((data, clients))
+    x = features_of(fitted(trial.method, data))
+    for client in (None, *sorted(out.states)):
+        model = out.deployed(client)
+        if model is None:
+            continue
+        rows = x[torch.from_numpy(np.concatenate([c.test for c in clients])), 0]
+        together = model.scores(rows)
+        alone = torch.cat([model.scores(rows[i : i + 1]) for i in range(len(rows))])
+        apart = gap(together, alone)
+        require(apart < 1e-9, f"scores of rows alone and together differ by {apart:.1e}")
+
+
+@law("sequential")
+def training_changes_what_is_kept(trial: Trial) -> None:
+    """After two rounds the server or the clients hold other tensors than after one, or the method has one round."""
+    if trial.method.one_shot:
+        return
+    pair = trial.federation()
+    one, two = (trial.run(pair, rounds=r, participation=None) for r in (1, 2))
+    same = gap(one.server, two.server) == 0.0 and gap(one.states, two.states) == 0.0
+    require(not same, "the second round changed no tensor")
+
+
+def _reads_labels_and_features(trial: Trial) -> bool:
+    reads = trial.method.reads(trial.hp)
+    return "labels" in reads and not reads & LIVE
+
+
+@law("sequential", applies=_reads_labels_and_features)
+def classes_that_lie_apart_are_learnt(trial: Trial) -> None:
+    """After ten rounds of plain steps more than half of the test rows of three classes that lie apart are right.
+
+    A method that needs more rounds or other steps is given them by its settings, or names this law as an exception.
+    """
+    pair = make_federation(3, sizes=(24, 24, 24, 24), per_client=3, tests=12)
+    declared = {h.name: h for h in trial.method.hparams}
+    words: dict[str, Value] = {}
+    if "opt" in declared and "sgd" in declared["opt"].choices and not {"opt", "lr"} & set(trial.settings):
+        words = {"opt": "sgd", "lr": 0.1}
+    out = replace(trial, settings={**trial.settings, **words}).run(pair, rounds=10, participation=None)
+    require(out.accuracy > 0.5, f"the accuracy is {out.accuracy:.2f}, by chance it is 0.33")
 
 
 def _takes_plain_steps(trial: Trial) -> bool:

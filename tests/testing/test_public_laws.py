@@ -80,6 +80,18 @@ def by_one_number(up, _data, ctx):
     return {k: t * (1.0 + float(ctx.hp["lr"])) for k, t in up.items()}
 
 
+def centred_scores(down, state, data, x, ctx):
+    return FEDAVG.predict(down, state, data, x - x.mean(-2, keepdim=True), ctx)
+
+
+def negated_scores(down, state, data, x, ctx):
+    return -FEDAVG.predict(down, state, data, x, ctx)
+
+
+def away(server, up, _ctx):
+    return {**server, **{k: 2.0 * server[k] - t for k, t in up.items()}}
+
+
 class Counter:
     """State that no checkpoint holds."""
 
@@ -115,6 +127,10 @@ WRONG = {
     "row 0 read": (changed_upload(mean_of_the_store), "a_missing_row_is_never_read"),
     "labels not declared": (replace(FEDAVG, needs=frozenset()), "other_labels_change_nothing"),
     "one number for a grid": (changed_upload(by_one_number), "a_grid_point_is_the_run_alone"),
+    "scores of a batch": (replace(FEDAVG, predict=centred_scores), "a_prediction_does_not_see_other_test_rows"),
+    "the sign of scores": (replace(FEDAVG, predict=negated_scores), "classes_that_lie_apart_are_learnt"),
+    "away from the average": (replace(FEDAVG, aggregate=away), "classes_that_lie_apart_are_learnt"),
+    "nothing is learnt": (replace(FEDAVG, aggregate=lambda server, _up, _ctx: server), "training_changes_what_is_kept"),
     "clients mixed in chunks": (changed_upload(over_all_clients), "chunks_change_nothing"),
 }
 

@@ -38,6 +38,8 @@ LABEL_FREE = {"clip-zs", "fst-cbdg", "flesd", "flesd-head", "flesd-cc", "fedavg-
               "non-fl"}  # fmt: skip
 """The papers' unsupervised methods, named here so that none of them leaves the law by declaring labels."""
 
+LARGER_STEPS = {"perfedavg": {"alpha": 0.5, "beta": 0.5}, "pfedme": {"eta": 0.5, "lambda": 2.0}}
+"""Steps of the methods that have neither ``opt`` nor ``lr``, with which ten rounds are enough."""
 PLAIN = [(name, {}) for name in METHODS]
 TRIED = {
     "executions_agree": ALL,
@@ -54,6 +56,9 @@ TRIED = {
     "no_row_leaves_a_client": PLAIN,
     "traffic_adds_up": PLAIN,
     "additive_uploads_add_up": ALL,
+    "a_prediction_does_not_see_other_test_rows": ALL,
+    "training_changes_what_is_kept": PLAIN,
+    "classes_that_lie_apart_are_learnt": [(name, LARGER_STEPS.get(name, {})) for name in METHODS],
     "all_rows_count_the_same": [case for case in PLAIN if case[0] not in NOT_BY_ROWS],
 }
 """Law -> the cases it is tried on."""
