@@ -176,8 +176,8 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
     return CommandResult(data, lines, Exit.OK, shown)
 
 
-FIRST = 5
-"""Rows without features that ``inspect`` shows; the file it names has all."""
+FIRST = 20
+"""Rows without features that ``inspect`` shows one by one; the file it names and ``--json`` have all."""
 
 Where = Annotated[
     Path | None, typer.Argument(help="A store or its name; default the one last used.", show_default=False)
@@ -238,6 +238,11 @@ def inspect(observer: TerminalObserver, store: Where = None, dataset: Dataset = 
         + ", ".join(f"{v:,} {k}" for k, v in splits.items() if v),
         *([f"unreadable  {len(bad):,}: {opened.path / QUARANTINE}"] if bad else []),
         *(f"            row {e['row']:,} ({visible(e['name'])}): {visible(e['reason'])}" for e in bad[:FIRST]),
+        *(
+            [f"            and {len(bad) - FIRST:,} more, which {QUARANTINE} and --json list"]
+            if len(bad) > FIRST
+            else []
+        ),
         *([f"vanished    {vanished:,} rows of {holds} that are no longer in the dataset"] if vanished else []),
         *([f"test set    {opened.dataset['held_out']}"] if "held_out" in opened.dataset else []),
         f"classes     {len(samples.classes)}: {', '.join(map(visible, samples.classes[:12]))}{more}",

@@ -254,3 +254,19 @@ def test_after_a_table_with_sites_the_next_command_trains_on_these(
     following = ok("ingest", tmp_path / "e.npz", "--name", "mine").data["next"]
     assert following == f"fedcache train --method fedavg {dealt} --dataset mine"
     ok(*following.split()[1:], "--rounds", 1)
+
+
+@pytest.mark.parametrize(("bad", "more"), [(6, 0), (20, 0), (23, 3)])
+def test_inspect_lists_the_rows_that_were_left_out_and_counts_those_it_does_not(
+    own_home: Path, tmp_path: Path, bad: int, more: int
+) -> None:
+    rows = np.ones((60, 2), np.float32)
+    rows[:bad, 1] = np.nan
+    np.savez(tmp_path / "gaps.npz", features=rows, labels=np.arange(60) % 2)
+    ok("ingest", tmp_path / "gaps.npz", "--name", "gaps", "--drop-nan")
+    lines = [line.strip() for line in fedcache("inspect", "gaps").out.splitlines()]
+    assert [line.split()[1] for line in lines if line.startswith("row ")] == [str(n) for n in range(bad - more)]
+    assert [line for line in lines if line.startswith("and ")] == (
+        [f"and {more} more, which quarantine.jsonl and --json list"] if more else []
+    )
+    assert len(ok("inspect", "gaps").data["bad"]) == bad
