@@ -132,6 +132,7 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
     if rows[0].mean is not None:
         what = "Chosen by mean validation accuracy" if done.by_validation else "Highest mean (not a choice)"
         lines.append(f"{what} over {len(values)} held-out values: {rows[0].words}  {percent(rows[0].mean)} %")
+        lines += [done.tie] if done.tie else []
     tables = [shown]
     if again := Grid(done.retrained).held_out():
         line = (again[0].method, *again[0].sweep.values(), *map(percent, again[0].accuracy.values()))
@@ -173,7 +174,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
             f"{p.run.traffic['exact']['per_client_round']['up']:,.0f}",
             f"{p.run.measured['seconds']['train']:.2f}" if p.run.measured else "-",
         )
-        for p in sorted(done.points, key=lambda p: -(done.figure(p) or 0))
+        for p in done.ranked()
     ]
     blank = ("",) * (len(columns) - len(sweeps) - 2)
     lost_rows = [(f.method, *(f.sweep[k] for k in sweeps), "failed", *blank) for f in done.failed]
@@ -183,7 +184,11 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     if done.by_validation:
         figures = f"{percent(best.run.validation['mean'])} %, on test rows {figures}"
     last = f"{done.chosen_by[:1].upper()}{done.chosen_by[1:]}: {best.method} {values}  {figures}"
-    lines = [f"{len(done.points)} points, {done.reused} of them were there already.", last]
+    lines = [
+        f"{len(done.points)} points, {done.reused} of them were there already.",
+        last,
+        *([done.tie] if done.tie else []),
+    ]
     lines += model_lines(best.run.path, best.run.result)
     if not all(tails):
         lines.append("worst 10 % needs at least 10 scored clients" + ("; - has fewer." if worst else "."))

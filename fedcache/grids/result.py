@@ -9,7 +9,16 @@ from typing import Any
 from fedcache.errors import Exit
 from fedcache.federate.trust.accounting import Spent, counted_share, epsilons
 from fedcache.notebooks import data_frame, html_table, percent
-from fedcache.runs.choice import BY_VALIDATION, NOT_A_CHOICE, has_validation
+from fedcache.runs.choice import (
+    BY_VALIDATION,
+    DIGITS,
+    FIRST_OF_EQUALS,
+    NOT_A_CHOICE,
+    Order,
+    has_validation,
+    order_of_run,
+    order_of_settings,
+)
 from fedcache.runs.run import Run, spread, values_of
 
 
@@ -37,6 +46,16 @@ class Point:
 def without_hold_out(sweep: Mapping[str, str]) -> dict[str, str]:
     """The swept values of a point but for the value that is held out."""
     return {key: value for key, value in sweep.items() if key != "hold_out"}
+
+
+def tie_sentence(figures: Sequence[float | None], first: str, what: str = "points") -> str | None:
+    """That the first of some figures, the highest first, is not alone, and which is taken; None where it is."""
+    if not figures or figures[0] is None:
+        return None
+    tied = sum(f is not None and round(f, DIGITS) == round(figures[0], DIGITS) for f in figures)
+    if tied < 2:
+        return None
+    return f"{tied} {what} tie at {percent(figures[0])}; {first} is taken, {FIRST_OF_EQUALS}."
 
 
 def _mean(figures: Sequence[float | None], count: int) -> float | None:
@@ -103,8 +122,30 @@ class Grid:
         return BY_VALIDATION if self.by_validation else NOT_A_CHOICE
 
     def best(self) -> Point:
-        """The point with the highest validation accuracy, without such rows test accuracy; the first of equals."""
-        return max(self.points, key=lambda p: self.figure(p) or 0.0)
+        """The point with the highest validation accuracy, without such rows test accuracy; of equals see ``ranked``."""
+        return self.ranked()[0]
+
+    def ranked(self) -> list[Point]:
+        """The points by falling ``figure``; equal ones by method and settings, numbers ascending, then words.
+
+        So the order in which values are swept decides nothing.
+        """
+
+        def order(point: Point) -> tuple[float, Order, Order, str]:
+            figure, result = self.figure(point), point.run.result
+            of_run, swept = order_of_run({**result, "method": point.method}), order_of_settings(point.sweep)
+            return -round(figure or 0.0, DIGITS), of_run, swept, str(result.get("digest"))
+
+        return sorted(self.points, key=order)
+
+    @property
+    def tie(self) -> str | None:
+        """That several points, or settings of held-out values, have the highest figure, and which is taken; or None."""
+        if rows := self.held_out():
+            figures = [row.validation if self.by_validation else row.mean for row in rows]
+            return tie_sentence(figures, rows[0].words, "settings")
+        ranked = self.ranked()
+        return tie_sentence([self.figure(p) for p in ranked], ranked[0].words if ranked else "")
 
     def figure(self, point: Point) -> float | None:
         """What the points of this grid are ranked by, mean over seeds: validation accuracy, or test accuracy."""
@@ -138,9 +179,9 @@ class Grid:
             row.mean = _mean(list(row.accuracy.values()), len(values))
             row.validation = _mean(chosen_by.get(key, []), len(values))
 
-        def order(row: HeldOut) -> float:
+        def order(row: HeldOut) -> tuple[float, str, Order]:
             figure = row.validation if self.by_validation else row.mean
-            return -(figure if figure is not None else -1.0)
+            return -round(figure if figure is not None else -1.0, DIGITS), row.method, order_of_settings(row.sweep)
 
         return sorted(rows.values(), key=order)
 
@@ -174,7 +215,7 @@ class Grid:
             "reused": self.reused,
             "best": {
                 "method": best.method, "sweep": best.sweep, "digest": best.run.result["digest"],
-                "chosen_by": self.chosen_by,
+                "chosen_by": self.chosen_by, **({"tie": tie} if (tie := self.tie) else {}),
             },
             **({"retrained": [p.to_dict() for p in self.retrained]} if self.retrained else {}),
             **({"privacy": privacy} if privacy else {}),
@@ -214,7 +255,7 @@ class Grid:
 
     def _repr_html_(self) -> str:
         swept = list(dict.fromkeys(k for p in self.points for k in p.sweep))
-        ranked = sorted(self.points, key=lambda p: -(self.figure(p) or 0))
+        ranked = self.ranked()
         validation = ("validation",) if self.by_validation else ()
         rows = [
             (

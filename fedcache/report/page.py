@@ -30,7 +30,7 @@ from fedcache.report.find_runs import (
 from fedcache.report.galleries import Gallery, ToShow, galleries_of, refuse_private
 from fedcache.report.render import HtmlCell, Section, render_page
 from fedcache.report.run_origin import RunStore, command_of, store_of_run
-from fedcache.runs.choice import NOT_A_CHOICE, choice_value, has_validation
+from fedcache.runs.choice import DIGITS, NOT_A_CHOICE, Order, choice_value, has_validation, order_of_run
 from fedcache.store.files import write_atomic
 
 MOST_SETTINGS = 12
@@ -143,7 +143,7 @@ def _section(
     images: ImagePlaces | None,
     shown: ToShow,
 ) -> Section:
-    entries = sorted(entries, key=lambda e: -(choice_value(e.result) or 0.0))
+    entries = sorted(entries, key=_by_choice)
     names = differing(entries)
     named = list(zip(labels(entries), entries, strict=True))
     ident = f"s{number}"
@@ -173,6 +173,12 @@ def _section(
     commands = [(label, e.digest, command_of(e, store)) for label, e in named]
     points = [(e.method, e.result["accuracy"]["mean"]) for e in entries]
     return Section(ident, title, says, columns, rows, plots, notes, commands, points, galleries)
+
+
+def _by_choice(entry: StoredRun) -> tuple[float, Order, str]:
+    """What runs of a setting are sorted by: falling validation or test accuracy, of equals as in a grid."""
+    figure = choice_value(entry.result) or 0.0
+    return -round(figure, DIGITS), order_of_run(entry.result), str(entry.result.get("digest"))
 
 
 def _plots(ident: str, named: runs.Named, source: RunStore | str, embed: str) -> tuple[list[Plot], list[str]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcache.report.paired_blocks import PairedBlocks
 from fedcache.report.statistics import Floats, Ranking, constant, holm, interval, mean_ranks, p_value, ranking
-from fedcache.runs.choice import BY_VALIDATION, NOT_A_CHOICE
+from fedcache.runs.choice import BY_VALIDATION, DIGITS, FIRST_OF_EQUALS, NOT_A_CHOICE, Order, order_of_run
 
 USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon"}
 """Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its
@@ -156,7 +156,7 @@ def compared(
     """
     test = test or USUAL_TEST[over]
     means = found.values.mean(1)
-    order = sorted(range(len(means)), key=lambda i: (-round(float(means[i]), 12), i))
+    order = sorted(range(len(means)), key=lambda i: (-round(float(means[i]), DIGITS), *_place(found, i)))
     names, values = [found.names[i] for i in order], found.values[order]
     ranks = map(float, mean_ranks(values))
     held = None if found.validation is None else dict(zip(found.names, found.validation, strict=True))
@@ -164,8 +164,7 @@ def compared(
         _treatment(n, v, r, level, None if held is None else held[n])
         for n, v, r in zip(names, values, ranks, strict=True)
     )
-    # The first of equals, in the order of the runs.
-    picked = None if held is None else max(found.names, key=lambda name: round(held[name], 12))
+    picked = None if found.validation is None else found.names[_chosen(found, found.validation)]
     reference = against or picked or names[0]
     place = names.index(reference)
     chosen = (
@@ -193,7 +192,30 @@ def compared(
         chosen=picked,
     )
     chose = against is None and pairs == "best" and picked is None
-    return replace(done, notes=(*found.notes, *_notes(done, chose=chose)))
+    return replace(done, notes=(*found.notes, *_tied(done), *_notes(done, chose=chose)))
+
+
+def _place(found: PairedBlocks, number: int) -> tuple[Order, int]:
+    """What treatments with equal figures are sorted by: as the points of a grid, then in the order of the runs."""
+    row = found.runs.get(found.names[number])
+    return (order_of_run(row[0].result) if row else ()), number
+
+
+def _chosen(found: PairedBlocks, validation: Sequence[float]) -> int:
+    """The number of the treatment that validation chooses."""
+    return min(range(len(validation)), key=lambda i: (-round(validation[i], DIGITS), *_place(found, i)))
+
+
+def _tied(c: Comparison) -> list[str]:
+    """A sentence where the treatment that validation chose has equals."""
+    held = {t.name: t.validation for t in c.treatments if t.validation is not None}
+    if c.chosen is None or c.chosen not in held:
+        return []
+    tied = sum(round(v, DIGITS) == round(held[c.chosen], DIGITS) for v in held.values())
+    if tied < 2:
+        return []
+    figure = f"{100 * held[c.chosen]:.2f}"
+    return [f"{tied} runs tie at a validation accuracy of {figure} %; {c.chosen} is taken, {FIRST_OF_EQUALS}."]
 
 
 def _treatment(name: str, values: Floats, rank: float, level: float, validation: float | None) -> Treatment:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 NOT_A_CHOICE = "highest test accuracy (not a choice)"
 BY_VALIDATION = "chosen by validation accuracy"
+FIRST_OF_EQUALS = "the first by method and settings, numbers ascending, then words"
+"""Which of several runs with equal figures is taken."""
+DIGITS = 12
+"""Figures that are equal to so many decimals are: sums in another order differ in the last ones."""
+
+Order = tuple[tuple[str, int, float, str], ...]
+"""What settings are sorted by."""
 
 
 def choice_value(result: Mapping[str, Any]) -> float | None:
@@ -19,3 +27,34 @@ def has_validation(results: Iterable[Mapping[str, Any]]) -> bool:
     """Whether all of some results, one or more, have rows to choose by."""
     held = ["validation" in result for result in results]
     return bool(held) and all(held)
+
+
+def order_of_settings(settings: Mapping[str, Any]) -> Order:
+    """What sorts settings alike however they were written: by name, and of each name numbers ascending, then words.
+
+    >>> sorted([{"lr": "auto"}, {"lr": 1}, {"lr": "0.1"}], key=order_of_settings)
+    [{'lr': '0.1'}, {'lr': 1}, {'lr': 'auto'}]
+    """
+    return tuple((name, *_order_of_value(settings[name])) for name in sorted(settings))
+
+
+def order_of_run(result: Mapping[str, Any]) -> Order:
+    """What runs with equal figures are sorted by: the method, then its hyperparameters and all else that was asked."""
+    part, trust = result.get("partition", {}), result.get("trust", {})
+    rest = {key: result.get(key) for key in ("backbones", "preset", "rounds", "participation")}
+    rest |= {f"partition.{key}": value for key, value in part.get("args", {}).items()}
+    rest |= {f"trust.{key}": value for key, value in trust.items() if not isinstance(value, dict | list)}
+    method = order_of_settings({"method": result.get("method")})
+    return (*method, *order_of_settings(result.get("hyperparameters", {})), *order_of_settings(rest))
+
+
+def _order_of_value(value: object) -> tuple[int, float, str]:
+    """Numbers before words, also those that are written as words (``0.1``, ``10%``)."""
+    if not isinstance(value, bool):
+        try:
+            number = float(str(value).removesuffix("%"))
+        except ValueError:
+            number = math.nan
+        if not math.isnan(number):
+            return 0, number, str(value).rpartition("%")[1]
+    return 1, 0.0, ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

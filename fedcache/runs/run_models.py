@@ -23,7 +23,7 @@ from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.federate.execution.memory_estimate import Forecast, Load
 from fedcache.models.collect import MOST_BYTES, chosen_clients, collect
 from fedcache.models.saved_model import ModelFacts, SavedModel, computed_as
-from fedcache.runs.choice import choice_value
+from fedcache.runs.choice import DIGITS, Order, choice_value, order_of_run
 from fedcache.runs.directory import INDEX, MODELS, check_place, has_model, read_result
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
@@ -45,8 +45,8 @@ class KeptModels:
             raise unknown("--save-models", asked.which, KEPT)
         self.which, self.clients = asked.which, asked.clients
         self._seen: dict[str, float] = {}  # the highest figure of each method so far, by which runs are chosen
-        # the best run of each method that has ended: that figure, its directory and digest
-        self._best: dict[str, tuple[float, Path, str]] = {}
+        # the best run of each method that has ended: what it is sorted by, its directory and digest
+        self._best: dict[str, tuple[tuple[float, Order, str], Path, str]] = {}
 
     def check_clients(self, names: Sequence[str]) -> None:
         """Refuse a client to save that is none of ``names``, before anything is trained. Raises UsageError."""
@@ -97,10 +97,11 @@ class KeptModels:
         """Whether the model of a seed that has just ended is to be written; of several seeds each one is."""
         if self.which != "best" or seeds > 1:
             return self.which != "none"
-        if accuracy is None or accuracy <= self._seen.get(method, -1.0):
+        seen = self._seen.get(method, -1.0)
+        if accuracy is None or round(accuracy, DIGITS) < round(seen, DIGITS):
             return False
-        self._seen[method] = accuracy
-        return True
+        self._seen[method] = max(accuracy, seen)
+        return True  # also of an equal one: which of them is chosen is known when the run ends
 
     def ended(self, path: Path, result: Mapping[str, Any]) -> None:
         """A run has its result: of a grid that keeps the best, the model of the other one goes."""
@@ -108,10 +109,12 @@ class KeptModels:
             return
         method, mean, digest = str(result["method"]), choice_value(result), str(result["digest"])
         best = self._best.get(method)
-        if mean is None or (best is not None and mean <= best[0]):
+        # As ``Grid.ranked`` sorts.
+        order = -round(mean or 0.0, DIGITS), order_of_run(result), digest
+        if mean is None or (best is not None and order >= best[0]):
             drop_unless_asked_for(path, digest)
             return
-        self._best[method] = (mean, path, digest)
+        self._best[method] = (order, path, digest)
         self._seen[method] = max(mean, self._seen.get(method, -1.0))
         if best is not None:
             drop_unless_asked_for(best[1], best[2])

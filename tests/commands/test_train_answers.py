@@ -158,6 +158,22 @@ def test_a_grid_chooses_by_validation_where_test_accuracy_would_choose_another()
     assert some.chosen_by == "highest test accuracy (not a choice)"
 
 
+@pytest.mark.parametrize("order", [("10", "9", "auto", "0.5"), ("0.5", "auto", "9", "10")])
+def test_a_tie_is_named_and_broken_alike_however_the_sweep_is_written(order: tuple[str, ...]) -> None:
+    figures = {"10": 0.7, "9": 0.7 + 1e-16, "auto": 0.7, "0.5": 0.4}
+    done = Grid([validated(lr, 0.6, figures[lr]) for lr in order])
+    assert [p.sweep["lr"] for p in done.ranked()] == ["9", "10", "auto", "0.5"]
+    tie = "3 points tie at 70.00 %; fedavg lr=9 is taken, the first by method and settings, numbers ascending, " \
+          "then words."  # fmt: skip
+    made = grid_answer(done, ["lr"])
+    assert made.lines[2] == made.data["best"]["tie"] == tie
+    assert next(row[1] for row in made.renderables[0].rows) == "9"
+    assert [p.sweep for p in done.chosen()] == [{"lr": "9"}]
+    alone = Grid([validated("1", 0.6, 0.7), validated("2", 0.6, 0.4)])
+    assert alone.tie is None
+    assert "tie" not in alone.to_dict()["best"]
+
+
 def test_a_grid_without_tails_has_no_column_for_them() -> None:
     none = grid_answer(Grid([point("1", 0.5)]), ["lr"])
     assert "worst 10 %" not in none.renderables[0].columns

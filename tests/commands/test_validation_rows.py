@@ -168,6 +168,25 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
     assert (fresh["path"], fresh["accuracy"]) == (again["path"], again["accuracy"])
 
 
+@pytest.mark.parametrize("words", ["lam=3,1,2", "lam=1,2,3"])
+def test_of_equal_points_all_commands_take_the_same(store: Path, words: str) -> None:
+    asked = ("grid", "--method", "fed3r", "-s", "iid", "-m", 3, "--validation", "0.3", "--retrain", "--store", store)
+    done = ok(*asked, "--sweep", words).data
+    assert len({p["validation"]["mean"] for p in done["points"]}) == 1, "the three points tie"
+    assert done["best"]["sweep"] == {"lam": "1"}
+    assert done["best"]["tie"].startswith("3 points tie at ")
+    assert [p["sweep"] for p in done["retrained"]] == [{"lam": "1"}]
+    runs = [p["path"] for p in done["points"]]
+    assert {p["sweep"]["lam"] for p in done["points"] if has_model(Path(p["path"]))} == {"1"}
+    (table,) = fc.compare(runs).tables
+    assert table.chosen == table.reference == table.treatments[0].name == "fed3r lam=1"
+    fc.report(runs, store.parent / "page.html")
+    page = (store.parent / "page.html").read_text()
+    swept = {p["sweep"]["lam"]: Path(p["path"]).name for p in done["points"]}
+    shown = [page.index(swept[lam]) for lam in "123"]
+    assert shown == sorted(shown)
+
+
 def test_a_saved_partition_gives_its_rows_back_too(store: Path) -> None:
     made = ok("partition", "-s", "iid", "-m", 3, "--validation", "split", "--name", "mine", "--store", store).data
     words = ("--method", "fed3r", "--sweep", "lam=0.1,100", "--store", store)
