@@ -24,7 +24,7 @@ from fedcache.report import comparison_output as cd_diagram
 from fedcache.report.comparison_output import latex, markdown
 from fedcache.report.find_runs import gather
 from fedcache.report.paired_blocks import PairedBlocks, across, complete, within
-from fedcache.report.paired_tests import Comparison, compared
+from fedcache.report.paired_tests import Comparison, _p, compared
 from fedcache.report.statistics import (
     critical_difference,
     friedman,
@@ -628,3 +628,12 @@ def test_the_reference_is_a_name_a_method_a_directory_or_first_letters() -> None
     assert caught.value.message == "--against fedavg fits 2 runs: one, two."
     with pytest.raises(FedcacheError, match="Unknown --against 'thrxe'"):
         compare._reference("thrxe", blocks)
+
+
+@pytest.mark.parametrize("test", ["t", "wilcoxon"])
+def test_one_block_has_no_p_and_two_have(test: str) -> None:
+    one, other = np.array([0.5, 0.7]), np.array([0.4, 0.5])
+    assert _p(test, one[:1], other[:1], "settings") is None
+    found = _p(test, one, other, "settings")
+    assert found is not None
+    assert 0.0 < found <= 1.0

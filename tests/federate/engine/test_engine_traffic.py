@@ -8,6 +8,7 @@ import torch
 from federation import federation, fitted, go, run, scaled, small
 from method_calls import paper, wide
 
+from fedcache.federate.engine.outcome import Traffic
 from fedcache.federate.methods import METHODS
 
 
@@ -128,3 +129,12 @@ def test_the_counter_agrees_with_the_closed_form(name):  # T-0d, T-X4
         up = [rounds * (UP[name] if name in UP else o * PER_CLASS[name]) for o in owned]
         assert out.traffic.up.tolist() == [0] * first + up[first:]
         assert out.traffic.down.tolist() == [0] * first + [down + once] * (M - first)
+
+
+def test_traffic_is_written_of_all_clients_that_sent_or_received_anything():
+    counted = Traffic.none_of(5)
+    counted.up[:] = [0, 0, 1, 3, 0]
+    counted.down[:] = [0, 5, 2, 0, 0]  # 1 only received, and 3 only sent; no bit of 1 is one of 2
+    written = counted.to_json()
+    assert (written["clients"], written["up"], written["down"]) == ([1, 2, 3], [0, 1, 3], [5, 2, 0])
+    assert Traffic.from_json(written, 5) == counted
