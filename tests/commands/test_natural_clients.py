@@ -10,7 +10,7 @@ import pytest
 from command import fedcache, ok
 
 import fedcache as fc
-from fedcache.errors import Exit
+from fedcache.errors import Exit, UsageError
 from fedcache.store.groups import Group, put_groups
 from fedcache.store.store import Store
 
@@ -80,6 +80,21 @@ def test_the_table_is_printed_with_a_column_for_each_value_and_the_mean(store: P
     assert "Highest mean (not a choice) over 4 held-out values: fedncm" in text
 
 
+def test_tests_within_beside_hold_out_are_refused_from_python_too(store: Path) -> None:
+    with pytest.raises(UsageError, match="hold_out and tests within both say which rows are the test set"):
+        fc.partition(store, by="site", hold_out="east", tests="within")
+    made = fc.partition(store, by="site", hold_out="east")
+    assert (made.args["tests"], made.default_name()) == ("within", "natural-by-site-without-east-s0")
+
+
+def test_a_setting_with_held_out_values_has_the_name_of_its_partition(store: Path) -> None:
+    grid = ok("grid", "--method", "fedncm,fed3r", "--by", "site", "--hold-out", "each", "--store", store).data
+    saved = [ok("partition", "--by", "site", "--hold-out", site, "--store", store).data for site in SITES]
+    assert {p["partition"]["digest"] for p in grid["points"]} == {one["digest"] for one in saved}
+    names = {table.setting.rpartition(", ")[2] for table in fc.compare().tables}
+    assert names == {one["name"] for one in saved} == {f"natural-by-site-without-{site}-s0" for site in SITES}
+
+
 def test_a_scheme_beside_a_column_deals_every_value(store: Path) -> None:
     done = ok("partition", "--by", "domain", "--scheme", "iid", "--clients", 2, "--store", store)
     names = [c["name"] for c in done.data["clients"]]
@@ -108,6 +123,13 @@ def test_shards_of_natural_clients_keep_the_column(store: Path, tmp_path: Path) 
         (("grid", "--method", "fed3r", "--hold-out", "each", "--domain", "ink"), "has one value, ink"),
         (("partition", "--by", "site", "--clients", "3"), "clients is an argument of the scheme inside"),
         (("partition", "--scheme", "iid", "--min-rows", "3"), "Unknown argument of iid 'min_rows'"),
+        (("partition", "--by", "site", "--hold-out", "east", "--tests", "within"), "both say which rows are the test"),
+        (
+            ("train", "--method", "fed3r", "--hold-out", "ink", "--option", "tests=within"),
+            "hold_out and tests within both say",
+        ),
+        (("grid", "--method", "fed3r", "--hold-out", "each", "--tests", "within"), "hold_out and tests within both"),
+        (("grid", "--method", "fed3r", "--sweep", "tests=within,global", "--hold-out", "ink"), "tests within both"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(store: Path, words: tuple[str, ...], said: str) -> None:

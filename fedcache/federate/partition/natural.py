@@ -39,11 +39,20 @@ def with_column(scheme: str | None, arguments: Mapping[str, Value]) -> tuple[str
 
     >>> with_column("dirichlet", {"by": "hospital", "alpha": 0.3})
     ('natural', {'by': 'hospital', 'alpha': 0.3, 'inside': 'dirichlet'})
+
+    ``arguments`` are those that were given, without defaults. Raises UsageError, where two of them say which rows are
+    the test set.
     """
     given = dict(arguments)
+    if given.get("hold_out") is not None and given.get("tests") is not None:
+        raise _two_test_sets(given["tests"])
     if scheme == NAME or all(given.get(key) is None for key in ("by", "hold_out")):
         return scheme, given
     return NAME, given if scheme is None else {**given, "inside": scheme}
+
+
+def _two_test_sets(tests: Value) -> UsageError:
+    return UsageError(f"hold_out and tests {tests} both say which rows are the test set.", "Leave one of them out.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +73,7 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
             f"--by {by} --scheme {' | '.join(SCHEMES)}; without {given[0]} every value is one client",
         )
     if args["hold_out"] is not None and args["tests"] != "within":
-        raise UsageError(
-            f"hold_out and tests {args['tests']} both say which rows are the test set.", "Leave one of them out."
-        )
+        raise _two_test_sets(args["tests"])  # a default cannot be told from within here, see ``with_column``
     group, notes = pool.columns.sorted_by(by), []
     if args["unlabelled"] == "drop":
         known = pool.columns.label >= 0

@@ -204,7 +204,7 @@ _FLAGS = {
 
 def _shown(value: Value) -> str:
     """A value as a user types it."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):  # a list where a result or a file holds names
         return ",".join(value)
     if isinstance(value, bool):
         return str(value).lower()

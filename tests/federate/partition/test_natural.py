@@ -136,6 +136,14 @@ def test_a_column_beside_a_scheme_means_that_scheme_inside_every_value() -> None
     assert with_column("natural", {"by": "ward"}) == ("natural", {"by": "ward"})
 
 
+@pytest.mark.parametrize("scheme", [None, "natural", "iid"])
+@pytest.mark.parametrize("tests", ["within", "held-out-clients", "global"])
+def test_tests_beside_hold_out_are_refused_also_where_they_are_the_default(scheme: str | None, tests: str) -> None:
+    with pytest.raises(FedcacheError, match=f"hold_out and tests {tests} both say which rows are the test set"):
+        with_column(scheme, {"by": "ward", "hold_out": ("x",), "tests": tests})
+    assert with_column("natural", {"hold_out": ("x",), "tests": None})[1]["tests"] is None
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
