@@ -17,7 +17,7 @@ from fedcache.extract import backbones as registry
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
 from fedcache.extract.datasets import Dataset, holds_of, in_memory, open_dataset, peek
 from fedcache.extract.datasets.columns import with_keys
-from fedcache.extract.datasets.dataset import Context, counted
+from fedcache.extract.datasets.dataset import Context, counted, trained_and_tested
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning import plan as planning
 from fedcache.extract.planning.cost import check_disk, describe_growth, estimate
@@ -94,6 +94,8 @@ def extract(
             return done
     data = held if held is not None else read_dataset(spec, where, observer)
     observer.note(f"{spec}: {data.reading}")
+    if both := trained_and_tested(data):
+        observer.warn(f"{counted(both, 'test row')} hold what a training row holds, byte for byte.")
     path = store or place_of_data(home, data, observer)
     if dry_run:
         return estimate(path, data, planned, config, home, observer, skipped, fresh=fresh)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder
@@ -22,7 +22,12 @@ from fedcache.store.files import canonical_json, digest_of, file_sha256, make_pr
 from fedcache.store.own_names import bare_name
 from fedcache.store.sealed import read_sealed, write_sealed
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 WHAT = {"kind": "own backbone"}
+BATCH_CLOSE = 1e-3
+"""How far the features of an image may lie apart alone and beside another, as a part of their norm."""
 
 
 @dataclass(frozen=True)
@@ -186,11 +191,10 @@ def tried(encoder: FrozenEncoder, backbone: Backbone, recipe: Recipe) -> FrozenE
 
 def shape_of(encoder: FrozenEncoder, name: str, size: int) -> tuple[int, ...]:
     """Shape of what an encoder gives for two images of ``size`` px; UsageError where it fails or is not finite."""
-    import torch
-
-    images = torch.arange(2 * size * size * 3).remainder(251).to(torch.uint8).reshape(2, size, size, 3)
+    images = tried_images(size)
     try:
         features = encoder.image(images)
+        again = encoder.image(images)
     except FedcacheError:
         raise
     except Exception as error:  # the user's code or file: whatever it raises is told in a sentence
@@ -202,7 +206,34 @@ def shape_of(encoder: FrozenEncoder, name: str, size: int) -> tuple[int, ...]:
             f"{name} gives numbers that are not finite for two images of {size} px.",
             "Check its weights, and what its inputs should be: --recipe norm=unit, half, imagenet, clip or bytes",
         )
+    refuse_chance(name, features, again)
     return tuple(features.shape)
+
+
+def refuse_chance(name: str, features: Tensor, again: Tensor) -> None:
+    """UsageError where a second look at the same items gives other features."""
+    if features.shape != again.shape or not bool((features == again).all()):
+        raise UsageError(
+            f"{name} gives other features each time it sees the same items.",
+            "Draw nothing in its forward (dropout with training=True does), or draw from a fixed seed.",
+        )
+
+
+def refuse_company(name: str, together: Tensor, alone: Tensor) -> None:
+    """UsageError where the features of an item, [1, D], are others beside another item than alone."""
+    apart = float((together - alone).norm() / together.norm().clamp(min=1e-12))
+    if apart > BATCH_CLOSE:
+        raise UsageError(
+            f"The features {name} gives for an item depend on what else is in its batch ({apart:.0%} of their norm).",
+            "Take nothing over the batch axis: a mean over it, BatchNorm without its running statistics, padding.",
+        )
+
+
+def tried_images(size: int) -> Tensor:
+    """Two different images, uint8 [2, size, size, 3]."""
+    import torch
+
+    return torch.arange(2 * size * size * 3).remainder(251).to(torch.uint8).reshape(2, size, size, 3)
 
 
 def reason(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.backbones.encoder import deterministic, no_images, no_text, one_row_each
-from fedcache.extract.backbones.own import reason
+from fedcache.extract.backbones.own import reason, refuse_chance, refuse_company
 from fedcache.extract.inputs import KINDS, TEXTS, Items, described_row
 
 if TYPE_CHECKING:
@@ -114,9 +114,11 @@ class OwnItemEncoder:
         import torch
 
         two: Items = TRIED if self.example is None else torch.stack([self.example, self.example]).numpy()
-        features, _ = self.items(two)
+        features, again, alone = (self.items(items)[0] for items in (two, two, two[:1]))
         if not bool(features.isfinite().all()):
             raise UsageError(f"{self.name} gives numbers that are not finite for two {self.kind}.", "Mend its forward.")
+        refuse_chance(self.name, features, again)
+        refuse_company(self.name, features[:1], alone)
         return int(features.shape[1])
 
 

@@ -186,6 +186,20 @@ def read_uids(
     return np.frombuffer(bytes(uids), dtype=np.uint8).reshape(-1, 16).copy(), unreadable
 
 
+def trained_and_tested(dataset: Dataset) -> int:
+    """Test rows whose content is that of a training row.
+
+    Uids are compared by their first half, and in full where that agrees.
+    """
+    train, test = (np.flatnonzero(dataset.split == split) for split in (TRAIN, TEST))
+    half = np.ascontiguousarray(dataset.uid[:, :8]).view(np.uint64)[:, 0]
+    common = np.intersect1d(half[train], half[test])
+    if not len(common):
+        return 0
+    known = {dataset.uid[row].tobytes() for row in train[np.isin(half[train], common)]}
+    return sum(dataset.uid[row].tobytes() in known for row in test[np.isin(half[test], common)])
+
+
 def index_of(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """(sorted distinct values, [N] index of each value among them)."""
     distinct = tuple(sorted(set(values)))
