@@ -182,11 +182,25 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
     return lines, shlex.join(["fedcache", "train", "--method", method, *dealt, *where])
 
 
+HOLDERS = (
+    "client", "site", "hospital", "clinic", "center", "centre", "institution", "user", "writer", "speaker", "patient",
+    "device", "sensor", "camera", "node", "owner", "store", "branch", "bank", "school", "farm",
+)  # fmt: skip
+"""Parts of names of columns that say who holds a row."""
+
+
 def column_of_clients(store: Store) -> str | None:
-    """The first group with two values or more, half of which have four rows or more; None where there is none."""
+    """The group that most likely says who holds which rows; None where there is none.
+
+    It has two values or more, half of which have four rows or more. One that is called like holders of data comes
+    first, then one of words, as numbers are more often measured than held; then the order of the store.
+    """
+    likely = []
     for name in store.groups:
         group = store.group(name)
         rows = np.bincount(group.codes[group.codes >= 0], minlength=len(group.words))
         if len(rows) >= 2 and float(np.median(rows)) >= 4:
-            return name
-    return None
+            called = any(word in name.lower() for word in HOLDERS)
+            numbers = all(word.lstrip("-").replace(".", "", 1).isdigit() for word in group.words)
+            likely.append((not called, numbers, name))
+    return min(likely, key=lambda found: found[:2])[2] if likely else None

@@ -1,0 +1,39 @@
+"""Which column ``ingest`` suggests as that of the clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedcache as fc
+from fedcache.extract.planning.ingest import column_of_clients
+from fedcache.store.groups import Group, put_groups
+
+ROWS = 80
+NUMBERS = [str(i % 9) for i in range(ROWS)]
+WORDS = [("north", "south")[i % 2] for i in range(ROWS)]
+SITES = [f"s{i % 5}" for i in range(ROWS)]
+ALONE = [f"row {i}" for i in range(ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "suggested"),
+    [
+        ({"age": NUMBERS, "hospital_id": NUMBERS}, "hospital_id"),
+        ({"age": NUMBERS, "region": WORDS}, "region"),
+        ({"region": WORDS, "Site": SITES}, "Site"),
+        ({"age": NUMBERS}, "age"),
+        ({"site": ALONE, "age": NUMBERS}, "age"),
+        ({"site": ALONE}, None),
+        ({}, None),
+    ],
+)
+def test_holders_come_before_words_and_words_before_numbers(
+    tmp_path: Path, columns: dict[str, list[str]], suggested: str | None
+) -> None:
+    x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("f4")
+    store = fc.Store.from_arrays({"mine": x}, labels=np.arange(ROWS) % 2, path=tmp_path / "s.zarr")
+    put_groups(store, {name: Group.of(values) for name, values in columns.items()})
+    assert column_of_clients(store) == suggested
