@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def given_partition(
         UsageError for rows or names that are not there, and arguments that do not go with the form.
     """
     if callable(clients):
-        clients = clients(store)
+        clients = _returned(clients(store))
     columns, typed = columns_of(store), typed_arguments("natural", arguments)
     split = None
     if isinstance(clients, str | Path):
@@ -68,6 +68,17 @@ def given_partition(
     return made
 
 
+def _returned(clients: object) -> object:
+    """What a function of the store said. Raises UsageError for what names no clients."""
+    if (isinstance(clients, str | Path) and not is_given(clients)) or not isinstance(clients, str | Path | Iterable):
+        raise UsageError(
+            f"The function of the store returned {clients!r:.60}.",
+            'It returns the rows of each client, {"north": [0, 1], "south": [2, 3]}; the client of each row, a list as '
+            "long as the store; or the path of a .csv of name,client[,split].",
+        )
+    return clients
+
+
 def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
     """The client of each row by a CSV, and the split of each (-1 where the CSV has no line) if it says so.
 
@@ -76,12 +87,22 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = [line for line in csv.reader(file, strict=True) if line]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except FileNotFoundError:
+        raise UsageError(
+            f"There is no {path}.", f"Give the CSV that says who holds which rows. {_FIRST_LINE}"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{path} could not be read: {error.strerror}.", "Give a CSV file that you may read.") from None
+    except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path} is not a CSV in UTF-8: {error}.", _FIRST_LINE) from None
     head = [column.strip().lower() for column in lines[0]] if lines else []
-    if head not in (["name", "client"], ["name", "client", "split"]) or len(lines) < 2:
+    if head not in (["name", "client"], ["name", "client", "split"]):
+        raise UsageError(f"{path} has the columns {', '.join(head) or '(none)'}.", _FIRST_LINE)
+    if len(lines) < 2:
         raise UsageError(
-            f"{path} has the columns {', '.join(head) or '(none)'} and {max(0, len(lines) - 1):,} lines.", _FIRST_LINE
+            f"{path} has no line after its first, {','.join(head)}.",
+            f"Add a line for each row that a client holds, for example {store.samples.name[0]},north"
+            f"{',train' if len(head) == 3 else ''}",
         )
     place = {name: row for row, name in enumerate(store.samples.name)}
     client, split = [""] * store.rows, np.full(store.rows, -1, np.int8)

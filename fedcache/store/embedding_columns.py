@@ -275,8 +275,9 @@ def _splits_of(path: Path, key: str, values: Any, count: int) -> tuple[NDArray[n
     if isinstance(values, Words) and values.shape == (count,):
         rows, codes = values.counts(), [SPLIT_WORDS.get(w.strip().lower(), 255) for w in values.words]
         if strange := [w for w in rows if w.strip().lower() not in SPLIT_WORDS]:
+            first = int(np.argmax(values.codes == values.words.index(strange[0])))
             raise UsageError(
-                f"{path}: {rows[strange[0]]:,} rows have the {key} {strange[0]!r}.",
+                f"{path}: {rows[strange[0]]:,} rows have the {key} {strange[0]!r}, the first is row {first:,}.",
                 f"The words are {', '.join(SPLIT_WORDS)}. --split-key NAME takes another column; without one a fifth "
                 "is held out.",
             )

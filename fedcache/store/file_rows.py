@@ -45,10 +45,14 @@ def explain_damage(path: Path) -> Iterator[None]:
     except FedcacheError:
         raise
     except Exception as error:
+        if path.is_file() and not path.stat().st_size:
+            raise UsageError(f"{path} is empty.", "Write it again.") from error
         said = " ".join(str(error).split())[:160]
         raise UsageError(
             f"{path} could not be read as {ending_of(path)}: {type(error).__name__}: {said}",
-            "Object arrays and pickles are never read; write plain numbers.",
+            "Object arrays and pickles are never read; write plain numbers."
+            if ending_of(path) in (".npy", ".npz")
+            else f"Write it again, whole and as {ending_of(path)}.",
         ) from error
 
 

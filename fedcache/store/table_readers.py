@@ -19,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError
+from fedcache.store.embedding_columns import TEXTS
 from fedcache.store.file_rows import FileRows, ending_of, is_feature, stem_of
 from fedcache.store.tables import (
+    EMPTY_CELLS,
     TABLES,
     Batches,
     Table,
@@ -28,6 +30,7 @@ from fedcache.store.tables import (
     arrow,
     is_binary,
     is_list_text,
+    is_number,
     is_number_kind,
     list_kind,
     numbers_in,
@@ -52,6 +55,8 @@ def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
     found |= {f"text/{name}": _matrix(entry) for name, entry in meta.get("text", {}).items()}
     wide = _family(table, features)
     matrices = [name for name in table.types if _is_matrix(table, name, features)]
+    if wide is None and not matrices:
+        _refuse_almost_features(table, features)
     others = [name for name in table.types if name not in matrices and (wide is None or name not in wide[1])]
     columns, count = read_others(table, others or [*matrices, *(wide[1] if wide else ())][:1])
     if not count:
@@ -118,7 +123,7 @@ def _family(table: Table, asked: Sequence[str]) -> tuple[str, tuple[str, ...]] |
     if any(is_feature(n) and table.types[n] == arrow().string() and _first_is_list(table, n) for n in table.types):
         return None
     families = {p: names for p, names in families.items() if p.lower() not in NOT_FEATURES}
-    usual = {p: names for p, names in families.items() if p.lower() in ("", "f", "x", "dim", "d") or is_feature(p)}
+    usual = {p: names for p, names in families.items() if _are_usual(p)}
     chosen = usual or families
     if len(chosen) > 1:
         told = ", ".join(f"{names[0]} .. {names[-1]}" for names in chosen.values())
@@ -126,6 +131,69 @@ def _family(table: Table, asked: Sequence[str]) -> tuple[str, tuple[str, ...]] |
             f"{table.path}: {told} may all be features.", f"Say which: --features-key {next(iter(chosen)) or '0'}"
         )
     return next(((key, names) for names in chosen.values()), None)
+
+
+def _are_usual(prefix: str) -> bool:
+    """Whether columns that are called so and numbered are the dimensions of features."""
+    return prefix.lower() in ("", "f", "x", "dim", "d") or is_feature(prefix)
+
+
+def _refuse_almost_features(table: Table, asked: Sequence[str]) -> None:
+    """Say which column keeps numbered columns from being features: one that holds words, or one that is missing.
+
+    Raises UsageError with the column, and the row of the first word in it.
+    """
+    path, types = table.path, table.types
+    if not asked and any(name.lower() in TEXTS for name in types):
+        return  # a table of texts, which has no features
+    if all(map(arrow().types.is_null, types.values())):
+        return  # a first line and no rows, which is said elsewhere
+    numbered: dict[str, dict[int, str]] = {}
+    for name in types:
+        if found := _DIMENSION.fullmatch(name):
+            numbered.setdefault(found[1], {})[int(found[2])] = name
+    wanted = {word.rstrip("_.- ") for word in asked}
+    for prefix, by_number in numbered.items():
+        if len(by_number) < 2 or not (prefix in wanted or (not asked and _are_usual(prefix))):
+            continue
+        names = [by_number[n] for n in sorted(by_number)]
+        for name in names:
+            if not is_number_kind(types[name]):
+                raise _no_numbers(table, name)
+        lacking = next(n for n in range(min(by_number), max(by_number)) if n not in by_number)
+        gone = re.sub(r"\d+(?=\]?$)", str(lacking), names[0])
+        raise UsageError(
+            f"{path}: {gone} is missing between {names[0]} and {names[-1]}, so these are not taken for features.",
+            f"Add the column {gone}, or number the columns without a gap.",
+        )
+
+
+def _no_numbers(table: Table, name: str) -> FedcacheError:
+    """The error of a dimension that holds something else than numbers, with the first row where it does."""
+    path, row = table.path, 0
+    if are_words(table.types[name]) and not is_binary(table.types[name]):
+        for batch in table.batches([name], BATCH, floats=False):
+            for number, word in enumerate(batch.column(0).to_pylist(), start=row):
+                if word is None or word in EMPTY_CELLS or is_number(word):
+                    continue
+                if _DECIMAL_COMMA.fullmatch(word.strip()):
+                    return UsageError(
+                        f"{path}: {name} has decimal commas, first in row {number:,}: {word!r}.",
+                        "Write numbers with a point; pandas: read_csv(FILE, sep=';', decimal=',').to_csv(FILE, "
+                        "index=False)",
+                    )
+                return UsageError(
+                    f"{path}: {name} holds words, first in row {number:,}: {word[:40]!r}.",
+                    "Write a number there, or leave the cell empty, which is NaN; rows are counted from 0.",
+                )
+            row += len(batch)
+        return UsageError(f"{path}: {name} holds its numbers as words.", "Write numbers; pandas: .astype('float32')")
+    kind = arrow().types.is_null(table.types[name])
+    what = "is empty in all rows" if kind else f"holds no numbers, but {table.types[name]}"
+    return UsageError(f"{path}: {name} {what}.", "Write numbers there, or drop the column.")
+
+
+_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 
 
 # Features, block by block.

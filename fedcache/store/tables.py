@@ -18,7 +18,7 @@ from fedcache.store.file_rows import ending_of
 TEXT_BLOCK = 8 << 20
 """Bytes of a CSV that are parsed at a time; no row may have more."""
 
-EMPTY_CELLS = ["", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None", "<NA>", "?"]
+EMPTY_CELLS = ["", "NA", "N/A", "n/a", "nan", "NaN", "NAN", "null", "NULL", "None", "<NA>", "?"]
 """Cells of a CSV that are NaN where numbers are expected."""
 
 
@@ -107,6 +107,8 @@ def _text(path: Path) -> Table:
     opened = gzip.open if ending_of(path).endswith(".gz") else open
     with opened(path, "rb") as file:
         line = file.readline(TEXT_BLOCK).decode("utf-8-sig")
+    if not line:
+        raise UsageError(f"{path} is empty.", "Its first line names the columns, for example f0,f1,f2,label")
     marks = {mark: line.count(mark) for mark in (",", ";", "\t")}
     mark = "\t" if ending_of(path).startswith(".tsv") else max(marks, key=lambda m: marks[m])
     parsing = csv.ParseOptions(delimiter=mark, newlines_in_values=True)
@@ -127,7 +129,7 @@ def _text(path: Path) -> Table:
 
     with opened_csv({}, None) as file:
         schema, first = file.schema, next(iter(file), None)
-    if all(_is_number(name) for name in schema.names) and not _follow(sorted(schema.names, key=float)):
+    if all(is_number(name) for name in schema.names) and not _follow(sorted(schema.names, key=float)):
         raise UsageError(
             f"{path} begins with a row of numbers.", "Its first line names the columns, for example f0,f1,f2,label"
         )
@@ -142,7 +144,8 @@ def _text(path: Path) -> Table:
     return Table(path, types, batches, None, {}, True, frozenset(measured))
 
 
-def _is_number(word: str) -> bool:
+def is_number(word: str) -> bool:
+    """Whether a word is a finite number."""
     try:
         return math.isfinite(float(word))
     except ValueError:

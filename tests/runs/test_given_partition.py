@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from command import fedcache, ok
 
 import fedcache as fc
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.federate.partition.partition import Partition
 from fedcache.runs.partitions import load_partition
 
@@ -154,7 +156,7 @@ def test_what_is_no_partition_is_one_sentence(store: fc.Store, clients: object, 
     ("text", "said"),
     [
         ("name,site\n00.png,a\n", "has the columns name, site"),
-        ("name,client\n", "0 lines"),
+        ("name,client\n", "no line after its first"),
         ("name,client\n99.png,a\n", "no row of s.zarr is called '99.png'"),
         ("name,client\n00.png,a\n00.png,b\n", "names '00.png' again"),
         ("name,client,split\n00.png,a,tset\n", "Did you mean 'test'"),
@@ -175,3 +177,39 @@ def test_both_ways_at_once_are_refused(store: fc.Store, tmp_path: Path) -> None:
     words = ("partition", "--from", tmp_path / "who.csv", "--store", store.path)
     assert "--from and --scheme are both given" in fedcache(*words, "--scheme", "iid").err
     assert "A column (by) and the clients themselves" in fedcache(*words, "--by", "domain").err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, r"^There is no .*who\.csv\."),
+        (
+            "name,client\n",
+            r"has no line after its first, name,client\.\nAdd a line for each row .* for example \S+,north$",
+        ),
+        ("name,client,split\n", r"for example \S+,north,train$"),
+        ("", r"has the columns \(none\)\.\nIts first line"),
+    ],
+)
+def test_a_list_of_clients_that_is_not_there_or_empty_is_said_to_be_that(
+    store: fc.Store, tmp_path: Path, text: str | None, said: str
+) -> None:
+    if text is not None:
+        (tmp_path / "who.csv").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        fc.partition(store, tmp_path / "who.csv")
+    assert re.search(said, str(caught.value).replace(str(tmp_path), ""))
+
+
+@pytest.mark.parametrize("returned", ["x", None, 3])
+def test_a_function_that_returns_no_clients_is_told_what_it_returned(store: fc.Store, returned: Any) -> None:
+    with pytest.raises(UsageError, match=rf"The function of the store returned {returned!r}\.\nIt returns the rows"):
+        fc.partition(store, lambda _: returned)
+
+
+def test_what_is_held_out_without_a_column_names_the_column_that_holds_it(store: fc.Store) -> None:
+    held = str(store.samples.classes[0])
+    with pytest.raises(UsageError, match=rf"Unknown value of domain '{held}'[^\n]*\nWithout --by, .*--by class$"):
+        fc.partition(store, hold_out=(held,))
+    with pytest.raises(UsageError, match="--by COLUMN names another column"):
+        fc.partition(store, hold_out=("nowhere",))

@@ -104,7 +104,7 @@ def test_which_columns_are_features_is_asked_where_several_may_be(tmp_path: Path
     assert found.features["u"].shape == (N, 1, D)
     assert list(found.groups) == ["ward", "q1", "q2"]
     gap = write(tmp_path / f"g.{ending}", table().drop(["f2"]))
-    assert "has no features" in refused(lambda: open_embeddings(gap))
+    assert "f2 is missing between f0 and f4" in refused(lambda: open_embeddings(gap))
     assert "Unknown column 'zzz'" in refused(lambda: open_embeddings(gap, ColumnChoice(features=("zzz",))))
 
 
@@ -194,7 +194,7 @@ HOSTILE = {
     "begins with a row of numbers": b"0.1,0.2,7\n0.3,0.4,8\n",
     "the column 'f0' is there twice": b"f0,f0,label\n1,2,3\n",
     "has 0 rows": b"f0,f1,label\n",
-    "Empty CSV file": b"",
+    "is empty": b"",
     "CSV": b"f0,f1,label\n1,2\n1,2,3\n",
     "UTF": b"f0,f1,label\n1,2,\xff\xfe\n",
     "invalid value 'x'": b"f0,f1,label\n" + b"1,2,3\n" * 9 + b"1,x,3\n",
@@ -348,3 +348,44 @@ def test_a_dirty_table_of_hospitals_is_trained_by_hospital(tmp_path: Path) -> No
     assert run["accuracy"]["mean"] > 0.8
     assert ok("report", "-o", tmp_path / "r.html").data
     assert (tmp_path / "r.html").stat().st_size > 10_000
+
+
+ALMOST = {
+    "f3 holds words, first in row 5: 'oops'": {3: "n/a", 5: "oops"},
+    "f3 has decimal commas, first in row 0: '1,5'": dict.fromkeys(range(N), "1,5"),
+    "f3 is empty in all rows": dict.fromkeys(range(N), ""),
+}
+
+
+@pytest.mark.parametrize("why", ALMOST)
+def test_the_column_that_keeps_others_from_being_features_is_named_with_its_row(tmp_path: Path, why: str) -> None:
+    lines = [";".join([*(f"f{i}" for i in range(D)), "label"])]
+    for row in range(N):
+        cells = [f"{v:.3f}" for v in X[row]]
+        cells[3] = ALMOST[why].get(row, cells[3])
+        lines.append(";".join([*cells, str(row % 3)]))
+    (tmp_path / "wide.csv").write_text("\n".join(lines) + "\n")
+    assert why in refused(lambda: read_embeddings(tmp_path / "wide.csv"))
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_the_dimension_that_is_missing_is_named(tmp_path: Path, ending: str) -> None:
+    file = write(tmp_path / f"gap.{ending}", table("x[").drop_columns(["x[2"]).rename_columns(
+        ["ward", "x[4]", "x[3]", "x[1]", "x[0]", "label"]
+    ))  # fmt: skip
+    assert "x[2] is missing between x[0] and x[4]" in refused(lambda: read_embeddings(file))
+
+
+@pytest.mark.parametrize("ending", ["parquet", "npz", "feather"])
+def test_what_is_said_of_a_foreign_file_is_of_its_kind(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / f"fake.{ending}"
+    file.write_bytes(b"hello, world\n" * 9)
+    assert ("pickles" in refused(lambda: read_embeddings(file))) == (ending == "npz")
+    file.write_bytes(b"")
+    assert refused(lambda: read_embeddings(file)).startswith(f"{file} is empty.")
+
+
+def test_the_first_row_with_a_word_that_is_no_split_is_named(tmp_path: Path) -> None:
+    splits = ["tset" if row in (7, 11) else "train" for row in range(N)]
+    said = refused(lambda: read_embeddings(write(tmp_path / "s.csv", table(split=splits))))
+    assert "2 rows have the split 'tset', the first is row 7." in said

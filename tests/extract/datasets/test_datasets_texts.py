@@ -170,7 +170,7 @@ def test_a_source_travels_without_its_texts_and_refuses_a_file_that_has_changed(
         ("x.csv", "text,label\nÜber,b\n".encode("latin-1"), "", "could not be read as .csv"),
         ("x.csv", b'text,label\n"open,a\nb,c\n', "", "could not be read as .csv"),
         ("x.csv", b"text,label\n", "", "0 rows"),
-        ("x.csv", b"", "", "could not be read as .csv"),
+        ("x.csv", b"", "", "x.csv is empty"),
         ("x.parquet", b"PAR1 not one", "", "could not be read as .parquet"),
         ("x.csv.gz", b"\x1f\x8b broken", "", "could not be read as .csv.gz"),
         ("x.txt", b"text\n", "", "Unknown file ending '.txt'"),
