@@ -113,3 +113,32 @@ class Silent:
     def told(self, round_: Round) -> None: ...
     def advance(self, units: int) -> None: ...
     def stop(self) -> None: ...
+
+
+class EachOnce(Silent):
+    """An observer that passes everything on, but a sentence that was said before: of a grid, what holds for all points.
+
+    Args:
+        observer: is told.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._said: set[tuple[str, str]] = set()
+        for passed_on in ("start", "told", "advance", "stop"):
+            setattr(self, passed_on, getattr(observer, passed_on))
+
+    def note(self, text: str) -> None:
+        """Passed on the first time."""
+        if self._is_new("note", text):
+            self._observer.note(text)
+
+    def warn(self, text: str) -> None:
+        """Passed on the first time."""
+        if self._is_new("warn", text):
+            self._observer.warn(text)
+
+    def _is_new(self, kind: str, text: str) -> bool:
+        count = len(self._said)
+        self._said.add((kind, text))
+        return len(self._said) > count

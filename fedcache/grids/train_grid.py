@@ -35,7 +35,7 @@ from fedcache.grids.points import (
 from fedcache.grids.result import Grid, LostPoint, Point
 from fedcache.grids.retrain import check_validation, retrain
 from fedcache.process import Stop
-from fedcache.progress import Observer, Silent
+from fedcache.progress import EachOnce, Observer, Silent
 from fedcache.runs.choice import choice_value, has_validation
 from fedcache.runs.directory import DamagedRunError
 from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hooks
@@ -156,12 +156,12 @@ def grid(
         jobs: processes that train points alone, for what cannot be trained together; hooks are then told of a point's
             rounds when it ends.
         engine: computes the same points on a cluster, to the same bits.
-        observer: told the story.
+        observer: told the story; a sentence that holds for several points is said once.
         hooks: as in ``train``.
         stop: honoured between rounds; finished points are kept.
     """
     request = replace(request, exact=request.exact or jobs > 1)
-    run = GridRun(request, with_hooks(observer, hooks), stop or Stop())
+    run = GridRun(request, EachOnce(with_hooks(observer, hooks)), stop or Stop())
     if request.retrain:
         check_validation(run)
     if engine is not None:
@@ -181,7 +181,7 @@ def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[st
 
     Nothing is extracted or trained.
     """
-    run = GridRun(replace(request, extract=False, fresh=False), observer or Silent(), Stop())
+    run = GridRun(replace(request, extract=False, fresh=False), EachOnce(observer or Silent()), Stop())
     plans = []
     for group in point_groups(request.points):
         config = request.config_of(group[0])
