@@ -203,5 +203,7 @@ def partition_of_point(base: PartitionConfig, sweep: Mapping[str, str]) -> Parti
     """The partition of a point: the base with the swept scheme, clients and arguments."""
     mine = values_of_place(sweep, "partition")
     options: dict[str, Any] = {**base.options, **{k: v for k, v in mine.items() if k not in ("scheme", "clients")}}
+    if "hold_out" in mine:  # one value, whatever characters it has: as words it would be split at commas
+        options["hold_out"] = (mine["hold_out"],)
     clients = int(mine["clients"]) if "clients" in mine else base.clients
     return PartitionConfig(mine.get("scheme", base.scheme), clients, base.seed, options)

@@ -10,7 +10,9 @@ import pytest
 from command import fedcache, ok
 
 import fedcache as fc
+from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, UsageError
+from fedcache.grids.hold_out import every_value
 from fedcache.store.groups import Group, put_groups
 from fedcache.store.store import Store
 
@@ -93,6 +95,63 @@ def test_a_setting_with_held_out_values_has_the_name_of_its_partition(store: Pat
     assert {p["partition"]["digest"] for p in grid["points"]} == {one["digest"] for one in saved}
     names = {table.setting.rpartition(", ")[2] for table in fc.compare().tables}
     assert names == {one["name"] for one in saved} == {f"natural-by-site-without-{site}-s0" for site in SITES}
+
+
+@pytest.mark.parametrize(("method", "words"), [("fedavg", ()), ("fed3r", ("--exact",))])
+def test_a_run_with_a_held_out_value_finds_the_point_of_a_grid(
+    store: Path, method: str, words: tuple[str, ...]
+) -> None:
+    asked = ("--method", method, "--by", "site", "--rounds", 1, "--store", store)
+    points = ok("grid", *asked, "--hold-out", "each", *words).data["points"]
+    run = ok("train", *asked, "--hold-out", "east").data
+    assert run["reused"]
+    assert [p["digest"] for p in points if p["sweep"]["hold_out"] == "east"] == [run["digest"]]
+
+
+def test_a_grid_says_once_what_holds_for_all_its_points(store: Path) -> None:
+    owners = ["large" if i < 300 else f"small-{i % 4}" for i in range(ROWS)]
+    fc.partition(store, owners, name="uneven")
+    words = ("grid", "--method", "fed3r,fedavg", "--sweep", "rounds=2,3", "--partition", "uneven", "--store", store)
+    said = [line for line in fedcache(*words).err.splitlines() if line.strip()]
+    assert sum("client 0 ('large') has" in line for line in said) == 1
+    assert [sum(f"fed3r takes one round; --rounds {r} changes nothing" in line for line in said) for r in (2, 3)] == [
+        1, 1,
+    ]  # fmt: skip
+    assert sum(line.startswith("Points ") for line in said) == 4
+    assert len(said) == len(set(said))
+
+
+def with_values(place: Path, count: int) -> Path:
+    """A store with a column ``note`` of so many values, the first with a comma in it."""
+    notes = ["a, b", *(f"n{i:03d}" for i in range(1, count))]
+    rng = np.random.default_rng(0)
+    path = place / f"notes-{count}.zarr"
+    store = Store.from_arrays(
+        {"mine": rng.normal(size=(4 * count, 5)).astype("f4")}, labels=np.arange(4 * count) // 2 % 2, path=path
+    )
+    put_groups(store, {"note": Group.of([notes[i % count] for i in range(4 * count)])})
+    return store.path
+
+
+@pytest.mark.parametrize("method", ["fedncm", "fed3r,fedncm"])
+def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path: Path, method: str) -> None:
+    store = with_values(tmp_path, 51)
+    done = fedcache("grid", "--method", method, "--by", "note", "--hold-out", "each", "--store", store)
+    assert done.code == Exit.USAGE
+    assert "the column note has 51 values" in done.err
+    assert "--by note --sweep hold_out=n001,n002" in done.err
+    assert "Points 1" not in done.err
+    with pytest.raises(UsageError, match="the column note has 51 values"):
+        fc.grid("fedncm", store, by="note", hold_out="each")
+    some = ok("grid", "--method", "fedncm", "--by", "note", "--sweep", "hold_out=n001,n002", "--store", store).data
+    assert list(some["held_out"][0]["accuracy"]) == ["n001", "n002"]
+    assert every_value("note", TrainConfig(store=str(with_values(tmp_path, 50))), Home.from_environment())[0] == "a, b"
+
+
+def test_a_value_with_a_comma_is_held_out_as_one(tmp_path: Path) -> None:
+    done = ok("grid", "--method", "fedncm", "--by", "note", "--hold-out", "each", "--store", with_values(tmp_path, 3))
+    assert list(done.data["held_out"][0]["accuracy"]) == ["a, b", "n001", "n002"]
+    assert [p["partition"]["args"]["hold_out"] for p in done.data["points"]] == [["a, b"], ["n001"], ["n002"]]
 
 
 def test_a_scheme_beside_a_column_deals_every_value(store: Path) -> None:
