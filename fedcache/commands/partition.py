@@ -25,6 +25,7 @@ from fedcache.errors import Exit, UsageError
 from fedcache.extract.planning.find_store import more_features, need_store
 from fedcache.report.partition_dots import draw
 from fedcache.runs.given_partition import given_partition
+from fedcache.runs.partition_hints import hints_name_the_store
 from fedcache.runs.partitions import columns_of, load_partition, make_partition, need_scheme, report_notes, write_shards
 from fedcache.runs.store_choice import train_example
 
@@ -89,10 +90,11 @@ def partition(
     opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
     say_if_many(opened.rows, observer)
     how: dict[str, Any] = {"seed": resolved.seed, "name": name, "replace": replace, **arguments}
-    if clients_csv is not None:
-        made = given_partition(opened, clients_csv, **how)
-    else:
-        made = make_partition(opened, resolved.scheme, **how)
+    with hints_name_the_store(dataset=dataset, store=store):
+        if clients_csv is not None:
+            made = given_partition(opened, clients_csv, **how)
+        else:
+            made = make_partition(opened, resolved.scheme, **how)
     saved, columns = name or made.default_name(), columns_of(opened)
     if out is not None:
         made.save(out)

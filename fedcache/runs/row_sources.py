@@ -22,6 +22,7 @@ from fedcache.federate.partition.row_lists import RowLists
 from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.features import RunFeatures, encoders_of_run, read_client_stores, read_images, read_store
+from fedcache.runs.partition_hints import hints_name_the_store
 from fedcache.runs.partitions import (
     check_named,
     client_overrides,
@@ -140,9 +141,10 @@ class StoreRows:
         key = (self.store.path, method.defaults, config.partition, config.domain, str(self.partition), tuple(seeds),
                p.repartition)  # fmt: skip
         if key not in p.cache.partitions:
-            p.cache.partitions[key] = partition_seeds(
-                method, self.store, config, self.partition, seeds, repartition=p.repartition, observer=p.observer
-            )
+            with hints_name_the_store(dataset=config.dataset, store=config.store):
+                p.cache.partitions[key] = partition_seeds(
+                    method, self.store, config, self.partition, seeds, repartition=p.repartition, observer=p.observer
+                )
         found, name = p.cache.partitions[key]
         if p.whole:
             found, name = without_validation(found), None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -195,3 +197,25 @@ def test_what_cannot_be_is_one_sentence(store: Path, words: tuple[str, ...], sai
     done = fedcache(*words, "--store", store)
     assert done.code == Exit.USAGE
     assert said in done.err
+
+
+@pytest.mark.parametrize("words", [("partition",), ("train", "--method", "fed3r"), ("grid", "--method", "fed3r")])
+@pytest.mark.parametrize("option", ["--store", "--dataset"])
+def test_the_command_of_a_refused_partition_is_for_the_store_that_was_named(
+    own_home: Path, tmp_path: Path, words: tuple[str, ...], option: str
+) -> None:
+    for name in ("meant", "last one"):  # the second is the one last used
+        np.savez(
+            tmp_path / f"{name}.npz",
+            features=np.random.default_rng(0).normal(size=(60, 3)).astype("f4"),
+            labels=np.arange(60) % 2,
+            site=np.arange(60) // 20 if name == "meant" else np.arange(60) // 30,
+        )
+        ok("ingest", tmp_path / f"{name}.npz", "--name", name)
+    store = "meant" if option == "--dataset" else ok("inspect", "meant").data["path"]
+    ok("inspect", "last one")
+    done = fedcache(*words, option, store, "--by", "site", "--min-rows", 1000)
+    assert done.code == Exit.USAGE
+    (command,) = re.findall(r"fedcache (partition .*)", done.err.replace("\n  ", " "))
+    assert command.startswith(f"partition {option} {store} --scheme natural --by site --min-rows ")
+    assert ok(*shlex.split(command)).data["store"] == ok("inspect", "meant").data["path"]
