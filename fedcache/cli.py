@@ -56,7 +56,7 @@ COMMANDS = (
     ),
     CommandEntry(
         "predict", "predict", MAIN,
-        "Classify images, rows of a store or embeddings with the model of a finished run.",
+        "Classify images, texts, rows of a store or embeddings with the model of a finished run.",
     ),
     CommandEntry(
         "evaluate", "evaluate", MAIN,

@@ -95,7 +95,8 @@ def extract(
     data = held if held is not None else read_dataset(spec, where, observer)
     observer.note(f"{spec}: {data.reading}")
     if both := trained_and_tested(data):
-        observer.warn(f"{counted(both, 'test row')} hold what a training row holds, byte for byte.")
+        verb = "holds" if both == 1 else "hold"
+        observer.warn(f"{counted(both, 'test row')} {verb} what a training row holds, byte for byte.")
     path = store or place_of_data(home, data, observer)
     if dry_run:
         return estimate(path, data, planned, config, home, observer, skipped, fresh=fresh)

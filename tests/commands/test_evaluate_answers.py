@@ -230,7 +230,8 @@ def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(s
         shutil.copy(path, other / "test" / "class0" / f"seen-{path.name}")
     words = ("-d", f"folder:{other}", "--workers", 0, "--split", "test")
     said = "have the same content as rows of shapes that mine was trained on."
-    assert warned(copied, *words) == [f"8 of 23 rows {said}"]
+    found = [w for w in warned(copied, *words) if "byte for byte" not in w]
+    assert found == [f"8 of 23 rows {said}"]
     shutil.rmtree(run)
     assert warned(copied, "--store", store) == []  # nothing says what it was trained on: nothing is claimed
 
