@@ -283,6 +283,8 @@ def compute(
     store = open_or_create(path, data, home, earlier, observer)
     remember_orders(home, data, planned, config)
     wanted = planning.wanted_text(store, planned, data.template, config, keep=keep_text) if data.classes else {}
+    if not data.classes and any(item.backbone.text_width is not None for item in planned):
+        observer.note("The dataset has no classes, so there are no text features, which some methods need.")
     text = planning.missing_text(store, planned, wanted)
     states = {job.key: "complete" if job.key in store.arrays else "new" for job in jobs}
     try:
