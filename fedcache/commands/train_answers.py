@@ -104,7 +104,7 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
     size = bytes_of_models(path)
     if size is None:
         return []
-    what = WHAT_PREDICT_TAKES.get(result["dataset"].get("holds", IMAGES), "IMAGES")
+    what = WHAT_PREDICT_TAKES.get(result.get("dataset", {}).get("holds", IMAGES), "IMAGES")
     if result["protocol"] == "global":
         return [f"  model of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} {what}"]
     if is_claimed(result):
