@@ -103,7 +103,7 @@ def arrays_for(method: Method, hp: Hp, store: Store, names: Sequence[str], obser
             f"{method.name} needs text features, and {' + '.join(names) or store.path.name} has none.",
             more_features(store, "glyph-clip", "text/NAME")
             if is_ingested(store) or store.samples.classes
-            else "Text features are of classes, and this dataset has none: extract it with labels, or name its classes.",
+            else "Text features are of classes, and this dataset has none: extract it with labels.",
         )
     if names and len(with_text) > 1:
         raise UsageError(
