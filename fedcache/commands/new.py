@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 from typing import Annotated
 
 import typer
@@ -82,7 +83,7 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
     code = words["place"].partition(":")[0]
     files = {
         "pyproject.toml": "pyproject.toml",
-        "README.md": "README.md",
+        "README.md": f"{kind}/README.md",
         f"{package}/__init__.py": "__init__.py",
         f"{package}/{code}.py": f"{kind}/{code}.py",
         f"tests/test_{package}.py": f"{kind}/test_laws.py",
@@ -122,13 +123,8 @@ def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
 
 
 def rendered(template: str, words: Mapping[str, str]) -> str:
-    """A template with its words filled in."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True
-    )
-    return environment.get_template(f"{template}.j2").render(words)
+    """A template with its words, ``${name}``, filled in; each of them must be known."""
+    return Template((TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")).substitute(words)
 
 
 def written(kind: str, name: str, folder: Path, first: str) -> CommandResult:
