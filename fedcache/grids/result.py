@@ -12,12 +12,12 @@ from fedcache.notebooks import data_frame, html_table, percent
 from fedcache.runs.choice import (
     BY_VALIDATION,
     DIGITS,
-    FIRST_OF_EQUALS,
     NOT_A_CHOICE,
     Order,
     has_validation,
     order_of_run,
     order_of_settings,
+    tie_sentence,
 )
 from fedcache.runs.run import Run, spread, values_of
 
@@ -46,16 +46,6 @@ class Point:
 def without_hold_out(sweep: Mapping[str, str]) -> dict[str, str]:
     """The swept values of a point but for the value that is held out."""
     return {key: value for key, value in sweep.items() if key != "hold_out"}
-
-
-def tie_sentence(figures: Sequence[float | None], first: str, what: str = "points") -> str | None:
-    """That the first of some figures, the highest first, is not alone, and which is taken; None where it is."""
-    if not figures or figures[0] is None:
-        return None
-    tied = sum(f is not None and round(f, DIGITS) == round(figures[0], DIGITS) for f in figures)
-    if tied < 2:
-        return None
-    return f"{tied} {what} tie at {percent(figures[0])}; {first} is taken, {FIRST_OF_EQUALS}."
 
 
 def _mean(figures: Sequence[float | None], count: int) -> float | None:
@@ -145,7 +135,7 @@ class Grid:
             figures = [row.validation if self.by_validation else row.mean for row in rows]
             return tie_sentence(figures, rows[0].words, "settings")
         ranked = self.ranked()
-        return tie_sentence([self.figure(p) for p in ranked], ranked[0].words if ranked else "")
+        return tie_sentence([self.figure(p) for p in ranked], ranked[0].words if ranked else "", "points")
 
     def figure(self, point: Point) -> float | None:
         """What the points of this grid are ranked by, mean over seeds: validation accuracy, or test accuracy."""

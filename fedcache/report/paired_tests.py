@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcache.report.paired_blocks import PairedBlocks
 from fedcache.report.statistics import Floats, Ranking, constant, holm, interval, mean_ranks, p_value, ranking
-from fedcache.runs.choice import BY_VALIDATION, DIGITS, FIRST_OF_EQUALS, NOT_A_CHOICE, Order, order_of_run
+from fedcache.runs.choice import BY_VALIDATION, DIGITS, NOT_A_CHOICE, Order, order_of_run, tie_sentence
 
 USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon"}
 """Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its
@@ -211,11 +211,9 @@ def _tied(c: Comparison) -> list[str]:
     held = {t.name: t.validation for t in c.treatments if t.validation is not None}
     if c.chosen is None or c.chosen not in held:
         return []
-    tied = sum(round(v, DIGITS) == round(held[c.chosen], DIGITS) for v in held.values())
-    if tied < 2:
-        return []
-    figure = f"{100 * held[c.chosen]:.2f}"
-    return [f"{tied} runs tie at a validation accuracy of {figure} %; {c.chosen} is taken, {FIRST_OF_EQUALS}."]
+    highest_first = sorted(held.values(), reverse=True)
+    told = tie_sentence(highest_first, c.chosen, "runs", "a validation accuracy of ")
+    return [] if told is None else [told]
 
 
 def _treatment(name: str, values: Floats, rank: float, level: float, validation: float | None) -> Treatment:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from fedcache.notebooks import percent
 
 NOT_A_CHOICE = "highest test accuracy (not a choice)"
 BY_VALIDATION = "chosen by validation accuracy"
@@ -46,6 +48,19 @@ def order_of_run(result: Mapping[str, Any]) -> Order:
     rest |= {f"trust.{key}": value for key, value in trust.items() if not isinstance(value, dict | list)}
     method = order_of_settings({"method": result.get("method")})
     return (*method, *order_of_settings(result.get("hyperparameters", {})), *order_of_settings(rest))
+
+
+def tie_sentence(figures: Sequence[float | None], first: str, what: str, of: str = "") -> str | None:
+    """That the first of some figures, the highest first, is not alone, and which is taken; None where it is.
+
+    ``what`` are the things that have the figures, and ``of`` what these are, where that is not plain.
+    """
+    if not figures or figures[0] is None:
+        return None
+    tied = sum(f is not None and round(f, DIGITS) == round(figures[0], DIGITS) for f in figures)
+    if tied < 2:
+        return None
+    return f"{tied} {what} tie at {of}{percent(figures[0])}; {first} is taken, {FIRST_OF_EQUALS}."
 
 
 def _order_of_value(value: object) -> tuple[int, float, str]:

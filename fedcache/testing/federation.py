@@ -68,11 +68,6 @@ def make_federation(
     return data, clients
 
 
-def tiny(seed: int = 0, **kwargs: Any) -> tuple[Data, list[TinyClient]]:
-    """``make_federation`` as the laws use it."""
-    return make_federation(seed, **kwargs)
-
-
 def wide(seed: int = 0, **kwargs: Any) -> tuple[Data, list[TinyClient]]:
     """The same with 40 features, more than twice the rows of any client: where ``gram`` serves all of them."""
     return make_federation(seed, **{"width": 40, **kwargs})

@@ -65,7 +65,7 @@ def law(
 @law(*STACKED)
 def executions_agree(trial: Trial) -> None:
     """Every execution gives what one client after another gives, and counts the same traffic."""
-    pair = trial.federation(views=4) if trial.execution == "batched" else trial.federation()
+    pair = trial.with_views()
     loop, other = trial.run(pair, execution="sequential"), trial.run(pair, chunk=2)
     require(other.execution == trial.execution, f"it was computed by {other.execution}")
     _close(loop, other, trial.closeness)
@@ -75,7 +75,7 @@ def executions_agree(trial: Trial) -> None:
 @law(*STACKED)
 def chunks_change_nothing(trial: Trial) -> None:
     """How many clients are computed at once changes no figure."""
-    pair = trial.federation(views=4) if trial.execution == "batched" else trial.federation()
+    pair = trial.with_views()
     two, three = (trial.run(pair, chunk=k) for k in (2, 3))  # of three clients one is left to a chunk of its own
     _close(two, three, 1e-12)
 
@@ -83,7 +83,7 @@ def chunks_change_nothing(trial: Trial) -> None:
 @law(*STACKED)
 def a_grid_point_is_the_run_alone(trial: Trial) -> None:
     """A point of a grid gives what a run of its own gives."""
-    pair = trial.federation(views=4) if trial.execution == "batched" else trial.federation()
+    pair = trial.with_views()
     data = fitted(trial.method, pair[0])
     points = [spread(trial.method, trial.hp, factor) for factor in (1.0, 0.8, 1.1)]
     how: dict[str, Any] = {"rounds": 2, "participation": 3, "dtype": torch.float64, "execution": trial.execution}
@@ -109,7 +109,7 @@ def the_same_seed_gives_the_same_bits(trial: Trial) -> None:
 def a_resumed_run_has_the_same_bits(trial: Trial) -> None:
     """A run that is stopped after any round and goes on from its files ends with the same bits and traffic."""
     saved: dict[int, Snapshot] = {}
-    pair = trial.federation(views=4) if trial.execution != "gram" else trial.federation()
+    pair = trial.with_views()
     whole = trial.run(pair, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}))
     for after, kept in saved.items():
         snap = Snapshot(load(save(kept.tensors)), json.loads(json.dumps(kept.meta)))  # as it comes back from files

@@ -17,7 +17,7 @@ from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.engine.run import RunCallbacks, TrainingRun
 from fedcache.federate.execution.choose import executors
 from fedcache.federate.execution.memory_estimate import Load
-from fedcache.testing.federation import TinyClient, fitted, tiny, wide
+from fedcache.testing.federation import TinyClient, fitted, make_federation, wide
 
 SMALL: Mapping[str, Value] = {
     "batch": 4, "epochs": 2, "dim": 7, "hidden": 7, "proj": 4, "channels": 1, "esd_epochs": 2, "esd_batch": 2,
@@ -47,7 +47,11 @@ class Trial:
 
     def federation(self, **kwargs: Any) -> tuple[Data, list[TinyClient]]:
         """The tiny federation, with enough features for ``gram`` where that is the execution."""
-        return (wide if self.execution == "gram" else tiny)(**kwargs)
+        return (wide if self.execution == "gram" else make_federation)(**kwargs)
+
+    def with_views(self) -> tuple[Data, list[TinyClient]]:
+        """The same with four stored views of a row, but for ``gram``, which serves one."""
+        return self.federation(views=1 if self.execution == "gram" else 4)
 
     def run(
         self, pair: tuple[Data, Sequence[TinyClient]], *, method: Method | None = None, execution: str = "",

@@ -10,12 +10,11 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
+from arrays import small_store
 from command import fedcache, ok
 from own_package import lay
 
-import fedcache as fc
 from fedcache import plugins, testing
 from fedcache.errors import Exit
 from fedcache.federate.methods import METHODS
@@ -48,16 +47,9 @@ def installed(kind: str, name: str, tmp_path: Path, site: Path) -> Path:
     return folder
 
 
-def made(place: Path) -> Path:
-    rng = np.random.default_rng(0)
-    label = rng.integers(0, 3, 120)
-    x = (rng.normal(size=(3, 6))[label] + 0.5 * rng.normal(size=(120, 6))).astype("f4")
-    return fc.Store.from_arrays({"mine": x}, labels=label, path=place / "s.zarr").path
-
-
 @pytest.fixture
 def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
-    return once(made)
+    return once(small_store)
 
 
 def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(

@@ -52,6 +52,32 @@ def kill(run: subprocess.Popen[str]) -> None:
     run.wait()
 
 
+def kill_and_resume(words, home, folder, times, code=0):
+    """Kill an extraction at drawn places, three times for each of ``times`` stores; the ends are the bytes of a whole one.
+
+    ``code`` is what a command ends with that nobody kills.
+    """
+    whole, draw, killed = folder / "whole.zarr", random.Random(0), 0
+    began = time.monotonic()
+    assert apart(*words, "--store", whole, home=home).code == code
+    seconds = time.monotonic() - began
+    for number in range(times):
+        part = folder / f"part-{number}.zarr"
+        for _ in range(3):
+            run = start(*words, "--store", part, home=home)
+            # Half of the chunks, or as long as it may take.
+            until = time.monotonic() + seconds
+            while run.poll() is None and time.monotonic() < until and done(part) < draw.randint(4, 30):
+                time.sleep(0.01)
+            if run.poll() is not None:
+                break
+            kill(run)
+            killed += 1
+        assert apart(*words, "--store", part, home=home).code == code
+        assert content(part) == content(whole)
+    assert killed
+
+
 def test_killed_extractions_resume_to_the_same_bytes(tmp_path, words, home, cases):
     whole = tmp_path / "whole.zarr"
     began = time.monotonic()

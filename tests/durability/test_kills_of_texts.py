@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from pathlib import Path
 
-from command import apart, start
-from test_kills import done, kill
-from toy_store import content
+from test_kills import kill_and_resume
 
 CODE = """
 import time
@@ -36,22 +33,4 @@ def test_killed_extractions_of_texts_resume_to_the_same_bytes(tmp_path, monkeypa
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path.cwd())])))
     words = ("extract", "--dataset", "texts:t.csv", "--backbones", "module:slow_letters:Letters", "--batch", 4,
              "--chunk-rows", 8, "--workers", 1, "--json")  # fmt: skip
-    whole, home = tmp_path / "whole.zarr", os.environ["FEDCACHE_HOME"]
-    began = time.monotonic()
-    assert apart(*words, "--store", whole, home=home).code == 3
-    seconds, killed = time.monotonic() - began, 0
-    for number in range(cases(1, 20)):
-        part = tmp_path / f"part-{number}.zarr"
-        for _ in range(3):
-            run = start(*words, "--store", part, home=home)
-            # Half of the chunks, or as long as it may take.
-            until = time.monotonic() + seconds
-            while run.poll() is None and time.monotonic() < until and done(part) < draw.randint(4, 30):
-                time.sleep(0.01)
-            if run.poll() is not None:
-                break
-            kill(run)
-            killed += 1
-        assert apart(*words, "--store", part, home=home).code == 3
-        assert content(part) == content(whole)
-    assert killed
+    kill_and_resume(words, os.environ["FEDCACHE_HOME"], tmp_path, cases(1, 20), code=3)

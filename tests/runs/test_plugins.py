@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from arrays import small_store
 from command import fedcache, ok
 from make_images import tree, write_directory
 
@@ -121,16 +121,9 @@ def forget_modules() -> None:
         del sys.modules[name]
 
 
-def made(place: Path) -> Path:
-    rng = np.random.default_rng(0)
-    label = rng.integers(0, 3, 120)
-    x = (rng.normal(size=(3, 6))[label] + 0.5 * rng.normal(size=(120, 6))).astype("f4")
-    return fc.Store.from_arrays({"mine": x}, labels=label, path=place / "s.zarr").path
-
-
 @pytest.fixture
 def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
-    return once(made)
+    return once(small_store)
 
 
 def train(store: Path, *words: object) -> dict:

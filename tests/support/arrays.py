@@ -24,3 +24,13 @@ def ingested(folder: Path, name: str = "mine") -> Path:
     file = folder / f"{name}.npz"
     np.savez(file, **{"features/mine": x, "labels": y, "split": split})
     return Path(ok("ingest", file, "--name", name).data["path"])
+
+
+def small_store(place: Path) -> Path:
+    """A store of 120 rows of 6 features and 3 classes below ``place``."""
+    import fedcache as fc
+
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 3, 120)
+    x = (rng.normal(size=(3, 6))[label] + 0.5 * rng.normal(size=(120, 6))).astype("f4")
+    return fc.Store.from_arrays({"mine": x}, labels=label, path=place / "s.zarr").path

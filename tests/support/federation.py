@@ -10,13 +10,13 @@ from fedcache.federate.engine import run as engine
 from fedcache.federate.engine.run import RunCallbacks, TrainingRun
 from fedcache.federate.methods import METHODS
 from fedcache.testing.federation import TINY as TINY
-from fedcache.testing.federation import TinyClient, fitted, make_federation, tiny
+from fedcache.testing.federation import TinyClient, fitted, make_federation
 from fedcache.testing.federation import difference as difference
 from fedcache.testing.federation import gap as gap
 from fedcache.testing.federation import wide as wide
 from fedcache.testing.trial import spread as spread
 
-Rows = TinyClient
+Rows, tiny = TinyClient, make_federation
 SIZES = (12, 64, 7, 33, 1, 50, 8, 21, 40)  # nine clients; the first may be a public set
 C, D = 6, 11
 PER_ROUND = 5

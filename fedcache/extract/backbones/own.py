@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WHAT = {"kind": "own backbone"}
-BATCH_CLOSE = 1e-3
-"""How far the features of an image may lie apart alone and beside another, as a part of their norm."""
+CHANCE_CLOSE, BATCH_CLOSE = 1e-5, 1e-3
+"""How far features may lie apart, as a part of their norm: of a second look, and of an item alone and beside another."""
 
 
 @dataclass(frozen=True)
@@ -211,8 +211,8 @@ def shape_of(encoder: FrozenEncoder, name: str, size: int) -> tuple[int, ...]:
 
 
 def refuse_chance(name: str, features: Tensor, again: Tensor) -> None:
-    """UsageError where a second look at the same items gives other features."""
-    if features.shape != again.shape or not bool((features == again).all()):
+    """UsageError where a second look at the same items gives other features; rounding may differ on a GPU."""
+    if features.shape != again.shape or _apart(features, again) > CHANCE_CLOSE:
         raise UsageError(
             f"{name} gives other features each time it sees the same items.",
             "Draw nothing in its forward (dropout with training=True does), or draw from a fixed seed.",
@@ -221,12 +221,16 @@ def refuse_chance(name: str, features: Tensor, again: Tensor) -> None:
 
 def refuse_company(name: str, together: Tensor, alone: Tensor) -> None:
     """UsageError where the features of an item, [1, D], are others beside another item than alone."""
-    apart = float((together - alone).norm() / together.norm().clamp(min=1e-12))
-    if apart > BATCH_CLOSE:
+    if (apart := _apart(together, alone)) > BATCH_CLOSE:
         raise UsageError(
-            f"The features {name} gives for an item depend on what else is in its batch ({apart:.0%} of their norm).",
+            f"The features {name} gives for an item depend on what else is in its batch ({apart:.1g} of their norm).",
             "Take nothing over the batch axis: a mean over it, BatchNorm without its running statistics, padding.",
         )
+
+
+def _apart(features: Tensor, others: Tensor) -> float:
+    """How far features lie apart, as a part of their norm."""
+    return float((features - others).norm() / features.norm().clamp(min=1e-12))
 
 
 def tried_images(size: int) -> Tensor:
