@@ -1,10 +1,14 @@
-"""The live view: how far a stretch of work is, as a bar on a terminal and in words everywhere."""
+"""The live view: how far a stretch of work is, as a bar on a terminal and in words everywhere.
+
+Where nothing is said or measured for two seconds, a line on the terminal says that the command is at work.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
 
 WINDOW = 30.0
 """Seconds from which rate and time left are taken."""
+
+SILENCE = 2.0
+"""Seconds without a word after which a terminal says that the command is at work."""
 
 
 class Stretch:
@@ -96,6 +103,47 @@ def size(count: int) -> str:
 def animated() -> bool:
     """Whether stderr is a terminal that can be drawn on; ``TERM=dumb`` cannot, and gets lines like a file."""
     return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+class SignOfLife:
+    """A last line on a terminal, "at work for 4 s", while a command says nothing; what is said takes its place.
+
+    A thread writes it, so that it also comes while a library is imported or a model is read. Nothing is written to
+    what is no terminal.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._since, self._shown, self._held = time.monotonic(), "", False
+        if animated():
+            threading.Thread(target=self._watch, name="sign of life", daemon=True).start()
+
+    def spoken(self, *, held: bool = False) -> None:
+        """Something is about to be said, or with ``held`` a bar is drawn until this is called again."""
+        with self._lock:
+            self._clear()
+            self._since, self._held = time.monotonic(), held
+
+    def end(self) -> None:
+        """Nothing is written from here on."""
+        self._ended.set()
+        self.spoken(held=True)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.25):
+            with self._lock:
+                silent = time.monotonic() - self._since
+                words = f"at work for {silent:.0f} s"
+                if not self._held and silent >= SILENCE and words != self._shown:
+                    self._shown = words
+                    sys.stderr.write(f"\r\x1b[K{words}")
+                    sys.stderr.flush()
+
+    def _clear(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._shown = ""
 
 
 def bar(stretch: Stretch) -> Progress:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedcache.commands.live_view import Stretch, animated, bar
+from fedcache.commands.live_view import SignOfLife, Stretch, animated, bar
 from fedcache.errors import Exit, FedcacheError, InternalError, MachineError, StoppedError, memory_error
 from fedcache.progress import Round
 from fedcache.visible_text import escape_json, visible
@@ -43,6 +43,7 @@ class TerminalObserver:
         self.notes: list[str] = []
         self._bar: Progress | None = None
         self._stretch: Stretch | None = None
+        self._life = None if quiet else SignOfLife()
 
     def note(self, text: str) -> None:
         """One line."""
@@ -58,10 +59,15 @@ class TerminalObserver:
         if self.quiet:
             return
         text = visible(text, lines=True)
+        self._spoken()
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             print(text, file=sys.stderr, flush=True)
+
+    def _spoken(self) -> None:
+        if self._life is not None:
+            self._life.spoken(held=self._bar is not None)
 
     def start(self, what: str, total: int, unit: str) -> None:
         """Begin a bar or a stretch of lines."""
@@ -69,6 +75,7 @@ class TerminalObserver:
         self._said = self._stretch.begun
         if not self.quiet and animated():
             self._bar = bar(self._stretch)
+            self._spoken()
             self._bar.start()
 
     def told(self, round_: Round) -> None:
@@ -91,6 +98,13 @@ class TerminalObserver:
         if self._bar is not None:
             self._bar.stop()
         self._bar = self._stretch = None
+        self._spoken()
+
+    def close(self) -> None:
+        """The command has ended: a bar and the sign of life are gone."""
+        self.stop()
+        if self._life is not None:
+            self._life.end()
 
 
 @dataclass(frozen=True)
@@ -173,11 +187,13 @@ def run_command(command: str, as_json: bool, call: Callable[[TerminalObserver], 
     """
     observer = TerminalObserver(as_json=as_json)
     try:
-        result = call(observer)
+        try:
+            result = call(observer)
+        finally:
+            observer.close()
     except BrokenPipeError:
         raise typer.Exit(int(Exit.OK)) from None
     except (Exception, KeyboardInterrupt) as error:
-        observer.stop()
         told = as_told(error)
         fail(command, as_json, told, observer.warnings)
         raise typer.Exit(int(told.code)) from None

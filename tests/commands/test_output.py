@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import time
 from typing import Any
 
 import pytest
@@ -47,6 +49,28 @@ def test_where_nobody_draws_a_line_is_printed_every_ten_seconds(capsys: Told, mo
     now[0] += 60
     observer.advance(5)
     assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_is_told_after_a_while_that_a_silent_command_is_at_work(
+    capsys: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedcache.commands import live_view
+
+    monkeypatch.setattr(live_view, "SILENCE", 0.3)
+    TerminalObserver().note("to a file")
+    time.sleep(0.7)
+    assert capsys.readouterr().err == "to a file\n", "a file has no last line that could be written over"
+    monkeypatch.setattr(live_view, "animated", lambda: True)
+    observer = TerminalObserver()
+    observer.note("begun")
+    time.sleep(1.1)
+    observer.note("said")
+    observer.close()
+    time.sleep(0.7)
+    told = capsys.readouterr().err
+    assert re.fullmatch(r"begun\n(\r\x1b\[Kat work for [01] s){1,2}\r\x1b\[Ksaid\n", told), (
+        "once a second, and then gone"
+    )
 
 
 @pytest.mark.parametrize(
