@@ -115,7 +115,8 @@ def grid(
         words = {"by": ("domain",), **words}
         if len(words["by"]) != 1:
             raise UsageError(f"hold_out='each' takes one column, and by names {len(words['by'])}.", "by='domain'")
-        words["hold_out"] = every_value(words["by"][0], config, home)
+        least = words["min_rows"][0] if len(words.get("min_rows", ())) == 1 else "1"
+        words["hold_out"] = every_value(words["by"][0], config, home, min_rows=least, observer=observer)
     with tracking(track, home, None, observer) as hooks:
         asked = grids.request_grid(names, words, config, home, **request)
         done = grids.grid(asked, jobs=jobs, observer=observer, hooks=(*hooks, *([on_round] if on_round else [])))

@@ -229,7 +229,7 @@ def grid(
     sweeps = swept_values(sweep, given, preset)
     home = Home.from_environment()
     if partition.options.get("hold_out") == EACH:
-        sweeps, partition = hold_out_each(sweeps, partition, resolved, home)
+        sweeps, partition = hold_out_each(sweeps, partition, resolved, home, observer)
     methods = split_list(method, "--method") or (preset.methods if preset is not None else ())
     methods = methods or ((resolved.method,) if resolved.method else ())
     if not methods:
@@ -306,7 +306,11 @@ def note_preset(
 
 
 def hold_out_each(
-    sweeps: Mapping[str, tuple[str, ...]], partition: PartitionConfig, resolved: TrainConfig, home: Home
+    sweeps: Mapping[str, tuple[str, ...]],
+    partition: PartitionConfig,
+    resolved: TrainConfig,
+    home: Home,
+    observer: TerminalObserver,
 ) -> tuple[dict[str, tuple[str, ...]], PartitionConfig]:
     """One point for each value of the column that is held out in turn: the sweep of them, and the partition without it.
 
@@ -315,7 +319,8 @@ def hold_out_each(
     by = str(partition.options.get("by", "domain"))
     if "hold_out" in sweeps:
         raise UsageError("--hold-out each and --sweep hold_out are both given.", "Leave one of them out.")
-    words = every_value(by, resolved, home)
+    least = partition.options.get("min_rows", 1)
+    words = every_value(by, resolved, home, min_rows=least, observer=observer)
     options = {key: value for key, value in partition.options.items() if key != "hold_out"}
     return {**sweeps, "hold_out": words}, replace(partition, options={**options, "by": by})
 

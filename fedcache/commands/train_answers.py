@@ -115,6 +115,10 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
     return [f"  models of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} {what} {whose}"]
 
 
+FEW_ROWS = 20
+"""Test rows below which the accuracy of a held-out value says little."""
+
+
 def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
     """A grid that holds values out in turn: one row per setting, one column per value, and the mean."""
     values, sweeps = list(rows[0].accuracy), list(rows[0].sweep)
@@ -122,17 +126,20 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
         (row.method, *row.sweep.values(), *(percent(row.accuracy[v]) for v in values), percent(row.mean))
         for row in rows
     ]
-    columns = ("method", *sweeps, *values, "mean")
+    counts = {value: next((n for row in rows if (n := row.rows[value]) is not None), None) for value in values}
+    headings = [value if counts[value] is None else f"{value} ({counts[value]:,})" for value in values]
+    columns = ("method", *sweeps, *headings, "mean")
     if done.by_validation:
         columns, cells = (*columns, "validation"), [
             (*line, percent(row.validation)) for line, row in zip(cells, rows, strict=True)
         ]  # fmt: skip
-    shown = TextTable("accuracy % on each value that was held out", columns, cells, right=columns[1:])
+    shown = TextTable("accuracy % on each value that was held out (rows)", columns, cells, right=columns[1:])
     lines = [f"{len(done.points)} points, {done.reused} of them were there already."]
     if rows[0].mean is not None:
         what = "Chosen by mean validation accuracy" if done.by_validation else "Highest mean (not a choice)"
         lines.append(f"{what} over {len(values)} held-out values: {rows[0].words}  {percent(rows[0].mean)} %")
         lines += [done.tie] if done.tie else []
+        lines += weight_lines(counts)
     tables = [shown]
     if again := Grid(done.retrained).held_out():
         line = (again[0].method, *again[0].sweep.values(), *map(percent, again[0].accuracy.values()))
@@ -140,6 +147,18 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
         names = ("method", *again[0].sweep, *again[0].accuracy, "mean")
         tables.append(TextTable(title, names, [(*line, percent(again[0].mean))], right=names[1:]))
     return CommandResult(done.to_dict(), [*lines, *lost_lines(done)], done.code, tables)
+
+
+def weight_lines(counts: Mapping[str, int | None]) -> list[str]:
+    """That held-out values with few rows weigh in a mean as much as all others; [] where none has."""
+    few = [f"{value} {n:,}" for value, n in counts.items() if n is not None and n < FEW_ROWS]
+    if not few:
+        return []
+    return [
+        f"{len(few)} of {len(counts)} values have less than {FEW_ROWS} rows and weigh as much as the others in the "
+        f"mean: {', '.join(few)}.",
+        f"  --hold-out each --min-rows {FEW_ROWS} neither holds them out nor trains on them.",
+    ]
 
 
 def lost_lines(done: Grid) -> list[str]:

@@ -63,6 +63,7 @@ class HeldOut:
     accuracy: dict[str, float | None]  # by the value that was held out; mean over the seeds
     mean: float | None  # over the values; None where one has no accuracy
     validation: float | None = None  # mean over the values of the accuracy on the rows to choose by
+    rows: dict[str, int | None] = field(default_factory=dict)  # by the value: its test rows
 
     @property
     def words(self) -> str:
@@ -162,10 +163,12 @@ class Grid:
             rest = without_hold_out(point.sweep)
             row = rows.setdefault((point.method, *rest.values()), HeldOut(point.method, rest, {}, None))
             row.accuracy[point.sweep["hold_out"]] = point.run.accuracy["mean"]
+            row.rows[point.sweep["hold_out"]] = point.run.result["partition"].get("test_rows")
             if self.by_validation:
                 chosen_by.setdefault((point.method, *rest.values()), []).append(point.run.validation["mean"])
         for key, row in rows.items():
             row.accuracy = {value: row.accuracy.get(value) for value in values}
+            row.rows = {value: row.rows.get(value) for value in values}
             row.mean = _mean(list(row.accuracy.values()), len(values))
             row.validation = _mean(chosen_by.get(key, []), len(values))
 

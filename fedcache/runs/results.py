@@ -243,6 +243,7 @@ def _partition(inputs: RunInputs, seeds: Sequence[int]) -> dict[str, Any]:
         "digest": partition.digest,
         "clients": len(partition.clients),
         "dropped": partition.dropped,
+        "test_rows": len(partition.test),
         "digests": [inputs.partitions[seed].digest for seed in seeds],
     }
 

@@ -80,8 +80,46 @@ def test_the_table_is_printed_with_a_column_for_each_value_and_the_mean(store: P
     words = ("grid", "--method", "fedncm", "--hold-out", "each", "--by", "site", "--store", store)
     text = fedcache(*words).out
     head = next(line for line in text.splitlines() if "mean" in line and "method" in line)
-    assert head.split() == ["method", *sorted(SITES), "mean"]
+    opened = Store.open(store)
+    codes = opened.group("site").codes
+    counts = np.bincount(codes[codes >= 0]).tolist()
+    assert head.split() == ["method", *(w for s, n in zip(sorted(SITES), counts, strict=True) for w in (s, f"({n})")),
+                            "mean"]  # fmt: skip
     assert "Highest mean (not a choice) over 4 held-out values: fedncm" in text
+    assert "weigh as much" not in text, "none has few rows"
+
+
+def with_a_small_site(place: Path) -> Path:
+    """Sites of 200, 100, 60 and 3 rows."""
+    rng = np.random.default_rng(5)
+    words = ["big"] * 200 + ["middle"] * 100 + ["less"] * 60 + ["few"] * 3
+    label = rng.integers(0, 2, len(words))
+    x = (label[:, None] + 0.5 * rng.normal(size=(len(words), 4))).astype("f4")
+    store = Store.from_arrays({"mine": x}, labels=label, path=place / "sites.zarr")
+    put_groups(store, {"site": Group.of(words)})
+    return store.path
+
+
+def test_a_value_of_few_rows_is_said_to_weigh_as_much_and_can_be_left_out(tmp_path: Path) -> None:
+    store = with_a_small_site(tmp_path)
+    words = ("grid", "--method", "fedncm", "--by", "site", "--hold-out", "each", "--store", store)
+    done = fedcache(*words)
+    assert "1 of 4 values have less than 20 rows and weigh as much as the others in the mean: few 3." in done.out
+    assert "Highest test accuracy" not in done.err, "accuracies on different rows are not compared"
+    (row,) = ok(*words).data["held_out"]
+    assert row["rows"] == {"big": 200, "few": 3, "less": 60, "middle": 100}
+    without = fedcache(*words, "--min-rows", 20)
+    assert "Less than 20 rows, and so not held out: few." in without.err
+    assert "weigh as much" not in without.out
+    (row,) = ok(*words, "--min-rows", 20).data["held_out"]
+    assert row["rows"] == {"big": 200, "less": 60, "middle": 100}
+    (same,) = fc.grid("fedncm", store, by="site", hold_out="each", min_rows=[20]).held_out()
+    assert (same.rows, same.accuracy) == (row["rows"], row["accuracy"])
+    refused = fedcache(*words, "--min-rows", 150)
+    assert refused.code == Exit.USAGE
+    assert "two values of site are needed that have 150 rows or more, and there are 1." in refused.err
+    assert refused.err.splitlines()[-1] == "--min-rows 100"
+    assert ok(*words, "--min-rows", 100).data["held_out"][0]["rows"] == {"big": 200, "middle": 100}
 
 
 def test_tests_within_beside_hold_out_are_refused_from_python_too(store: Path) -> None:
