@@ -99,14 +99,14 @@ _DIMENSION = re.compile(r"(.*?)[_.\-\[ ]?(\d{1,9})\]?")
 def _families(types: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """Columns of numbers whose names are one word and then 0, 1, 2, ..: the columns in order, by that word."""
     numbered: dict[str, dict[int, str]] = {}
-    for name, kind in types.items():
-        found = _DIMENSION.fullmatch(name)
-        if found is not None and is_number_kind(kind):
+    for name in types:
+        if (found := _DIMENSION.fullmatch(name)) is not None:
             numbered.setdefault(found[1], {})[int(found[2])] = name
     made = {}
     for prefix, by_number in numbered.items():
         first = min(by_number)
-        if len(by_number) > 1 and max(by_number) - first == len(by_number) - 1:
+        without_gap = len(by_number) > 1 and max(by_number) - first == len(by_number) - 1
+        if without_gap and all(is_number_kind(types[name]) for name in by_number.values()):
             made[prefix] = tuple(by_number[n] for n in sorted(by_number))
     return made
 

@@ -381,7 +381,23 @@ def test_rows_of_a_dataset_are_named_once_in_order_and_a_part_keeps_their_share(
             replace(data, names=names)
     assert data.part(4) is data.part(9) is data
     part = data.part(2)
-    assert (part.names, part.slug, part.label.tolist()) == (("a", "c"), "x-2", [0, 2])
+    assert (part.names, part.slug, part.label.tolist()) == (("a", "b"), "x-2", [0, 1]), "class 1 has two of four rows"
+
+
+def test_a_part_of_classes_that_take_turns_has_rows_of_each() -> None:
+    rows = np.arange(60)
+    turns = replace(
+        rows_now(), classes=tuple("abcdef"), names=tuple(f"{row:02d}" for row in rows),
+        label=(rows % 6).astype(np.int32),
+        domain=np.zeros(60, np.int16), split=np.where(rows < 48, 0, 1).astype(np.uint8),
+        uid=np.repeat(rows.astype(np.uint8)[:, None], 16, 1),
+    )  # fmt: skip
+    part = turns.part(10)
+    assert sorted(np.bincount(part.label, minlength=6).tolist()) == [1, 1, 2, 2, 2, 2]
+    assert np.bincount(part.split).tolist() == [8, 2]
+    assert list(part.names) == sorted(part.names)
+    assert len(turns.part(3)) == 3, "fewer rows than classes are the evenly spaced ones"
+    assert turns.part(3).label.tolist() == [0, 20 % 6, 40 % 6]
 
 
 def test_more_domains_than_a_store_can_number_are_refused() -> None:

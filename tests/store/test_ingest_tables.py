@@ -351,21 +351,24 @@ def test_a_dirty_table_of_hospitals_is_trained_by_hospital(tmp_path: Path) -> No
 
 
 ALMOST = {
-    "f3 holds words, first in row 5: 'oops'": {3: "n/a", 5: "oops"},
-    "f3 has decimal commas, first in row 0: '1,5'": dict.fromkeys(range(N), "1,5"),
-    "f3 is empty in all rows": dict.fromkeys(range(N), ""),
+    "{} holds words, first in row 5: 'oops'": {3: "n/a", 5: "oops"},
+    "{} has decimal commas, first in row 0: '1,5'": dict.fromkeys(range(N), "1,5"),
+    "{} is empty in all rows": dict.fromkeys(range(N), ""),
 }
 
 
+@pytest.mark.parametrize("place", [0, 3, D - 1])
 @pytest.mark.parametrize("why", ALMOST)
-def test_the_column_that_keeps_others_from_being_features_is_named_with_its_row(tmp_path: Path, why: str) -> None:
+def test_the_column_that_keeps_others_from_being_features_is_named_with_its_row(
+    tmp_path: Path, why: str, place: int
+) -> None:
     lines = [";".join([*(f"f{i}" for i in range(D)), "label"])]
     for row in range(N):
         cells = [f"{v:.3f}" for v in X[row]]
-        cells[3] = ALMOST[why].get(row, cells[3])
+        cells[place] = ALMOST[why].get(row, cells[place])
         lines.append(";".join([*cells, str(row % 3)]))
     (tmp_path / "wide.csv").write_text("\n".join(lines) + "\n")
-    assert why in refused(lambda: read_embeddings(tmp_path / "wide.csv"))
+    assert why.format(f"f{place}") in refused(lambda: read_embeddings(tmp_path / "wide.csv"))
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])

@@ -103,11 +103,15 @@ class Dataset:
     def part(self, limit: int) -> Dataset:
         """``limit`` evenly spaced rows, another dataset with another digest; itself when it has no more.
 
-        Evenly spaced over the sorted names, so that every split, domain and class of any size keeps its share.
+        Evenly spaced over the sorted names, so that every split, domain and class of any size keeps its share. Where
+        one that has a row to expect would have none, as classes that take turns, then over the rows sorted by class,
+        domain and split.
         """
         if limit >= len(self):
             return self
         rows = np.arange(limit, dtype=np.int64) * len(self) // limit
+        if any(_loses_a_value(codes, rows) for codes in (self.label, self.domain, self.split)):
+            rows = np.sort(np.lexsort((self.split, self.domain, self.label))[rows])
         return replace(
             self,
             slug=f"{self.slug}-{limit}",
@@ -120,6 +124,13 @@ class Dataset:
             source=RowsSource(self.source, rows),
             groups={name: group.take(rows) for name, group in self.groups.items()},
         )
+
+
+def _loses_a_value(codes: np.ndarray, rows: np.ndarray) -> bool:
+    """Whether a value whose share of ``rows`` is one row or more is in none of them."""
+    values, places, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    taken = np.bincount(places[rows], minlength=len(values))
+    return bool(((taken == 0) & (counts * len(rows) >= len(codes))).any())
 
 
 @dataclass(frozen=True)
