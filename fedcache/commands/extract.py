@@ -145,7 +145,8 @@ def describe_line(done: Extraction) -> str:
     quarantined = f", {done.images - done.ok} quarantined" if done.images > done.ok and done.ok else ""
     if done.decoded:
         return (
-            f"{done.decoded:,} {holds} in {done.seconds:,.1f} s: {done.rate:,.1f} {holds}/s with {done.workers} "
+            f"{done.decoded:,} {holds if done.decoded != 1 else one_of(holds)} in {done.seconds:,.1f} s: "
+            f"{done.rate:,.1f} {holds}/s with {done.workers} "
             f"process{'es' if done.workers != 1 else ''}; {'decoding' if holds == IMAGES else 'reading'} and the "
             f"model had {done.busy:.0%} of the cores{quarantined}."
         )

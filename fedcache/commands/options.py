@@ -48,7 +48,9 @@ class SchemeArguments:
     hold_out: str | None = option(
         None, "All rows of these values of --by are the test set, comma-separated.", CLIENTS, said="none"
     )
-    min_rows: int | None = option(None, "With --by: leave out clients with fewer rows.", CLIENTS, said="1")
+    min_rows: int | None = option(
+        None, "With --by: leave out clients with fewer rows, their own test rows counted.", CLIENTS, said="1"
+    )
     max_clients: int | None = option(None, "With --by: draw so many of the clients.", CLIENTS, said="all")
     tests: str | None = option(
         None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Dataset, command, split_list
+from fedcache.commands.options import Dataset, StoreDir, command, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
@@ -184,13 +184,22 @@ Where = Annotated[
 ]
 
 
+def one_store(store: Path | None, named: Path | None) -> Path | None:
+    """The store that was given as an argument, or by ``--store`` as of other commands. Raises UsageError for both."""
+    if store is not None and named is not None:
+        raise UsageError(f"{store} and --store {named} are both given.", "Leave one of them out.")
+    return store or named
+
+
 @command("inspect")
-def inspect(observer: TerminalObserver, store: Where = None, dataset: Dataset = None) -> CommandResult:
+def inspect(
+    observer: TerminalObserver, store: Where = None, named: StoreDir = None, dataset: Dataset = None
+) -> CommandResult:
     """Show what a store holds: dataset, recipes, how they were computed, unfinished arrays.
 
     Example: fedcache inspect
     """
-    opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
+    opened = need_store(Home.from_environment(), path=one_store(store, named), dataset=dataset, observer=observer)
     samples = opened.samples
     codes = enumerate(("train", "test", "validation"))
     splits = {name: int(((samples.split == code) & (samples.ok == 1)).sum()) for code, name in codes}
@@ -290,12 +299,14 @@ def text_of(store: Store) -> list[str]:
 
 
 @command("verify")
-def verify(observer: TerminalObserver, store: Where = None, dataset: Dataset = None) -> CommandResult:
+def verify(
+    observer: TerminalObserver, store: Where = None, named: StoreDir = None, dataset: Dataset = None
+) -> CommandResult:
     """Read every byte of a store and compare it with the manifest.
 
     Example: fedcache verify
     """
-    path = need_path(Home.from_environment(), path=store, dataset=dataset, observer=observer)
+    path = need_path(Home.from_environment(), path=one_store(store, named), dataset=dataset, observer=observer)
     report = verify_store(path)
     if report.ok:  # a damaged file has been named already
         for file, what in check_partitions(Store.open(path)).items():
@@ -306,12 +317,14 @@ def verify(observer: TerminalObserver, store: Where = None, dataset: Dataset = N
 
 
 @command("repair")
-def repair(observer: TerminalObserver, store: Where = None, dataset: Dataset = None) -> CommandResult:
+def repair(
+    observer: TerminalObserver, store: Where = None, named: StoreDir = None, dataset: Dataset = None
+) -> CommandResult:
     """Drop what is damaged and can be made again; the extract command then computes only that.
 
     Example: fedcache repair
     """
-    path = need_path(Home.from_environment(), path=store, dataset=dataset, observer=observer)
+    path = need_path(Home.from_environment(), path=one_store(store, named), dataset=dataset, observer=observer)
     done = repair_store(path)
     report = verify_store(path)
     lines = [*(done or ["Nothing was repaired."]), *report.lines()]

@@ -59,6 +59,14 @@ def test_inspect_counts_rows_and_names_what_a_store_holds(small: Store) -> None:
     assert (told["text"], told["text_templates"], told["partitions"]) == (["mine"], {"mine": []}, [])
 
 
+def test_a_store_is_named_as_an_argument_or_by_the_option_of_other_commands(small: Store) -> None:
+    for name in ("inspect", "verify", "repair"):
+        assert fedcache(name, "--store", small.path).out == fedcache(name, small.path).out
+        both = fedcache(name, small.path, "--store", small.path)
+        assert both.code == Exit.USAGE
+        assert "are both given" in both.err
+
+
 def test_more_than_twelve_classes_are_not_all_named(own_home: Path) -> None:
     def line(classes: int) -> str:
         rows = np.arange(2 * classes)

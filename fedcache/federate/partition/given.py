@@ -43,7 +43,12 @@ def of_ids(columns: Columns, ids: Any, *, seed: int = 0, **arguments: object) ->
     def groups(_name: str) -> Group:
         return group
 
-    return make("natural", replace(columns, groups=groups), seed=seed, by=COLUMN, **arguments)
+    made = make("natural", replace(columns, groups=groups), seed=seed, by=COLUMN, **arguments)
+    if "-1" not in group.words:
+        return made
+    rows = int((group.codes == group.words.index("-1")).sum())
+    told = f"-1 is the client of {rows:,} rows, as any other value; None marks a row that nobody holds"
+    return replace(made, notes=(*made.notes, told))
 
 
 def of_splits(columns: Columns, ids: Group, split: np.ndarray, validation: object = None) -> Partition:

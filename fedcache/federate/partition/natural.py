@@ -303,7 +303,10 @@ NATURAL = Scheme(
             choices=("keep", "drop"),
             tag="u",
         ),
-        Argument("min_rows", "int", 1, "leave out clients with fewer rows", low=1, high=10**12, tag="min"),
+        Argument(
+            "min_rows", "int", 1, "leave out clients with fewer rows; test rows of their own count too",
+            low=1, high=10**12, tag="min",
+        ),
         Argument(
             "max_clients", "int", None, "draw so many of the clients", low=1, high=10**9, tag="max",
         ),
