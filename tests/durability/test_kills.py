@@ -53,7 +53,7 @@ def kill(run: subprocess.Popen[str]) -> None:
 
 
 def kill_and_resume(words, home, folder, times, code=0):
-    """Kill an extraction at drawn places, three times for each of ``times`` stores; the ends are the bytes of a whole one.
+    """Kill an extraction at drawn places, three times for each of ``times`` stores; what it ends as is a whole one.
 
     ``code`` is what a command ends with that nobody kills.
     """

@@ -20,9 +20,11 @@ from pyarrow import parquet
 
 import fedcache as fc
 from fedcache.commands.train_answers import model_lines
+from fedcache.config import SaveModels
+from fedcache.extract import embed_images
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs import open_run
-from fedcache.runs.run_models import model_file
+from fedcache.runs.run_models import KeptModels, model_file
 
 IID = ("--scheme", "iid", "--clients", 3)
 FED3R = ("train", "--method", "fed3r", *IID)
@@ -93,6 +95,23 @@ def test_images_go_through_each_backbone_in_batches_of_the_size_that_its_feature
     assert [row["top"] for row in found] == [row["top"] for row in rows]
     asked = ok("predict", run, *[root / name for name in held.samples.name], "--workers", 0, "--batch", 32).data["rows"]
     assert [row["top"] for row in asked] != [row["top"] for row in rows]
+
+
+def test_an_image_is_embedded_once_however_many_views_a_model_was_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = folder(tmp_path / "shapes", train=4, test=2)
+    words = ("--dataset", f"folder:{images}", "--backbones", "random-projection", "--views", 3, "--workers", 0)
+    store = Path(ok("extract", *words).data["path"])
+    shapes, real = [], embed_images.extract_arrays
+    monkeypatch.setattr(embed_images, "extract_arrays", lambda made, *rest, **more: real(made, *rest, **more) and
+                        shapes.extend(array.shape[:2] for array in made.arrays.values()))  # fmt: skip
+    held = fc.Store.open(store)
+    assert [array.shape[1] for array in held.arrays.values()] == [3]
+    (name, *_) = held.samples.name
+    found = ok("predict", trained(*FED3R), images / name, "--workers", 0).data["rows"]
+    assert len(found) == 1
+    assert shapes == [(1, 1)]
 
 
 def test_every_client_of_a_personal_method_has_its_own_model(store: Path) -> None:
@@ -269,6 +288,13 @@ def test_a_grid_keeps_the_models_that_are_asked_for(store: Path, keep: str, left
         p["path"] for p in kept
     ]
     assert fedcache(*words, "--save-models", "some").code == 2
+
+
+def test_of_runs_alone_only_the_highest_so_far_is_written() -> None:
+    kept = KeptModels(SaveModels("best"))
+    told = [("fedavg", 0.5, 1), ("fedavg", 0.4, 1), ("fedncm", 0.4, 1), ("fedavg", 0.5, 1), ("fedavg", 0.6, 1),
+            ("fedavg", 0.55, 1), ("fedavg", None, 1), ("fedavg", 0.1, 3)]  # fmt: skip
+    assert [kept.wants(*one) for one in told] == [True, False, True, True, True, False, False, True]
 
 
 def test_a_save_that_fails_leaves_no_result_and_the_run_goes_on_from_there(

@@ -311,8 +311,12 @@ def test_another_how_is_refused_until_fresh(tmp_path: Path) -> None:
     assert caught.value.code is Exit.STORE
     assert "batch was 4, now 8" in caught.value.message
     assert "--fresh" in caught.value.hint
+    before = [file.name for file in (store.path / "features" / KEYS[0]).rglob("*") if file.is_file()]
+    assert before
     with store.writer(KEYS[0], **words, how={"batch": 8}, fresh=True) as w:
         assert w.kept == []
+        left = [file for file in (store.path / "features" / KEYS[0] / "c").rglob("*") if file.is_file()]
+        assert left == [], "no chunk of the array that was given up"
 
 
 def test_non_finite_rows_are_refused_with_their_numbers(tmp_path: Path) -> None:

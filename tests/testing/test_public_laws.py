@@ -417,6 +417,24 @@ class LastLeftOut(Sequential):
         return super().one_round(list(ids)[:-1], downs)
 
 
+class FadesOthers(Sequential):
+    """Halves what the clients keep that were not sampled."""
+
+    name = "fades-others"
+
+    def one_round(self, ids, downs):
+        found = super().one_round(ids, downs)
+        for point in self.batch.points:
+            for client in set(point.states) - set(ids):
+                point.states[client] = {
+                    k: t / 2 if t.is_floating_point() else t for k, t in point.states[client].items()
+                }
+        return found
+
+
 def test_an_executor_keeps_the_laws_of_methods_or_breaks_them():
     assert "executions_agree[fedncm]" in testing.check_executor(Right, ["fedncm"])
     assert "executions_agree" in broken(testing.executor_laws(LastLeftOut, ["fedncm"]))
+    assert "who_is_not_sampled_sends_nothing_and_keeps_its_state" in broken(
+        testing.executor_laws(FadesOthers, ["fedrep"])
+    )

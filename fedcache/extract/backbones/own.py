@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 WHAT = {"kind": "own backbone"}
 CHANCE_CLOSE, BATCH_CLOSE = 1e-5, 1e-3
-"""How far features may lie apart, as a part of their norm: of a second look, and of an item alone and beside another."""
+"""How far apart features may lie, as a part of their norm: of a second look, and of an item alone and with another."""
 
 
 @dataclass(frozen=True)

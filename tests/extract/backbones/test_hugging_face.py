@@ -254,6 +254,8 @@ def test_damaged_and_hostile_folders_are_a_sentence(saved, tmp_path, how, said):
         ({"image_std": [1, 0, 1]}, "holds a zero"),
         ({"image_mean": [1, 2]}, "unpack"),
         ({"size": 4}, "a side of 4 pixels"),
+        ({"size": 2048}, (2048, "squash", 1.0)),
+        ({"size": 2049}, "a side of 2049 pixels"),
         ({"size": None}, "none that a recipe has"),
     ],
 )  # fmt: skip

@@ -98,6 +98,19 @@ def test_mnistm_is_a_photograph_inverted_where_the_digit_is(bundle):
         assert len(fits) == 1
         top, left = fits[0]
         assert np.array_equal(np.abs(photograph[top : top + 28, left : left + 28] - digit), mixed)
+        draw = np.random.Generator(np.random.PCG64([20240229, 1, k, i]))
+        assert [top, left] == [draw.integers(side - 27) for side in photograph.shape[:2]], (
+            "the place is drawn by its key"
+        )
+
+
+def test_every_drawn_digit_has_a_key_of_its_own(monkeypatch):
+    """The images of a release are those of every other: the keys of the draws are what they always were."""
+    keys = []
+    monkeypatch.setattr(np.random, "PCG64", lambda key, real=np.random.PCG64: keys.append(key) or real(key))
+    drawn = digits._drawn_rows(20)
+    assert [next(drawn)[0] for _ in range(3)] == ["synth/0/00000", "synth/0/00001", "synth/1/00000"]
+    assert keys == [[20240229, 2, 0, 0], [20240229, 2, 0, 1], [20240229, 2, 1, 0]]
 
 
 def test_optdigits_are_scikit_learns_scaled_to_bytes(bundle):

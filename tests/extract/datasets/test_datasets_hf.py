@@ -246,6 +246,21 @@ def test_cut_and_foreign_files_end_with_one_sentence(tmp_path, memory, name) -> 
             opened(place, memory)
 
 
+def test_offsets_that_lead_out_of_the_file_are_refused(tmp_path, memory) -> None:
+    held = table(range(4))
+    inside = held["image"].chunk(0).field("bytes")
+    offsets = np.frombuffer(inside.buffers()[1], np.int32)[:5].copy()
+    save(tmp_path / "whole", held)
+    offsets[2] = offsets[1] - 1  # between two good ones: only looking at every offset finds it
+    wrong = pa.Array.from_buffers(pa.binary(), 4, [None, pa.py_buffer(offsets.tobytes()), inside.buffers()[2]])
+    image = pa.StructArray.from_arrays([wrong, held["image"].chunk(0).field("path")], ["bytes", "path"])
+    save(tmp_path / "led", pa.table({"image": image, "label": held["label"]}).replace_schema_metadata(
+        held.schema.metadata))  # fmt: skip
+    assert len(opened(tmp_path / "whole", memory)) == 4
+    with pytest.raises(FedcacheError, match="non-monotonic offset at slot 2"):
+        opened(tmp_path / "led", memory)
+
+
 def test_what_is_not_there_says_what_brings_it(tmp_path, memory) -> None:
     refused(lambda: open_dataset("hf:ylecun/mnist", memory=memory, data=tmp_path), "pull hf:ylecun/mnist",
             code=Exit.ENVIRONMENT)  # fmt: skip
