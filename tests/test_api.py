@@ -132,6 +132,7 @@ def test_a_value_of_another_type_is_said_to_be_of_the_call(call: Callable[[], ob
     assert caught.value.message == said
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_extracts_once(tmp_path: Path) -> None:
     """Spawned workers import the caller's script; ours must not run it again."""
     images = folder(tmp_path / "shapes", train=150, test=10)

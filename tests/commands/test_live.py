@@ -183,8 +183,11 @@ def test_bytes_are_written_as_people_read_them(count: int, words: str) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals of this kind are of Unix")
 @pytest.mark.parametrize(
     ("env", "drawn", "coloured"),
-    [({}, True, True), ({"NO_COLOR": "1"}, True, False), ({"TERM": "dumb"}, False, False)],
-    ids=["colour", "NO_COLOR", "dumb"],
+    [
+        pytest.param({}, True, True, id="colour"),
+        pytest.param({"NO_COLOR": "1"}, True, False, id="NO_COLOR", marks=pytest.mark.slow),
+        pytest.param({"TERM": "dumb"}, False, False, id="dumb", marks=pytest.mark.slow),
+    ],
 )
 def test_a_narrow_terminal_gets_whole_words(
     mine: Path, own_home: Path, env: dict[str, str], drawn: bool, coloured: bool

@@ -70,6 +70,7 @@ def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(
     assert "FedAvg whose server goes a part of the way" in fedcache("methods", "info", "half-step").out
 
 
+@pytest.mark.slow
 def test_the_laws_hold_for_a_new_method_and_fail_when_it_ignores_the_rows(tmp_path: Path, site: Path) -> None:
     folder = installed("method", "half-step", tmp_path, site)
     tests = folder / "tests" / "test_half_step.py"

@@ -142,6 +142,7 @@ def test_processes_give_what_one_gives(store: Path, tmp_path: Path) -> None:
     assert told == [6, 3]
 
 
+@pytest.mark.slow
 def test_points_that_are_one_run_do_not_disturb_each_other(store: Path) -> None:
     """A method of one round has one run for all numbers of rounds; several processes make it at the same time."""
     words = ("--method", "fed3r", *IID, "--sweep", "rounds=1,2,3,4,5,6,7", "--jobs", 2, "--seeds", "0-4")

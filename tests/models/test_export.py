@@ -82,6 +82,7 @@ def said_by_predict(run, paths, *words):
     return [(row["class"], row["probability"]) for row in rows]
 
 
+@pytest.mark.slow
 def test_a_folder_classifies_images_without_fedcache(home, tmp_path):
     root, runs = home
     ok("export-model", runs["one"], "-o", tmp_path / "m")
@@ -99,6 +100,7 @@ def test_a_folder_classifies_images_without_fedcache(home, tmp_path):
         assert abs(float(p) - q) <= 5e-5  # 1.1e-4 where features are not rounded as the store rounds them
 
 
+@pytest.mark.slow
 def test_a_folder_classifies_images_in_batches_with_the_same_figures(home, tmp_path, monkeypatch):
     root, runs = home
     ok("export-model", runs["one"], "-o", tmp_path / "m")

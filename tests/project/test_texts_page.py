@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 NAME = "texts_and_sound"
 
 
+@pytest.mark.slow
 def test_the_example_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(ROOT / "examples" / f"{NAME}.py", tmp_path)
     monkeypatch.chdir(tmp_path)

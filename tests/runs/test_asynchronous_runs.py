@@ -78,6 +78,7 @@ def test_the_configuration_of_an_asynchronous_run_runs_it_again(store: Path, tmp
         assert ok("train", "--method", "fedprox", *words, *other, *WORDS).data["path"] != done.data["path"]
 
 
+@pytest.mark.slow
 def test_points_and_jobs_of_a_grid_are_the_runs_alone(store: Path) -> None:
     sweep = ("--sweep", "asynchronous=2,3", "--sweep", "lr=0.05,0.2", "--sweep", "staleness-power=0,0.5")
     how = ("--set", "opt=sgd", *WORDS)

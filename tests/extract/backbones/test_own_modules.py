@@ -274,6 +274,7 @@ def test_a_changed_line_or_helper_is_another_array(nets, tmp_path):
     assert digest() != first
 
 
+@pytest.mark.slow
 def test_workers_build_it_and_give_the_same_bytes(nets, tmp_path):
     images = folder(tmp_path / "images", train=6, test=2)
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", f"module:{nets}:build", "--batch", 4)
