@@ -108,8 +108,9 @@ $(ENGINES)/.engines: pyproject.toml $(VENV)/.dev
 
 engines: $(ENGINES)/.engines
 
+# Federations wait for one another more than they compute; a file's tests share one, so a process takes whole files.
 test-engines: $(ENGINES)/.engines
-	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -q -m engines -W ignore::DeprecationWarning tests/engines
+	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -q -n 2 --dist loadfile -m engines -W ignore::DeprecationWarning tests/engines
 
 $(VENV)/.audit: pyproject.toml | $(BIN)/python
 	$(call INSTALL,'.[dev$(comma)docs$(comma)audit]')
