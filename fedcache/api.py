@@ -87,6 +87,7 @@ def ingest(
     return stores.ingest(file, name, store, keys, replace=replace, drop_nan=drop_nan, observer=observer)
 
 
+@names_checked
 def partition(
     store: AnyStore | None, scheme: Any = None, *, seed: int = 0, name: str | None = None, **arguments: Any
 ) -> Partition:
@@ -171,6 +172,7 @@ def train(
     )  # fmt: skip
 
 
+@names_checked
 def grid(
     methods: Methods, store: AnyStore | None = None, parts: Partition | str | None = None, *,
     seeds: int | Iterable[int] = 0, settings: Mapping[str, Any] | None = None, observer: Observer | None = None,
@@ -217,6 +219,7 @@ def load_model(
     return models.load_model(source, client, seed, method, one_for_all=one_for_all)
 
 
+@names_checked
 def evaluate(
     source: str | Path | Run, dataset: str | None = None, *, store: AnyStore | None = None,
     embeddings: str | Path | None = None, split: str = "all", client: str | None = None,
@@ -241,6 +244,7 @@ def evaluate(
     return models.evaluate(given)
 
 
+@names_checked
 def personalise(
     source: str | Path | Run, store: AnyStore, out: str | Path | None = None, *, name: str | None = None,
     settings: Mapping[str, Any] | None = None, rounds: int | None = None, seed: int | None = None,
@@ -266,7 +270,7 @@ def compare(
     runs: Queries = None, *, over: str = "seeds", metric: str = "accuracy", test: str | None = None,
     against: str | Run | None = None, pairs: str = "best", level: float = 0.95, root: str | Path | None = None,
 ) -> Comparisons:  # fmt: skip
-    """Compare finished runs: ``fc.compare(grid)``, ``fc.compare([a, b], over="clients")``.
+    """Compare finished runs: ``fc.compare(grid)``, ``fc.compare([a, b], over="clients")``. Raises UsageError.
 
     Args:
         runs: ``Run`` and ``Grid`` objects, directories or first letters of digests; None is all runs of the home.
@@ -274,8 +278,6 @@ def compare(
         metric: accuracy, macro_f1, client_mean, worst10, ...; ``test``: ``wilcoxon`` or ``ttest``, None by ``over``.
         against: what all are compared with: a name in the table, a method, a run; None is the best.
         pairs: ``best``, or ``all`` pairs; ``level`` of intervals, tests decide at 1 - level; ``root`` of the runs.
-
-    Raises UsageError.
     """
     from fedcache.calls import runs as finished
 
@@ -286,14 +288,12 @@ def report(
     runs: Queries = None, out: str | Path = "report.html", *, title: str = "", embed: str = "pca",
     with_images: bool = False, data: Mapping[str, str] | None = None,
 ) -> Report:  # fmt: skip
-    """Write one self-contained HTML file of runs.
+    """Write one self-contained HTML file of runs. Raises UsageError, MachineError.
 
     Args:
         runs: runs, grids, points, directories or first letters of digests; None for all of ``FEDCACHE_HOME``.
         out: the file; ``title``: its heading; ``embed``: pca | tsne | umap | none, how features come to two dimensions.
         with_images: show what runs got wrong, with images of their ``data``: dataset -> folder, where it has moved.
-
-    Raises UsageError, MachineError.
     """
     from fedcache.calls import runs as finished
 

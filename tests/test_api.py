@@ -16,6 +16,7 @@ import pytest
 from pictures import folder
 
 import fedcache as fc
+from fedcache.calls.keywords import as_keywords
 from fedcache.config import ExtractConfig, TrainConfig
 from fedcache.errors import UsageError
 
@@ -114,6 +115,36 @@ def test_an_unknown_option_is_refused_with_the_right_one() -> None:
         fc.extract("digits", view=3)
     with pytest.raises(fc.FedcacheError, match="rounds"):
         fc.grid("fedavg", options={"rouns": 3})
+
+
+@pytest.mark.parametrize(
+    ("told", "in_python"),
+    [
+        ("Take some out:  --validation 0.2", "Take some out:  validation=0.2"),
+        ("--min-rows 377", "min_rows=377"),
+        ("In turn:  --by note --sweep hold_out=a,2", "In turn:  by='note' hold_out=['a', 2]"),
+        (
+            "Another:  --by COLUMN   (fedcache inspect shows them)",
+            "Another:  by=COLUMN   (fedcache inspect shows them)",
+        ),
+        ("--set lr=0.1", "settings={'lr': 0.1}"),
+        ("Again:  --fresh", "Again:  fresh=True"),
+        ("fed3r takes one round; --rounds 5 changes nothing.", "fed3r takes one round; rounds 5 changes nothing."),
+        ("--hold-out each: one value.\n--by X", "hold_out each: one value.\nby=X"),
+        ("fedcache partition --min-rows 3", "fedcache partition --min-rows 3"),
+        ("Another:  --elsewhere 3, a - b, x--y", "Another:  --elsewhere 3, a - b, x--y"),
+    ],
+)
+def test_options_are_told_as_keywords_and_commands_as_they_are(told, in_python):
+    assert as_keywords(told, lambda name: name != "elsewhere") == in_python
+
+
+def test_an_error_of_a_function_names_keywords(tmp_path):
+    x = np.random.default_rng(0).normal(size=(12, 3)).astype("f4")
+    store = fc.Store.from_arrays({"mine": x}, labels=np.arange(12) % 2, path=tmp_path / "s.zarr")
+    with pytest.raises(UsageError, match="retrain trains what was chosen by validation") as caught:
+        fc.grid("fedncm", store, fc.partition(store, "iid", clients=2), retrain=True)
+    assert str(caught.value).splitlines()[-1] == "Take some out of the training rows:  validation=0.2"
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,35 @@
-"""Keywords of the Python API: their names checked, and those that are options of a command."""
+"""Keywords of the Python API: their names checked, those that are options of a command, and errors in their words."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import FedcacheError, UsageError, unknown
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*[a-z])(?: (?!-)(\S+))?")
+_OPTIONS = re.compile(rf"{_OPTION.pattern}(?: {_OPTION.pattern})*")
+_COMMAND = re.compile(r"\bfedcache [a-z]")
+
+
 def names_checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse a misspelt keyword with "did you mean"; ``lift`` is the former name of ``execution``."""
+    """Refuse a misspelt keyword with "did you mean"; ``lift`` is the former name of ``execution``.
+
+    Errors name keywords where those of the command name its options.
+    """
     known = inspect.signature(function).parameters
+    any_keyword = any(p.kind is p.VAR_KEYWORD for p in known.values())
+
+    def is_keyword(name: str) -> bool:
+        return any_keyword or name in known
 
     @wraps(function)
     def checked(*args: P.args, **given: P.kwargs) -> R:
@@ -24,11 +37,50 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
         if "execution" in known:
             words = current_names(words)
         for name in words:
-            if name not in known:
+            if not is_keyword(name):
                 raise unknown("option", name, known)
-        return function(*args, **words)
+        try:
+            return function(*args, **words)
+        except FedcacheError as error:
+            error.message, error.hint = (as_keywords(text, is_keyword) for text in (error.message, error.hint))
+            raise
 
     return checked
+
+
+def as_keywords(text: str, is_keyword: Callable[[str], bool]) -> str:
+    """A sentence about options of the command line as one about keywords; commands in it stay as they are.
+
+    >>> as_keywords("Take some out:  --validation 0.2 --fresh", lambda name: True)
+    'Take some out:  validation=0.2 fresh=True'
+    """
+    # Two blanks and the end of a line are where what is to be typed begins or ends.
+    parts = re.split(r"(\s{2,}|\n)", text)
+    return "".join(part if _COMMAND.search(part) else _one_part(part, is_keyword) for part in parts)
+
+
+def _one_part(text: str, is_keyword: Callable[[str], bool]) -> str:
+    typed = _OPTIONS.fullmatch(text) is not None
+
+    def written(found: re.Match[str]) -> str:
+        name, value = found[1].replace("-", "_"), found[2]
+        key, equals, of = (value or "").partition("=")
+        if not typed:  # within a sentence the name alone
+            return found[0].replace(f"--{found[1]}", name, 1) if is_keyword(name) else found[0]
+        if name == "set" and equals:
+            return f"settings={{{key!r}: {_literal(of)}}}" if is_keyword("settings") else found[0]
+        if name in ("sweep", "option") and equals:
+            return f"{key}={_literal(of)}" if is_keyword(key) else found[0]
+        return f"{name}={_literal(value) if value else True}" if is_keyword(name) else found[0]
+
+    return _OPTION.sub(written, text)
+
+
+def _literal(value: str) -> str:
+    """A value as Python writes it; a word in capitals stands for one and is left."""
+    if "," in value:
+        return f"[{', '.join(map(_literal, value.split(',')))}]"
+    return value if value.isupper() or re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", value) else repr(value)
 
 
 def current_names(words: Mapping[str, Any]) -> dict[str, Any]:

@@ -217,7 +217,7 @@ def test_a_function_that_returns_no_clients_is_told_what_it_returned(store: fc.S
 
 def test_what_is_held_out_without_a_column_names_the_column_that_holds_it(store: fc.Store) -> None:
     held = str(store.samples.classes[0])
-    with pytest.raises(UsageError, match=rf"Unknown value of domain '{held}'[^\n]*\nWithout --by, .*--by class$"):
+    with pytest.raises(UsageError, match=rf"Unknown value of domain '{held}'[^\n]*\nWithout by, .*by class$"):
         fc.partition(store, hold_out=(held,))
-    with pytest.raises(UsageError, match="--by COLUMN names another column"):
+    with pytest.raises(UsageError, match="by COLUMN names another column"):
         fc.partition(store, hold_out=("nowhere",))
