@@ -23,6 +23,7 @@ from fedcache.extract.planning import plan as planning
 from fedcache.extract.planning.cost import check_disk, describe_growth, estimate
 from fedcache.extract.planning.find_store import ingested_path
 from fedcache.extract.planning.incremental import IncrementalDataset, IncrementalPlan, plan_incremental
+from fedcache.extract.planning.own_groups import bring_groups, keep_groups, remember_groups
 from fedcache.extract.planning.plan import PlannedArray
 from fedcache.extract.result import Extraction, summarise
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
@@ -30,7 +31,6 @@ from fedcache.process import Stop
 from fedcache.progress import Observer, Silent, told_as
 from fedcache.store.catalog import clean_up, finished_stores, place_of_content, recall_last, remember_last, resolve_path
 from fedcache.store.files import make_private
-from fedcache.store.groups import put_groups
 from fedcache.store.journal import journals
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store
@@ -87,16 +87,15 @@ def extract(
         path = store or place_of_content(home, *known)
         done = finished(path, known[1], planned, config, keep_text=keep_text, dry_run=dry_run)
         if done is not None:
+            if not dry_run:
+                bring_groups(path, spec, where, observer, held)
             done.skipped = skipped
             if config.device != "auto":
                 observer.note(f"--device {config.device} was not needed: every array is there, nothing is computed.")
             remember_last(home, path, spec)
             return done
     data = held if held is not None else read_dataset(spec, where, observer)
-    observer.note(f"{spec}: {data.reading}")
-    if both := trained_and_tested(data):
-        verb = "holds" if both == 1 else "hold"
-        observer.warn(f"{counted(both, 'test row')} {verb} what a training row holds, byte for byte.")
+    say_dataset(data, spec, observer)
     path = store or place_of_data(home, data, observer)
     if dry_run:
         return estimate(path, data, planned, config, home, observer, skipped, fresh=fresh)
@@ -112,6 +111,7 @@ def extract(
         engine=engine,
     )
     extraction = compute(path, data, planned, config, home, options, keep_text=keep_text)
+    remember_groups(extraction.store, spec, where)
     extraction.skipped = skipped
     remember_last(home, path, spec)
     return extraction
@@ -127,6 +127,14 @@ def read_dataset(spec: str, where: Mapping[str, Any], observer: Observer) -> Dat
             "what is behind."
         )
     return data
+
+
+def say_dataset(data: Dataset, spec: str, observer: Observer) -> None:
+    """How a dataset was read, and that test rows are training rows, where some are."""
+    observer.note(f"{spec}: {data.reading}")
+    if both := trained_and_tested(data):
+        verb = "holds" if both == 1 else "hold"
+        observer.warn(f"{counted(both, 'test row')} {verb} what a training row holds, byte for byte.")
 
 
 def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str, ExtractConfig]:
@@ -339,6 +347,5 @@ def open_or_create(path: Path, data: Dataset, home: Home, earlier: IncrementalPl
     store = Store.create(path, samples, dataset=meta, reasons=earlier.data.vanished if earlier else None)
     if earlier is not None:
         earlier.carry_text(store)
-    for name in put_groups(store, data.groups):
-        observer.warn(f"The column {name} has other values than before; partitions made by it keep their rows.")
+    keep_groups(store, data.groups, data.spec, observer)
     return store

@@ -117,7 +117,8 @@ class Request:
             return None
         try:
             rows = Path(config.clients_from) if config.clients_from else locate_store(
-                self.home, path=Path(config.store) if config.store else None, dataset=config.dataset, observer=heard
+                self.home, path=Path(config.store) if config.store else None, dataset=config.dataset, observer=heard,
+                look_only=True,
             )  # fmt: skip
             if rows is None:
                 return None

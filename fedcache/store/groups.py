@@ -244,6 +244,29 @@ def put_groups(store: GroupStore, groups: Mapping[str, Group]) -> list[str]:
     return changed
 
 
+def replace_groups(store: GroupStore, groups: Mapping[str, Group]) -> tuple[list[str], list[str]]:
+    """As ``put_groups``, and the store keeps no others.
+
+    Returns:
+        the names of those that are new or have other values, and of those that were removed.
+    """
+    before = set(group_names(store.manifest))
+    changed = put_groups(store, groups)
+    names = {usable_group_name(name) for name in groups}
+    if gone := sorted(before - names):
+        with store.edit() as manifest:
+            for name in gone:
+                manifest.files.pop(place_of(name), None)
+        for name in gone:  # after the manifest, which no longer names them
+            (store.path / place_of(name)).unlink(missing_ok=True)
+    return sorted({*changed, *(names - before)}), gone
+
+
+def group_digests(manifest: Manifest) -> dict[str, str]:
+    """sha256 of the file of every group, by name: equal where the rows have the same values."""
+    return {name: manifest.files[place_of(name)] for name in group_names(manifest)}
+
+
 def _gone(store: GroupStore, name: str) -> bool:
     return not (store.path / place_of(name)).is_file()
 

@@ -106,7 +106,8 @@ class Store:
             splits: N of train, test and validation, or of 0, 1 and 2; None holds out a fifth of each class.
             classes: names of the integers in ``labels``, or the order of its words.
             text: floats [C, D] per backbone, features of the class names.
-            groups: by name N words or whole numbers that sort the rows, ``{"hospital": [...]}``.
+            groups: by name N words or whole numbers that sort the rows, ``{"hospital": [...]}``. They take the place of
+                those of their names in a store that has this content and name already, also where it is open.
             drop_nan: keep rows with NaN or infinite features unread, in the place of an error.
             name: of the dataset, for ``--dataset``; the backbones' names when None.
             path: of the store; under FEDCACHE_HOME when None.

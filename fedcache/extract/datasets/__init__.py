@@ -35,7 +35,19 @@ from fedcache.extract.inputs import IMAGES
 from fedcache.plugins import KINDS, find, offer
 from fedcache.store.samples import HELD_OUT, INGESTED
 
-__all__ = ["BadImage", "Dataset", "Source", "decode", "holds_of", "info", "known", "open_dataset", "peek", "pull"]
+__all__ = [
+    "BadImage",
+    "Dataset",
+    "Source",
+    "asked_for",
+    "decode",
+    "holds_of",
+    "info",
+    "known",
+    "open_dataset",
+    "peek",
+    "pull",
+]
 
 
 # Each has ``key(rest, context)``, what the answer depends on, and ``load(rest, context)``, the dataset.
@@ -155,6 +167,21 @@ def peek(
         found[name] = fact
     whole = _recall(memory, _joint_key(found)) if parts else found[""]
     return whole if whole is None or limit is None else _recall(memory, ["limited", whole[1], limit])
+
+
+def asked_for(
+    spec: str,
+    *,
+    memory: DigestMemory,
+    roots: Mapping[str, Path] | None = None,
+    layout: str | None = None,
+    data: Path | None = None,
+    limit: int | None = None,
+    follow_links: bool = False,
+) -> list[Any]:
+    """What everything read of a dataset depends on, also its groups, as plain JSON values; errors as of ``peek``."""
+    context = Context(memory, roots or {}, data, layout, follow_links)
+    return [[[name, _key(one, context)] for name, one in (_parts(spec) or {"": spec}).items()], limit]
 
 
 def holds_of(spec: str) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from fedcache.config import ExtractConfig, Home, resolve
-from fedcache.errors import FedcacheError, StoreError, UsageError, closest, unknown
+from fedcache.errors import FedcacheError, MachineError, StoreError, UsageError, closest, unknown
 from fedcache.extract import datasets
+from fedcache.extract.planning.own_groups import bring_groups, has_groups_of
 from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.recipe import slug
-from fedcache.progress import Observer
+from fedcache.progress import Observer, Silent
 from fedcache.store.catalog import (
     extracted_later,
     ingest_command,
@@ -30,13 +32,21 @@ from fedcache.store.store import Store, slug_of
 
 
 def locate_store(
-    home: Home, *, path: Path | None = None, dataset: str | None = None, observer: Observer | None = None
+    home: Home,
+    *,
+    path: Path | None = None,
+    dataset: str | None = None,
+    observer: Observer | None = None,
+    look_only: bool = False,
 ) -> Path | None:
     """``--store``, else the store of ``--dataset``, else the one last used; None when there is none yet.
 
-    Nothing is opened, so that a damaged store can be named too. A dataset's store is found from its remembered digest,
-    so no image is read; an ingested one by its name, with or without ``ingested:``. Raises StoreError for a path where
-    nothing is; UsageError for a dataset that is not known, or one beside a path.
+    A damaged store can be named too. A dataset's store is found from its remembered digest, so no image is read; an
+    ingested one by its name, with or without ``ingested:``. Where another dataset of the same content has put its
+    groups there, those of the one that is meant are put in their place; with ``look_only`` nothing is written, and such
+    a store is None.
+
+    Raises StoreError for a path where nothing is; UsageError for a dataset that is not known, or one beside a path.
     """
     if path is not None and dataset is not None:
         raise UsageError("A store and --dataset are both given. A store holds its dataset.", "Leave one of them out.")
@@ -53,12 +63,11 @@ def locate_store(
         return place
     if dataset is not None:
         found = ingested_path(home, dataset)
-        for follow_links in (False, True) if found is None else ():
-            known = datasets.peek(dataset, memory=memory_of(home), follow_links=follow_links, data=home.data)
-            found = place_of_content(home, *known) if known else None
-            if found is not None and found.exists():
-                break
-        return found if found is not None and found.exists() else None
+        if found is not None:
+            return found if found.exists() else None
+        for found, where in _places_of(home, dataset):
+            return found if _with_groups(found, dataset, where, observer, look_only) else None
+        return None
     last = last_store(home)
     if last is None:
         return None
@@ -67,7 +76,32 @@ def locate_store(
         observer.note(f"Store {chosen.name}: {spec}, the dataset last extracted (--dataset chooses another).")
         if (later := extracted_later(chosen)) is not None:
             observer.warn(f"{later.name} was extracted later than the one remembered; --store {later.name} takes it.")
+    with suppress(UsageError, MachineError):  # the files of a dataset may be gone: the store is what is meant
+        for found, where in _places_of(home, spec):
+            if found.resolve() == chosen.resolve() and not _with_groups(chosen, spec, where, observer, look_only):
+                return None
     return chosen
+
+
+def _places_of(home: Home, dataset: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The stores of a dataset that was opened before, and what it was opened with."""
+    for follow_links in (False, True):
+        where: dict[str, Any] = {"memory": memory_of(home), "follow_links": follow_links, "data": home.data}
+        known = datasets.peek(dataset, **where)
+        found = place_of_content(home, *known) if known else None
+        if found is not None and found.exists():
+            yield found, where
+
+
+def _with_groups(path: Path, spec: str, where: Mapping[str, Any], observer: Observer | None, look_only: bool) -> bool:
+    """Whether the store has the groups of a dataset; unless only looked at, they are brought."""
+    if look_only:
+        try:
+            return has_groups_of(Store.open(path), spec, where)
+        except FedcacheError:
+            return True
+    bring_groups(path, spec, where, observer or Silent())
+    return True
 
 
 def need_path(

@@ -1,0 +1,110 @@
+"""Groups belong to the dataset that is named, also where another one with the same content shares its store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import ok
+from make_images import tree, write_directory
+
+import fedcache as fc
+from fedcache.store.store import Store
+
+RNG = np.random.default_rng(5)
+IMAGES, LABELS = RNG.integers(0, 256, (60, 8, 8), dtype=np.uint8), np.arange(60) % 3
+WORDS = ("--backbones", "random-projection", "--size", 8, "--workers", 0, "--batch", 5, "--chunk-rows", 5)
+TRAIN = ("train", "--method", "fed3r", "--by", "site", "--dataset")
+TWO, THREE = [["a", "b"][i % 2] for i in range(60)], [["p", "q", "r"][i // 20] for i in range(60)]
+
+
+@pytest.fixture
+def specs(tmp_path: Path) -> dict[str, str]:
+    """Three datasets of the same images and labels: with two sites, with three, and with none."""
+    for name, columns in {"two": {"site": TWO}, "three": {"site": THREE}, "none": {}}.items():
+        np.savez(tmp_path / f"{name}.npz", images=IMAGES, labels=LABELS, **columns)
+    return {name: f"arrays:{tmp_path / name}.npz" for name in ("two", "three", "none")}
+
+
+def sites(path: str) -> tuple[str, ...]:
+    store = Store.open(Path(path))
+    return store.group("site").words if "site" in store.groups else ()
+
+
+def test_training_deals_by_the_column_of_the_dataset_that_is_named(specs: dict[str, str]) -> None:
+    path = ok("extract", "--dataset", specs["two"], *WORDS).data["path"]
+    assert ok("extract", "--dataset", specs["three"], *WORDS).data["path"] == path
+    assert sites(path) == ("p", "q", "r")
+    first = ok(*TRAIN, specs["two"])
+    assert f"The column site is those of {specs['two']} now" in first.err
+    assert first.data["partition"]["clients"] == 2
+    again = ok(*TRAIN, specs["two"])  # nothing to bring, and the same run
+    assert "The column" not in again.err
+    assert again.data["path"] == first.data["path"]
+    other = ok(*TRAIN, specs["three"])
+    assert other.data["partition"]["clients"] == 3
+    assert other.data["path"] != first.data["path"]
+    # An answer that was noted is not one for other groups.
+    assert ok(*TRAIN, specs["two"]).data["partition"]["clients"] == 2
+
+
+def test_a_dataset_without_a_column_has_not_that_of_another(specs: dict[str, str]) -> None:
+    path = ok("extract", "--dataset", specs["two"], *WORDS).data["path"]
+    ok("extract", "--dataset", specs["none"], *WORDS)
+    assert sites(path) == ()
+    said = ok("extract", "--dataset", specs["two"], *WORDS)  # finished, and its column is brought again
+    assert said.data["arrays"][0]["state"] == "complete"
+    assert sites(path) == ("a", "b")
+    assert ok("datasets", "info", specs["none"]).code == 0
+    shown = ok("inspect", "--dataset", specs["none"])
+    assert f"The column site is not of {specs['none']}" in shown.err
+    assert sites(path) == ()
+
+
+def test_the_dataset_last_extracted_has_its_own_columns(specs: dict[str, str]) -> None:
+    path = ok("extract", "--dataset", specs["three"], *WORDS).data["path"]
+    ok("extract", "--dataset", specs["two"], *WORDS)
+    ok("inspect", "--dataset", specs["three"])
+    assert sites(path) == ("p", "q", "r")
+    ok("inspect")
+    assert sites(path) == ("a", "b")
+    Path(specs["two"].partition(":")[2]).unlink()  # the store is still what is meant
+    assert ok("inspect").code == 0
+
+
+def test_a_dry_run_brings_no_columns(specs: dict[str, str]) -> None:
+    path = ok("extract", "--dataset", specs["two"], *WORDS).data["path"]
+    ok("extract", "--dataset", specs["three"], *WORDS)
+    ok("extract", "--dataset", specs["two"], *WORDS, "--dry-run")
+    assert sites(path) == ("p", "q", "r")
+
+
+def test_columns_come_in_the_order_of_a_store_that_grew(tmp_path: Path) -> None:
+    every = [f"n{i:02d}.png" for i in range(20)]
+    root = write_directory(tmp_path / "d", tree(every))
+
+    def listed(file: str, names: list[str], site: dict[str, str]) -> str:
+        lines = [f"{name},{int(name[1:3]) % 2},{site[name]}" for name in names]
+        (root / file).write_text("\n".join(["path,label,site", *lines]))
+        return f"folder:{root / file}"
+
+    of, other = ({name: site[i] for i, name in enumerate(every)} for site in (THREE, TWO))
+    ok("extract", "--dataset", listed("a.csv", every[5:], of), *WORDS)
+    grown = ok("extract", "--dataset", listed("a.csv", every, of), *WORDS).data["path"]
+    assert Store.open(Path(grown)).samples.name[0] == "n05.png"  # new rows are the last
+    assert ok("extract", "--dataset", listed("b.csv", every, other), *WORDS).data["path"] == grown
+    ok("inspect", "--dataset", f"folder:{root / 'a.csv'}")
+    store = Store.open(Path(grown))
+    assert store.group("site").values() == [of[name] for name in store.samples.name]
+
+
+def test_images_of_a_program_bring_their_own_columns() -> None:
+    def items(site: list[str]) -> list[dict[str, object]]:
+        return [{"image": i, "label": int(y), "site": s} for i, y, s in zip(IMAGES, LABELS, site, strict=True)]
+
+    given = {"backbones": ["random-projection"], "size": 8}
+    store = fc.extract(items(TWO), **given)
+    assert store.group("site").words == ("a", "b")
+    assert fc.extract(items(THREE), **given).group("site").words == ("p", "q", "r")
+    assert fc.extract(items(TWO), **given).group("site").words == ("a", "b")
