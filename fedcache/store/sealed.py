@@ -119,5 +119,6 @@ def _tensors_digest(tensors: Mapping[str, Tensor]) -> str:
         t = tensors[name].contiguous()
         digest.update(f"{name}:{t.dtype}:{tuple(t.shape)}\n".encode())
         if t.numel():
-            digest.update(t.flatten().view(torch.uint8).numpy().data)
+            # A tensor of one number may have any stride, which only as_strided takes back to 1.
+            digest.update(t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy().data)
     return digest.hexdigest()

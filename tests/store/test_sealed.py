@@ -83,6 +83,16 @@ def test_a_changed_tensor_is_found(tmp_path: Path) -> None:
         read_sealed(path, WHAT)
 
 
+def test_a_number_whose_stride_is_not_one_is_sealed_as_any_other(tmp_path: Path) -> None:
+    """As the offset of a head for one class, a column of a matrix."""
+    path, column = tmp_path / "a.safetensors", torch.arange(8.0).view(1, 8)[:, 3]
+    assert (column.stride(), column.is_contiguous()) == ((8,), True)
+    write_sealed(path, WHAT, None, {"b": column})
+    assert read_sealed(path, WHAT).tensors["b"].tolist() == [3.0]
+    write_sealed(tmp_path / "plain.safetensors", WHAT, None, {"b": torch.tensor([3.0])})
+    assert path.read_bytes() == (tmp_path / "plain.safetensors").read_bytes()
+
+
 def test_files_with_tensors_are_called_so(tmp_path: Path) -> None:
     for name, tensors in (("a.json", {}), ("a.safetensors", None)):
         with pytest.raises(ValueError, match="hold tensors"):

@@ -109,7 +109,9 @@ class StateTable(MutableMapping[int, Tree]):
     def __setitem__(self, client: int, tree: Tree) -> None:
         plain = {name: t.detach().cpu().contiguous() for name, t in tree.items()}
         kind = tuple((name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in plain.items())
-        raw = b"".join(t.view(-1).view(torch.uint8).numpy().data for t in plain.values() if t.numel())
+        # A tensor of one number may have any stride, which only as_strided takes back to 1.
+        flat = (t.as_strided((t.numel(),), (1,)) for t in plain.values() if t.numel())
+        raw = b"".join(t.view(torch.uint8).numpy().data for t in flat)
         number = self._number(kind)
         if client in self._new and self._rows["kind"][client] == number:
             at = int(self._rows["at"][client])

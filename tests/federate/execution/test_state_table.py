@@ -33,6 +33,7 @@ def state(number: int, rows: int = 2) -> Tree:
     return {
         "W": torch.full((2, 3), float(number)),
         "t": torch.tensor(number),
+        "one": torch.full((1, 8), float(number))[:, 3],  # its stride is 8
         "has": torch.tensor([True, number % 2 == 0, False]),
         "half": torch.full((3,), number % 100, dtype=torch.bfloat16),
         "none": torch.empty(0, 4),
