@@ -341,7 +341,7 @@ def gc(
         ),
     ] = None,
     days: Annotated[
-        float, typer.Option("--days", min=0.0, help="Idle days after which a run without a result is given up.")
+        float, typer.Option("--days", min=0.0, help="Idle days after which what is unfinished is given up.")
     ] = 7.0,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete what is listed; without it nothing changes.")
@@ -349,7 +349,8 @@ def gc(
 ) -> CommandResult:
     """List what nothing will read again; --delete removes it.
 
-    Leftovers are files of killed processes and files that no manifest knows; given-up runs have no result and are idle;
+    Leftovers are files of killed processes and files that no manifest knows; given-up are idle runs without a
+    result and unfinished arrays;
     old-runs are results of other code; old-stores hold what a dataset of the same name no longer is; models are the
     trained heads of finished runs, whose results stay.
 

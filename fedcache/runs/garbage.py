@@ -17,7 +17,15 @@ from fedcache.runs.directory import MODELS, read_result
 from fedcache.runs.identity import code_digest
 from fedcache.runs.privacy_ledger import ROUNDS
 from fedcache.runs.trust_words import is_private
-from fedcache.store.catalog import DAY, folders_in, is_being_written, leftovers_of_stores, old_stores, size_of
+from fedcache.store.catalog import (
+    DAY,
+    folders_in,
+    given_up_arrays,
+    is_being_written,
+    leftovers_of_stores,
+    old_stores,
+    size_of,
+)
 from fedcache.store.lock import is_alive
 
 IDLE_DAYS = 7.0
@@ -48,9 +56,9 @@ def find_garbage(home: Home, kinds: Sequence[str] = DEFAULT, *, idle_days: float
     """What can go, largest first; nothing is changed.
 
     leftovers are temporary files of killed processes and files in a store that neither its manifest nor a journal
-    knows; given-up are runs without a result that nothing has touched for ``idle_days``; old-runs are results of other
-    code than this, which no command finds again; old-stores hold content that a dataset of the same name no longer has;
-    models are those of every finished run, whose results stay.
+    knows; given-up are runs without a result and unfinished arrays that nothing has touched for ``idle_days``; old-runs
+    are results of other code than this, which no command finds again; old-stores hold content that a dataset of the
+    same name no longer has; models are those of every finished run, whose results stay.
     A store that is being written is left alone, and so is a damaged one.
     """
     found: dict[Path, Garbage] = {}
@@ -73,7 +81,7 @@ def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
     Raises MachineError for what cannot be deleted; the rest of the list is left as it is.
     """
     done: list[Garbage] = []
-    for one in garbage:
+    for one in sorted(garbage, key=lambda g: g.path.is_dir()):  # the journal of an array before its chunks
         try:
             if one.path.is_dir() and not one.path.is_symlink():
                 shutil.rmtree(one.path)
@@ -109,6 +117,7 @@ def _given_up(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
         days = (time.time() - max((f.stat().st_mtime for f in run.rglob("*")), default=run.stat().st_mtime)) / DAY
         if days >= idle_days:
             yield run, f"it has no result and was left {days:,.0f} days ago"
+    yield from given_up_arrays(home, idle_days)
 
 
 def _models(home: Home) -> Iterator[tuple[Path, str]]:

@@ -70,7 +70,8 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
                 more_features(store, name.partition("@")[0]),
             )
         if len(found) > 1:
-            options = ", ".join(labels[k][1] if len({labels[f][1] for f in found}) == len(found) else k for k in found)
+            differ = len({labels[k][1] for k in found}) == len(found)
+            options = ", ".join(labels[k][1] if differ else f"{k} (width {info[k].shape[-1]})" for k in found)
             raise UsageError(f"{name!r} means {len(found)} arrays of the store.", f"Choose with --backbones: {options}")
         chosen.append(found[0])
     return list(dict.fromkeys(chosen))
@@ -316,8 +317,11 @@ def find_or_extract(
         for array in begun:
             if array.key in keys:
                 complete_array(array, store, home, extract=extract, observer=observer, stop=stop)
-            else:
-                observer.warn(f"{array.state(store)}; left out. To complete it: {array.command(store, home)}")
+            elif not train.backbones:  # whoever names some is not told of others
+                observer.warn(
+                    f"{array.state(store)}; left out (fedcache gc --days 0 lists it, to give it up). "
+                    f"To complete it: {array.command(store, home)}"
+                )
         if keys:
             store.refresh()
             spent = time.perf_counter() - began

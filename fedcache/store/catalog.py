@@ -12,7 +12,7 @@ from fedcache.config import Home
 from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.store.content import Content, value_id
 from fedcache.store.files import make_private
-from fedcache.store.journal import journal_path
+from fedcache.store.journal import journal_path, journals
 from fedcache.store.lock import is_alive, is_held, try_lock
 from fedcache.store.manifest import read_manifest, was_store
 from fedcache.store.samples import INGESTED
@@ -156,6 +156,27 @@ def leftovers_of_stores(home: Home) -> Iterator[tuple[Path, str]]:
                 yield journal, f"{key} is complete, and a killed process was about to remove its journal"
         for note in sorted(store.path.glob("locks/*.json")):
             yield note, "a killed process held this lock"
+
+
+def given_up_arrays(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
+    """(journal or folder, why) of unfinished arrays that nothing has written for ``idle_days``.
+
+    A store that is being written is left alone, and so is an array that was killed while it was completed: its journal
+    vouches for files of the store.
+    """
+    places = (p for p in folders_in(home.stores) if p.name.endswith(".zarr") and not _is_locked(p))
+    for store in _opened(places):
+        for journal in journals(store.path):
+            if journal.header is None or journal.key in store.arrays or journal.commits:
+                continue
+            folder = store.path / "features" / journal.key
+            touched = (f.stat().st_mtime for f in (journal.path, *folder.rglob("*")))
+            days = (time.time() - max(touched)) / DAY
+            if days >= idle_days:
+                kept = f"{len(journal.chunks)} of {journal.count} chunks of an array that was left {days:,.0f} days ago"
+                yield journal.path, f"the journal of {kept}"
+                if folder.exists():
+                    yield folder, kept
 
 
 def old_stores(home: Home) -> Iterator[tuple[Path, str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import toy_store
 from command import fedcache, ok
 from pictures import folder
 
@@ -16,6 +17,7 @@ from fedcache.config import Home
 from fedcache.runs.directory import write_result
 from fedcache.runs.garbage import find_garbage, remove
 from fedcache.store.lock import hold_lock
+from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
 DEAD = 2**22 + 1
@@ -132,6 +134,30 @@ def test_runs_without_a_result_are_given_up_after_some_days(home: Path) -> None:
     ok("gc", "--delete")
     assert not run.exists()
     assert len(list(run.parent.iterdir())) == 1, "the run with a result stays"
+
+
+def test_unfinished_arrays_are_given_up_after_some_days_and_the_store_stays(own_home: Path) -> None:
+    """As of an extraction that cannot be completed: its file is gone, or its model writes no numbers."""
+    place = Home.from_environment().stores / "toy.zarr"
+    place.parent.mkdir(parents=True)
+    store = toy_store.create(place)
+    toy_store.fill(store, toy_store.KEYS[0])
+    toy_store.fill(store, toy_store.KEYS[1], chunks=2)
+    (journal,) = place.glob("journal-*")
+    assert listed() == {}
+    found = ok("gc", "--days", 0).data["garbage"]
+    assert {(Path(g["path"]).name, g["kind"]) for g in found} == {
+        (journal.name, "given-up"), (toy_store.KEYS[1], "given-up"),
+    }  # fmt: skip
+    assert all("2 of 4 chunks of an array that was left 0 days ago" in g["why"] for g in found)
+    with hold_lock(place / "locks" / "a.lock", "a", wait=False):
+        assert listed("--days", 0) == {}
+    ok("gc", "--days", 0, "--delete")
+    assert listed("--days", 0) == {}
+    assert list(Store.open(place).arrays) == [toy_store.KEYS[0]]
+    assert verify(place).ok
+    toy_store.fill(store, toy_store.KEYS[1])
+    assert verify(place).ok
 
 
 def test_results_of_other_code_and_stores_of_other_content(

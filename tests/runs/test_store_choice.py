@@ -90,7 +90,8 @@ def test_a_name_of_several_or_of_no_array_is_refused_with_those_there_are() -> N
     options = "Choose with --backbones: "
     refused(usage, "'a' means 2 arrays of the store.", f"{options}a@16, a@24", chosen_arrays, store, ["b", "a"])
     refused(usage, "'a' means 2 arrays of the store.", f"{options}a@16, a@24", chosen_arrays, store, [])
-    refused(usage, "'c@8' means 2 arrays of the store.", f"{options}c@8/1, c@8/2", chosen_arrays, store, ["c@8"])
+    refused(usage, "'c@8' means 2 arrays of the store.", f"{options}c@8/1 (width 4), c@8/2 (width 4)",
+            chosen_arrays, store, ["c@8"])  # fmt: skip
     have = "s.zarr has no features of 'd@9'; it has a@16, b@32, a@24, c@8, c@8."
     refused(absent, have, ADD.format("features/NAME"), chosen_arrays, store, ["d@9"])
     refused(absent, "s.zarr holds no features yet.", ADD.format("features/NAME"), chosen_arrays, shelf("pixels@8"), [])
