@@ -185,7 +185,7 @@ def grid(
     Args:
         methods: names or your own; store, parts, seeds, settings, observer, on_round, track, fresh: as in ``train``.
         sampler, exact, jobs, save_models, save_clients, retrain: as in ``fedcache grid --help``.
-        options: other keywords of ``train``, for all points; sweeps: hyperparameter, rounds, hold_out, ... -> values.
+        options: other keywords of ``train``, for all points; sweeps: hyperparameters, rounds, hold_out, validation, ...
 
     Raises once all other points are kept: CorruptionError for a damaged one, FederatedRunError for one not trained.
     """

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 WINDOW = 30.0
 """Seconds from which rate and time left are taken."""
 
-SILENCE = 2.0
-"""Seconds without a word after which a terminal says that the command is at work."""
+SILENCE = 1.5
+"""Seconds without a word after which a terminal says that the command is at work; nothing is silent for two."""
 
 
 class Stretch:

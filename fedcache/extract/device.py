@@ -46,7 +46,7 @@ def resolve_device(requested: str) -> Device:
     Raises UsageError for an unknown device, MachineError for ``cuda`` without a usable GPU.
     """
     if known_device(requested) == "cpu":
-        return Device("cpu", f"{cores()} cores", "asked for")
+        return Device("cpu", f"{cores()} cores", "as chosen")
     import torch
 
     if torch.cuda.is_available():

@@ -65,6 +65,7 @@ def extract(
     if engine is not None:
         engine.check_extraction(config.workers)
     planned, skipped = planning.plan(config, home, observer, rehash=rehash)
+    asked = config.device
     config = where_it_can_run(planning.bare_config(config), planned, engine, observer)
     planned = [pull_if_needed(p, config, home, observer) for p in planned] if not dry_run else planned
     held = None
@@ -90,8 +91,8 @@ def extract(
             if not dry_run:
                 bring_groups(path, spec, where, observer, held)
             done.skipped = skipped
-            if config.device != "auto":
-                observer.note(f"--device {config.device} was not needed: every array is there, nothing is computed.")
+            if asked != "auto":
+                observer.note(f"--device {asked} was not needed: every array is there, nothing is computed.")
             remember_last(home, path, spec)
             return done
     data = held if held is not None else read_dataset(spec, where, observer)

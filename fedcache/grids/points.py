@@ -24,7 +24,10 @@ from fedcache.runs.spec import TIMING_OPTIONS, TRUST_OPTIONS, parse_participatio
 from fedcache.store.own_names import PREFIXES
 
 RUN_KEYS = ("rounds", "participation", "backbones", "domain", *TIMING_OPTIONS, *TRUST_OPTIONS)
-PARTITION_KEYS = ("scheme", "clients", "alpha", "shards", "shots", "by", "hold_out", "tests", "min_rows")
+PARTITION_KEYS = (
+    "scheme", "clients", "alpha", "shards", "shots", "by", "hold_out", "tests", "min_rows", "max_clients", "validation",
+    "unlabelled", "inside",
+)  # fmt: skip
 NUMBERS = (
     "byzantine", "max_update_norm", "max_share", "dp_clip", "dp_noise", "dp_delta", "server_step", "staleness_power",
 )  # fmt: skip
@@ -137,7 +140,7 @@ def _run_value(name: str, value: str) -> Any:
 def _partition_value(name: str, value: str) -> Any:
     if name not in PARTITION_KEYS:
         raise unknown("swept argument of the scheme", name, PARTITION_KEYS)
-    if name in ("clients", "shards", "shots", "min_rows"):
+    if name in ("clients", "shards", "shots", "min_rows", "max_clients"):
         return _number(name, value, int, "a whole number of at least 1", 1)
     if name == "alpha":
         return _number(name, value, float, "a number above 0", 1e-300)

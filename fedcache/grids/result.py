@@ -113,7 +113,10 @@ class Grid:
         return BY_VALIDATION if self.by_validation else NOT_A_CHOICE
 
     def best(self) -> Point:
-        """The point with the highest validation accuracy, without such rows test accuracy; of equals see ``ranked``."""
+        """The point with the highest validation accuracy, without such rows test accuracy; of equals see ``ranked``.
+
+        It was trained without the rows to choose by; the run on all rows is in ``retrained``, under ``--retrain``.
+        """
         return self.ranked()[0]
 
     def ranked(self) -> list[Point]:
@@ -244,7 +247,9 @@ class Grid:
             return f"Grid(0 points{without})"
         best = self.best()
         many = f"{len(self.points)} point{'s' * (len(self.points) > 1)}"
-        return f"Grid({many}{without}, {self.chosen_by}: {best.words}, {spread(best.run.result['accuracy'])})"
+        again = "" if len(self.retrained) != 1 else (
+            f"; trained again on all training rows: {spread(self.retrained[0].run.result['accuracy'])}")  # fmt: skip
+        return f"Grid({many}{without}, {self.chosen_by}: {best.words}, {spread(best.run.result['accuracy'])}{again})"
 
     def _repr_html_(self) -> str:
         swept = list(dict.fromkeys(k for p in self.points for k in p.sweep))

@@ -188,6 +188,22 @@ def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path: Pat
     assert every_value("note", TrainConfig(store=str(with_values(tmp_path, 50))), Home.from_environment())[0] == "a, b"
 
 
+def test_a_grid_in_python_takes_what_deals_the_rows_as_keywords(store: Path) -> None:
+    words = ("--by", "site", "--validation", "0.3")
+    asked = ("grid", "--method", "fedavg", *words, "--sweep", "lr=0.01,0.1", "--rounds", 2, "--store", store)
+    printed = ok(*asked, "--hold-out", "each").data["held_out"]
+    sweeps = {"by": "site", "validation": 0.3, "lr": [0.01, 0.1]}
+    made = fc.grid("fedavg", store, hold_out="each", options={"rounds": 2}, **sweeps)
+    assert made.by_validation
+    of = {row.sweep["lr"]: (row.accuracy, row.validation) for row in made.held_out()}
+    assert of == {row["sweep"]["lr"]: (row["accuracy"], row["validation"]) for row in printed}
+    few = fc.grid("fedavg", store, by="site", max_clients=2, unlabelled="drop", options={"rounds": 1})
+    args = few.points[0].run.result["partition"]["args"]
+    assert (args["max_clients"], args["unlabelled"]) == (2, "drop")
+    with pytest.raises(UsageError, match="validation is '2', expected a share above 0 and below 1 or split"):
+        fc.grid("fedavg", store, by="site", validation=2)
+
+
 def test_a_value_with_a_comma_is_held_out_as_one(tmp_path: Path) -> None:
     done = ok("grid", "--method", "fedncm", "--by", "note", "--hold-out", "each", "--store", with_values(tmp_path, 3))
     assert list(done.data["held_out"][0]["accuracy"]) == ["a, b", "n001", "n002"]

@@ -164,6 +164,10 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
     printed = fedcache(*GRID, *words, "--validation", "0.3", "--retrain").out
     assert f"Trained again on all training rows (the run was there already): fedavg lr={best['sweep']['lr']}" in printed
     assert "Chosen by validation accuracy: fedavg" in printed
+    parts = fc.partition(store, "dirichlet", clients=4, alpha=1, validation=0.3)
+    in_python = fc.grid("fedavg", store, parts, lr=[0.01, 3, 0.3], seeds=[0, 1], options={"rounds": 3}, retrain=True)
+    figure = f"{again['accuracy']['mean']:.4f} +- "
+    assert repr(in_python).partition("; trained again on all training rows: ")[2].startswith(figure), repr(in_python)
     fresh = ok("train", "--config", Path(again["path"]) / "config.toml", "--fresh").data
     assert (fresh["path"], fresh["accuracy"]) == (again["path"], again["accuracy"])
 
