@@ -95,8 +95,8 @@ def partition(
 
     Args:
         store: a store or its path, None the last one extracted; ``seed``: of the draws; ``name``: to save it under.
-        scheme: a name as of ``fedcache partition``, None with ``by=COLUMN``; or the client of each row, a dict of rows,
-            a CSV of ``name,client[,split]``, a function of the store that returns one of these.
+        scheme: a name as of ``fedcache partition``, None with ``by=COLUMN``; or the client of each row in the order of
+            ``Store.samples.name``, a dict of rows, a CSV of ``name,client[,split]``, a function of the store for one.
         arguments: those of the scheme (clients, alpha, shards, ...); ``replace=True`` for a name that other rows have.
 
     Raises UsageError for an argument that the scheme does not have or the rows do not allow, and for such a name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def given_partition(
 
     Args:
         store: whose rows are dealt.
-        clients: name -> rows (``given.of_rows``), the client of each row, a CSV of ``name,client[,split]`` with the
+        clients: name -> rows (``given.of_rows``), the client of each row in the order of ``Store.samples.name`` (a
+            pandas Series whose index names the rows is taken by name), a CSV of ``name,client[,split]`` with the
             names of the rows, or a function that takes the store and returns one of these.
         seed: of what is drawn by ``arguments``.
         name: to save it under.
@@ -63,9 +65,52 @@ def given_partition(
         assert isinstance(clients, Group)
         made = of_splits(columns, clients, split, validation)
     else:
-        made = of_ids(columns, clients, seed=seed, **typed)
-    save_partition(store, made, name or made.default_name(), replace=replace)
+        named = _by_name(clients, store)
+        made = of_ids(columns, clients if named is None else named, seed=seed, **typed)
+        if named is None and not all(word.rpartition("/")[2].isdigit() for word in store.samples.name):
+            said = f"clients are given in the order of the rows by name: the first is {store.samples.name[0]!r}"
+            made = _with_note(made, said)
+    save_partition(store, made, name or _free_name(store, made, replace), replace=replace)
     return made
+
+
+def _with_note(made: Partition, note: str) -> Partition:
+    return dataclasses.replace(made, notes=(*made.notes, note))
+
+
+def _free_name(store: Store, made: Partition, replace: bool) -> str:
+    """The partition's own name, with its digest behind where a saved one of that name has other rows."""
+    name = made.default_name()
+    if replace or name not in store.partitions or store.partition(name).get("digest") == made.digest:
+        return name
+    return f"{name}-{made.digest[:8]}"
+
+
+def _by_name(clients: Any, store: Store) -> Group | None:
+    """The client of each row where a pandas Series names the rows in its index; None for clients in the rows' order.
+
+    Rows that it does not name are nobody's. Raises UsageError for a name that no row has, or that comes twice.
+    """
+    index = getattr(clients, "index", None)
+    if index is None or callable(index) or not (hasattr(index, "tolist") and hasattr(clients, "tolist")):
+        return None
+    names = index.tolist()
+    if not names or not all(isinstance(name, str) for name in names):
+        return None
+    place = {name: row for row, name in enumerate(store.samples.name)}
+    unknown_names = [name for name in names if name not in place]
+    if unknown_names or len(set(names)) < len(names):
+        wrong = f"which no row is called ({len(unknown_names):,} such)" if unknown_names else "twice"
+        first = unknown_names[0] if unknown_names else next(n for n in names if names.count(n) > 1)
+        raise UsageError(
+            f"The index of the clients has {first!r}, {wrong}.",
+            f"Names are those of the store, for example {store.samples.name[0]!r}; clients.to_numpy() is taken in the "
+            "order of Store.samples.name.",
+        )
+    values: list[Any] = [None] * store.rows
+    for name, client in zip(names, clients.tolist(), strict=True):
+        values[place[name]] = client
+    return Group.of(values)
 
 
 def _returned(clients: object) -> object:

@@ -102,7 +102,7 @@ class Store:
             features: floats [N, D] or [N, V, D] (V views) per backbone; float16 stays, others become float32.
             labels: N integers or words; -1, NaN, None and "" are rows whose label is not known, None all of them.
             domains: N integers or words.
-            names: N different words.
+            names: N different words; the rows of the store are sorted by them, and not in the order given.
             splits: N of train, test and validation, or of 0, 1 and 2; None holds out a fifth of each class.
             classes: names of the integers in ``labels``, or the order of its words.
             text: floats [C, D] per backbone, features of the class names.

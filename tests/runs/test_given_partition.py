@@ -82,6 +82,46 @@ def test_rows_to_choose_by_may_be_given_or_taken(store: fc.Store) -> None:
         fc.partition(store, {"a": [0, 1]}, validation="split")
 
 
+def test_rows_of_the_test_split_that_are_trained_on_are_counted(store: fc.Store) -> None:
+    assert "2 rows of the test split are trained on, as given" in fc.partition(store, {"a": [4, 9, 1], "b": [2]}).notes
+    assert "1 row of the test split is trained on, as given" in fc.partition(store, {"a": [4, 1], "b": [2]}).notes
+    assert not any("test split" in note for note in fc.partition(store, {"a": [0, 1], "b": [2]}).notes)
+
+
+def test_clients_without_a_name_get_one_that_is_free(store: fc.Store) -> None:
+    first = fc.partition(store, ["a", "b"] * 20)
+    other = fc.partition(store, ["a", "b", "c", "d"] * 10)
+    assert fc.partition(store, ["a", "b"] * 20).digest == first.digest
+    saved = fc.Store.open(store.path).partitions
+    assert sorted(saved) == ["natural-by-client-s0", f"natural-by-client-s0-{other.digest[:8]}"]
+    assert load_partition(fc.Store.open(store.path), f"natural-by-client-s0-{other.digest[:8]}").digest == other.digest
+    with pytest.raises(FedcacheError, match="with other rows"):
+        fc.partition(store, ["a", "b", "b", "d"] * 10, name="natural-by-client-s0")
+
+
+def test_clients_are_in_the_order_of_names_or_named_by_an_index(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    names = [f"n{i:02d}" for i in reversed(range(20))]  # as given; the store sorts them
+    x = np.arange(20, dtype="f4")[:, None]
+    store = fc.Store.from_arrays({"x": x}, labels=[0, 1] * 10, names=names, path=tmp_path / "n.zarr")
+    clients = ["late"] * 10 + ["early"] * 10
+    made = fc.partition(store, clients)
+    assert "clients are given in the order of the rows by name: the first is 'n00'" in made.notes
+    named = fc.partition(store, pd.Series(clients, index=names))
+    assert not any("order" in note for note in named.notes)
+    rows = {c.name: sorted([*c.train.tolist(), *c.test.tolist()]) for c in named.clients}
+    assert rows == {"early": list(range(10)), "late": list(range(10, 20))}
+    assert {c.name: sorted([*c.train.tolist(), *c.test.tolist()]) for c in made.clients}["late"] == list(range(10))
+    some = fc.partition(store, pd.Series(clients[:8], index=names[:8]), name="some")
+    assert sorted([*some.clients[0].train.tolist(), *some.clients[0].test.tolist()]) == list(range(12, 20))
+    assert len(some.clients) == 1
+    for index, said in ((["n99", *names[1:]], "'n99', which no row"), ([names[1], *names[1:]], "'n18', twice")):
+        with pytest.raises(FedcacheError, match=said):
+            fc.partition(store, pd.Series(clients, index=index))
+    plain = fc.Store.from_arrays({"x": x}, labels=[0, 1] * 10, path=tmp_path / "p.zarr")
+    assert not any("order" in note for note in fc.partition(plain, pd.Series(clients)).notes)
+
+
 def test_masks_are_rows(store: fc.Store) -> None:
     mask = np.arange(ROWS) < 4
     assert held(fc.partition(store, {"a": mask}))["a"][0] == [0, 1, 2, 3]

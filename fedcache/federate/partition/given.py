@@ -116,6 +116,9 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         )
     if lost := int((~ok[trained]).sum()):
         notes.append(f"{lost:,} of {len(trained):,} rows are unreadable or gone (ok = 0) and left out")
+    if of_test := int((columns.split[trained[ok[trained]]] == TEST).sum()):
+        rows_are = "row of the test split is" if of_test == 1 else "rows of the test split are"
+        notes.append(f"{of_test:,} {rows_are} trained on, as given")
     left = np.flatnonzero(ok & (columns.split == TEST))
     common = left[~is_among(left, np.concatenate([trained, *chosen_by]))]
     chosen = [t for t in tests.values() if t is not None]
