@@ -66,8 +66,13 @@ class ReachedCode:
                 return ["set", *sorted(map(str, map(self.describe, value)))]
             case Mapping():
                 return {"mapping": [[self.describe(k), self.describe(v)] for k, v in value.items()]}
-            case torch.Tensor():
-                return self.describe(value.detach().cpu().numpy())
+            case torch.Tensor() if value.layout is torch.strided and not value.is_quantized:
+                plain = value.detach().cpu().contiguous()
+                if plain.dtype.is_floating_point and plain.dtype not in (torch.float16, torch.float32, torch.float64):
+                    # bfloat16 and smaller ones, which numpy does not have
+                    raw = plain.reshape(-1).view(torch.uint8).numpy()
+                    return [str(plain.dtype), list(plain.shape), sha256_hex(raw.tobytes())]
+                return self.describe(plain.numpy())
             case np.ndarray() if value.dtype.kind in "fiubc":
                 return [str(value.dtype), list(value.shape), sha256_hex(np.ascontiguousarray(value).tobytes())]
             case partial():
@@ -75,16 +80,23 @@ class ReachedCode:
             case FunctionType():
                 return self._function(value)
             case MethodType():
-                return ["method", self.describe(value.__func__)]
+                described = ["method", self.describe(value.__func__)]
+                return described if isinstance(value.__self__, type) else [*described, self.describe(value.__self__)]
             case ModuleType():
                 self._note_module(value.__name__)
                 return f".{value.__name__}"
+            case BuiltinFunctionType() if not isinstance(value.__self__, type | ModuleType | None):
+                return ["method", value.__name__, self.describe(value.__self__)]
             case BuiltinFunctionType() | type():
                 self._note_module(value.__module__)
                 return f"{value.__module__}.{value.__qualname__}"
         if is_dataclass(value):
             self._note_module(type(value).__module__)
             return {f.name: self.describe(getattr(value, f.name)) for f in fields(value)}
+        return self.describe_object(value)
+
+    def describe_object(self, value: Any) -> Any:
+        """Any other object as JSON; of a method there is none, NoDigestError."""
         raise NoDigestError(
             f"{self.owner[0].upper()}{self.owner[1:]} holds an object of type {type(value).__name__}, whose digest is "
             "not known.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import random
 import base64
 import math
 import os
@@ -66,6 +67,21 @@ def test_what_a_method_holds_is_described_so_that_other_values_differ() -> None:
     refused(
         UsageError, "The method 'mine' holds an object of type object, whose digest", lambda: code.describe(object())
     )
+    bound = (Odd().method, [1].count, random.Random(0).random)
+    refused(UsageError, "The method 'mine' holds an object of type Odd, whose digest", lambda: code.describe(bound[0]))
+    assert code.describe(bound[1]) != code.describe([2].count)
+    refused(
+        UsageError, "The method 'mine' holds an object of type Random, whose digest", lambda: code.describe(bound[2])
+    )
+    narrow = [code.describe(torch.tensor([v], dtype=torch.bfloat16)) for v in (1.0, 2.0)]
+    assert narrow[0] != narrow[1]
+
+
+class Odd:
+    """An object with a method."""
+
+    def method(self) -> None:
+        """Nothing."""
 
 
 def test_imports_that_lead_out_of_a_package_name_nothing() -> None:

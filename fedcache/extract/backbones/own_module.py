@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import CorruptionError, FedcacheError, UsageError
@@ -21,10 +20,9 @@ from fedcache.extract.backbones import own_inputs
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.encoder import ModuleEncoder, one_row_each
 from fedcache.extract.backbones.own import Choice, pooling_of, reason, refuse_company, shape_of, tried, tried_images
+from fedcache.extract.backbones.own_digest import digest_of_parts
 from fedcache.extract.inputs import DECODERS, IMAGES, TEXTS
 from fedcache.extract.recipe import NORMS, UNIT, Recipe
-from fedcache.store.files import digest_of, sha256_hex
-from fedcache.store.own_code import NoDigestError, ReachedCode
 from fedcache.store.own_names import MODULE
 
 if TYPE_CHECKING:
@@ -32,9 +30,6 @@ if TYPE_CHECKING:
 
 SIZE = 224
 """Pixels of the side where a module says nothing."""
-
-PLAIN = (type(None), bool, int, float, str)
-"""Types of attributes that are part of a module's identity as they are."""
 
 Triple = tuple[float, float, float]
 
@@ -288,89 +283,5 @@ class _Transformed(ModuleEncoder):
 
 
 def digest_of_module(name: str, own: OwnModule) -> str:
-    """sha256 over a module's tensors (names, dtypes, shapes, bytes), attributes and code, and those of its transform.
-
-    Attributes are plain values, functions and hooks; code is the files of its classes, the user's files they import,
-    and the bytecode of classes that were defined in no file. Raises UsageError for what has no digest.
-    """
-    code = ReachedCode(f"the backbone {name}")
-    parts: list[Any] = [_tensors(name, own.module)]
-    for path, module in own.module.named_modules():
-        parts.append([path, _class_of(module, code), _attributes(module, code)])
-    parts.append(None if own.transform is None else _described_transform(name, own.transform, code))
-    return digest_of([parts, sorted(code.sources.values())])
-
-
-def _tensors(name: str, module: nn.Module) -> list[list[Any]]:
-    """Name, dtype, shape and sha256 of every parameter and buffer, buffers that are not saved among them."""
-    import torch
-
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    made = []
-    for key, tensor in sorted(tensors.items()):
-        try:
-            plain = tensor.detach().cpu().contiguous().reshape(-1)
-            raw = plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
-        except (RuntimeError, TypeError, NotImplementedError) as error:  # sparse, quantised, not there yet
-            raise UsageError(
-                f"{key} of {name} is a {tensor.layout} tensor whose bytes cannot be read: {reason(error)}",
-                "Give a module with dense tensors; a lazy module must have seen an image.",
-            ) from error
-        made.append([key, str(tensor.dtype), list(tensor.shape), sha256_hex(raw)])
-    return made
-
-
-def _class_of(value: Any, code: ReachedCode) -> list[Any]:
-    """The classes an object's type inherits from, and the bytecode of those that no file defines."""
-    found: list[Any] = []
-    for kind in type(value).__mro__[:-1]:
-        found.append(code.describe(kind))
-        module = sys.modules.get(kind.__module__)
-        if getattr(module, "__file__", None) is None and getattr(module, "__spec__", None) is None:
-            functions = {k: f for k, f in vars(kind).items() if isinstance(f, FunctionType)}
-            found += [[key, _bytecode(function.__code__)] for key, function in sorted(functions.items())]
-    return found
-
-
-def _bytecode(code: CodeType) -> list[Any]:
-    constants = [_bytecode(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
-    return [sha256_hex(code.co_code), list(code.co_names), list(code.co_varnames), constants]
-
-
-def _attributes(module: nn.Module, code: ReachedCode) -> list[Any]:
-    """Plain attributes, functions and hooks of a module; of any other object its type."""
-    from torch import nn
-
-    hooks = ("_forward_hooks", "_forward_pre_hooks")
-    torchs = set(vars(nn.Module())) - set(hooks)
-    made = []
-    for key, value in sorted(vars(module).items()):
-        if key in torchs:
-            continue
-        shown = list(value.values()) if key in hooks and isinstance(value, Mapping) else value
-        try:
-            made.append([key, code.describe(shown)])
-        except NoDigestError:
-            made.append([key, f"{type(value).__module__}.{type(value).__qualname__}"])
-    return made
-
-
-def _described_transform(name: str, transform: Any, code: ReachedCode) -> Any:
-    """A transform as JSON that differs where it does something else."""
-    parts = getattr(transform, "transforms", None)
-    if isinstance(parts, list | tuple):  # Compose, of torchvision and others
-        return [_class_of(transform, code), *(_described_transform(name, part, code) for part in parts)]
-    try:
-        return code.describe(transform)
-    except NoDigestError:
-        pass
-    shown = repr(transform)
-    if " at 0x" not in shown:
-        return [_class_of(transform, code), shown]  # torchvision's and timm's say all that they hold
-    held = {key: value for key, value in vars(transform).items() if isinstance(value, PLAIN)}
-    if len(held) < len(vars(transform)):
-        raise UsageError(
-            f"The transform of {name} is a {type(transform).__name__}, whose digest is not known.",
-            "Give a function from a file of its own, or a torchvision transform.",
-        )
-    return [_class_of(transform, code), code.describe(held)]
+    """sha256 of a module and its transform, as ``digest_of_parts`` has it."""
+    return digest_of_parts(name, own.module, own.transform)

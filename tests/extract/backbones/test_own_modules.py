@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -248,7 +249,7 @@ def test_transforms_are_told_apart():
 
     class Odd:
         def __init__(self) -> None:
-            self.inner = object()
+            self.inner = threading.Lock()
 
         def __call__(self, image: Any) -> Any:
             return image

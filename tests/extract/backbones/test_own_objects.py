@@ -1,0 +1,290 @@
+"""What a module holds tells it apart: objects, bound methods, closures, and classes that no file tells."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import threading
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedcache as fc
+from fedcache.errors import UsageError
+from fedcache.extract.backbones.own_digest import digest_of_parts
+
+
+def digest(module: nn.Module, transform: Any = None) -> str:
+    return digest_of_parts("m", module, transform)
+
+
+class Held(nn.Module):
+    """A module that holds something."""
+
+    size = 8
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        factor = getattr(self.held, "v", 1.0)
+        return x.mean((2, 3)) * factor
+
+
+class Plain:
+    def __init__(self, v: Any) -> None:
+        self.v = v
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.v
+
+    def method(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.v
+
+
+class Slots:
+    __slots__ = ("v",)
+
+    def __init__(self, v: Any) -> None:
+        self.v = v
+
+
+@dataclass
+class Config:
+    v: Any
+
+
+class Mixed(Plain):
+    """It holds itself."""
+
+    def __init__(self, v: Any) -> None:
+        super().__init__([v, types.SimpleNamespace(v=v)])
+        self.again = self
+
+
+def apply(x: Any, by: Any) -> Any:
+    return by(x)
+
+
+def bound(module: Held, v: float) -> Held:
+    module.forward = types.MethodType(lambda self, x: x.mean((2, 3)) * v, module)  # type: ignore[method-assign]
+    return module
+
+
+def hooked(module: Held, v: float) -> Held:
+    module.register_forward_hook(lambda part, inputs, output: output * v)
+    return module
+
+
+def untracked(v: float) -> list[nn.Module]:
+    linear = nn.Linear(1, 1)
+    linear.weight.data.fill_(v)
+    linear.bias.data.zero_()
+    return [linear]
+
+
+def of_function(v: float) -> nn.Module:
+    class Local(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean((2, 3)) * v
+
+    return Local()
+
+
+def of_default(v: float) -> nn.Module:
+    class Local(nn.Module):
+        def forward(self, x: torch.Tensor, by: float = v) -> torch.Tensor:
+            return x.mean((2, 3)) * by
+
+    return Local()
+
+
+def of_class_value(v: float) -> nn.Module:
+    class Local(nn.Module):
+        by = v
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean((2, 3)) * self.by
+
+    return Local()
+
+
+def of_inner_object(v: float) -> nn.Module:
+    class Factor:
+        def value(self) -> float:
+            return v
+
+    return Held(Factor())
+
+
+HELD: dict[str, Callable[[Any], nn.Module]] = {
+    "an object": lambda v: Held(Plain(v)),
+    "one with slots": lambda v: Held(Slots(v)),
+    "a namespace": lambda v: Held(types.SimpleNamespace(v=v)),
+    "a dataclass": lambda v: Held(Config(v)),
+    "an object in a dataclass": lambda v: Held(Config(Plain(v))),
+    "objects in a list": lambda v: Held([Plain(1.0), Plain(v)]),
+    "an object in a mapping": lambda v: Held({"a": Plain(v)}),
+    "an object that holds itself": lambda v: Held(Mixed(v)),
+    "a bound method": lambda v: Held(Plain(v).method),
+    "a bound method of a part": lambda v: Held(Plain(v).__call__),
+    "an object in a partial": lambda v: Held(functools.partial(apply, by=Plain(v))),
+    "an object in a closure": lambda v: Held((lambda inner: lambda x: inner(x))(Plain(v))),
+    "a bound method of a list": lambda v: Held([v].count),
+    "a module in a plain list": lambda v: Held(untracked(v)),
+    "a narrow tensor": lambda v: Held(torch.tensor([v], dtype=torch.bfloat16)),
+    "its own forward": lambda v: bound(Held(0), v),
+    "a hook's closure": lambda v: hooked(Held(0), v),
+    "a hook that is an object": lambda v: hook_object(v),
+    "a closure of a class": of_function,
+    "a default of a class": of_default,
+    "a value of a class": of_class_value,
+    "a closure of an object's class": of_inner_object,
+}
+
+
+def hook_object(v: float) -> nn.Module:
+    class Hook(Plain):
+        def __call__(self, *given: Any) -> Any:
+            return given[2] * self.v
+
+    module = Held(0)
+    module.register_forward_hook(Hook(v))
+    return module
+
+
+@pytest.mark.parametrize("held", HELD)
+def test_what_a_module_holds_is_in_its_digest(held):
+    assert digest(HELD[held](2.0)) == digest(HELD[held](2.0))
+    assert digest(HELD[held](2.0)) != digest(HELD[held](3.0))
+
+
+def test_methods_of_parts_are_told_by_the_parts():
+    class Two(nn.Module):
+        def __init__(self, first: bool) -> None:
+            super().__init__()
+            self.a, self.b = nn.ReLU(), nn.ReLU()
+            self.used = self.a.forward if first else self.b.forward
+
+    assert digest(Two(True)) == digest(Two(True))
+    assert digest(Two(True)) != digest(Two(False))
+
+
+CELL = """
+import torch
+from torch import nn
+BY, MORE = {by}, [{more}]
+def helper(x): return x * {inside}
+class Held:
+    def value(self): return {method}
+class Net(nn.Module):
+    FACTOR = {of_class}
+    def __init__(self):
+        super().__init__()
+        self.held = Held()
+    @staticmethod
+    def scaled(x): return x * {static}
+    def forward(self, x): return helper(self.scaled(x.mean((2, 3)))) * BY * sum(MORE) * {constant} * self.FACTOR
+"""
+WORDS = ("by", "more", "inside", "method", "of_class", "static", "constant")
+
+
+@pytest.mark.parametrize("name", ["__main__", "cell", None])
+def test_a_typed_class_is_told_by_all_that_it_reads(name):
+    def made(**changed: float) -> str:
+        names: dict[str, Any] = {} if name is None else {"__name__": name}
+        exec(CELL.format(**{**dict.fromkeys(WORDS, 1.0), **changed}), names)
+        return digest(names["Net"]())
+
+    assert made() == made()
+    assert len({made(), *(made(**{word: 2.0}) for word in WORDS)}) == 1 + len(WORDS)
+
+
+def test_what_cannot_be_told_is_refused():
+    for held in (threading.Lock(), (n for n in (1, 2)), types.SimpleNamespace(inner=Plain(threading.Lock()))):
+        with pytest.raises(UsageError, match=r"The backbone m holds an object of type .*, whose digest is not known"):
+            digest(Held(held))
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(UsageError, match="without an end, whose digest is not known"):
+        digest(Held(endless))
+
+
+def test_a_compiled_module_is_told_by_the_one_inside():
+    assert digest(torch.compile(Held(Plain(2.0)))) == digest(torch.compile(Held(Plain(2.0))))
+    assert digest(torch.compile(Held(Plain(2.0)))) != digest(torch.compile(Held(Plain(3.0))))
+
+
+def test_functions_in_transforms_are_told():
+    from torchvision import transforms as tv
+
+    def scaled(v: float) -> Callable[[Any], Any]:
+        return lambda image: image * v
+
+    class Said:
+        def __init__(self, v: float) -> None:
+            self.v = v
+
+        def __repr__(self) -> str:
+            return "Said()"
+
+    for made in (lambda v: tv.Lambda(scaled(v)), lambda v: tv.Compose([tv.Lambda(scaled(v))]), Plain, Said, Slots,
+                 lambda v: functools.partial(apply, by=Plain(v)), lambda v: Plain(v).method):  # fmt: skip
+        assert digest(nn.Identity(), made(2.0)) == digest(nn.Identity(), made(2.0))
+        assert digest(nn.Identity(), made(2.0)) != digest(nn.Identity(), made(3.0))
+
+
+FILED = """
+from torch import nn
+import torch
+
+class Net(nn.Module):
+    size = 8
+
+    def __init__(self):
+        super().__init__()
+        self.act, self.many = torch.relu, {"a": [1, 2.5, None], "b": (True, "x")}
+        self.norm, self.device = nn.LayerNorm, torch.device("cpu")
+
+    def forward(self, x):
+        return x.mean((2, 3))
+
+def build():
+    torch.manual_seed(0)
+    class Inner(Net):
+        kept = 3
+        def forward(self, x):
+            return super().forward(x) * self.kept
+    return Inner()
+"""
+
+
+def test_digests_of_modules_that_hold_plain_things_stay_as_they_were(tmp_path, monkeypatch):
+    # Computed before objects were told: stores that were extracted then are found again.
+    (tmp_path / "filed_nets.py").write_text(FILED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    module = importlib.import_module("filed_nets")
+    try:
+        assert digest(module.build())[:16] == "41bfe6ea07244c7a"
+    finally:
+        sys.modules.pop("filed_nets")
+    names: dict[str, Any] = {"nn": nn, "torch": torch, "__name__": "cell"}
+    exec("class Net(nn.Module):\n    def forward(self, x): return torch.relu(x).mean((2, 3)) * 2\n", names)
+    # Bytecode is another one in each version of Python.
+    assert sys.version_info[:2] != (3, 11) or digest(names["Net"]())[:16] == "5e075af65c5a0399"
+
+
+def test_another_object_is_another_array(tmp_path):
+    from pictures import folder
+
+    images = folder(tmp_path / "images", train=2, test=1)
+    found = [fc.extract(f"folder:{images}", fc.backbone(Held(Plain(v)), "held")) for v in (2.0, 3.0, 2.0)]
+    assert [len(store.arrays) for store in found] == [1, 2, 2]
