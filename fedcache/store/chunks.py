@@ -123,7 +123,11 @@ def to_stored_dtype(rows: NDArray[Any], dtype: str, bad: Collection[int], first:
     with np.errstate(over="ignore"):
         cast = rows.astype(dtype)
     for values, why, hint in (
-        (flat, "is not finite", "The weights or the compute dtype overflow: try --dtype float32."),
+        (
+            flat,
+            "is not finite",
+            "The weights give what is no number, or a compute dtype overflows: try --dtype float32.",
+        ),
         (cast.reshape(len(rows), -1), f"does not fit {dtype}", "Store these features with --recipe dtype=float32."),
     ):
         wrong = np.flatnonzero(~lost & ~np.isfinite(values).all(axis=1))

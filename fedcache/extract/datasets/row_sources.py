@@ -118,8 +118,10 @@ def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
     row = tuple(int(side) for side in shape[1:])
     if dtype != np.uint8:
         hint = "(255 * images).round().astype('uint8')   of images in [0, 1]"
-        if dtype.kind in "iub":
-            hint = "images.astype('uint8')   of numbers from 0 to 255"
+        if dtype.kind == "b":
+            hint = "255 * images.astype('uint8')   of black and white"
+        elif dtype.kind in "iu":
+            hint = "images.astype('uint8')   of numbers from 0 to 255; of others  images // 257  first, up to 65,535"
         raise UsageError(
             f"The images of {where} are {dtype} and not uint8; what their numbers mean is not known.", hint
         )

@@ -71,6 +71,8 @@ def load(rest: str, context: Context) -> Dataset:
 
 def open_texts(path: Path) -> tuple[list[str], TextSource]:
     """The names and the texts of a file, for a model to read; UsageError as of ``load``."""
+    if not path.is_file():
+        raise UsageError(f"There is no file {path}.", "A table with a column of texts: .csv, .tsv, .parquet, .feather.")
     raw, _, source = _read(path, None)
     return list(find_names(path, raw, None, len(source))[1]), source
 

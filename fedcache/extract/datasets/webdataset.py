@@ -13,6 +13,7 @@ import glob
 import itertools
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,7 +118,9 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
         )
     for one in found:
         if not one.is_file():
-            raise UsageError(f"There is no shard {one}.", "Give the numbers of those that are there")
+            raise UsageError(
+                f"There is no shard {one}.", f"ls {shlex.quote(str(one.parent))}   lists those that are there."
+            )
         if archives.is_compressed_tar(one):
             raise archives.refuse_compressed(one)
     return top, found

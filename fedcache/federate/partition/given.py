@@ -166,7 +166,9 @@ def _rows(name: str, rows: Sequence[int] | np.ndarray, count: int) -> np.ndarray
     found = np.asarray(rows)
     if found.dtype == bool and found.shape == (count,):
         found = np.flatnonzero(found)
-    if found.ndim != 1 or not len(found) or found.dtype.kind not in "iu":
+    if found.ndim == 1 and not len(found):
+        raise UsageError(f"Client {name!r} is given no rows.", "Leave it out, or give it at least one.")
+    if found.ndim != 1 or found.dtype.kind not in "iu":
         raise UsageError(
             f"The rows of client {name!r} are {found.dtype} with shape {found.shape}.",
             f"Give row numbers from 0 to {count - 1}, at least one, or {count} truth values.",

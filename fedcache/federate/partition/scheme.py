@@ -103,10 +103,10 @@ class Argument:
             case "word":
                 return value if isinstance(value, str) and value.strip() else None
             case "names":
-                names = (value,) if isinstance(value, str) else value
-                if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
+                names = (value,) if isinstance(value, str | int) else value  # years and ids are names too
+                if not isinstance(names, Sequence) or not names or not all(isinstance(n, str | int) for n in names):
                     return None
-                return tuple(names)
+                return None if any(isinstance(n, bool) for n in names) else tuple(map(str, names))
             case "share":
                 return value if isinstance(value, str) and value in self.choices else _share(value)
         if isinstance(value, bool):  # True is an int to Python, but nobody means one client by it

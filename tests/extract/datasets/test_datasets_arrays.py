@@ -214,6 +214,8 @@ def test_labels_and_splits_that_make_no_sense_are_refused(tmp_path: Path, memory
     [
         (RGB / 255, ["float64", "255 * images"]),
         (RGB.astype("i8"), ["int64", "astype('uint8')"]),
+        (RGB.astype("u2"), ["uint16", "of numbers from 0 to 255", "images // 257"]),
+        (GRAY > 100, ["bool", "255 * images.astype('uint8')"]),
         (RGB.reshape(20, -1), ["[20, 144]", "reshape"]),
         (np.concatenate([RGB, RGB[..., :1]], 3), ["[20, 6, 8, 4]", "images[..., :3]"]),
         (np.asfortranarray(RGB), ["column by column", "ascontiguousarray"]),

@@ -229,7 +229,7 @@ def test_patterns_that_match_nothing_say_so(tmp_path, memory) -> None:
     root = shards(tmp_path / "wds", count=1)
     refused(lambda: opened(f"{root}/no-*.tar", memory), "No tar matches")
     refused(lambda: opened(f"{root}/train-{{0000..0003}}.tar", memory), "no shard", "train-0001.tar")
-    refused(lambda: opened(tmp_path / "no", memory), "no shard")
+    refused(lambda: opened(tmp_path / "no", memory), "no shard", f"ls {tmp_path}")
     refused(lambda: open_dataset("webdataset", memory=memory), "webdataset:PATTERN")
 
 

@@ -62,6 +62,15 @@ def test_a_client_without_test_rows_holds_a_fifth_of_each_class_out_and_a_single
     assert "1 of 2 clients left out for a single row" in made.notes[1]
 
 
+def test_years_and_numbers_of_sites_name_values_as_their_words_do() -> None:
+    data = columns([2009, 2010, 2011] * 4)  # type: ignore[list-item]
+    by_word, by_number = (make("natural", data, by="ward", hold_out=year) for year in ("2011", 2011))
+    assert by_number.digest == by_word.digest
+    assert by_number.args["hold_out"] == ("2011",)
+    with pytest.raises(FedcacheError, match="hold_out is True, expected one or several names"):
+        make("natural", data, by="ward", hold_out=True)
+
+
 def test_rows_without_a_label_are_kept_or_left_out() -> None:
     data = columns(["n"] * 8 + ["s"] * 4, split=[0, 0, 0, 1] * 3, label=[0, -1, 1, 0] * 3)
     made = make("natural", data, by="ward")
