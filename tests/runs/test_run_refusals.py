@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import random
 import base64
 import math
 import os
 import pickle
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path

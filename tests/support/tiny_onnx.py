@@ -18,7 +18,8 @@ def encoder(
     """An encoder whose map is ``weight`` times the three channels, twice: [r, g, b, r, g, b].
 
     Outputs by letter: ``m`` the map [N, 6, H, W] (or [N, H, W, 6]), ``y`` its mean over places [N, 6], ``t`` the places
-    as tokens [N, HW, 6] (NCHW alone), ``s`` a scalar.
+    as tokens [N, HW, 6] (NCHW alone), ``s`` a scalar, ``b`` ``y`` less its mean over the batch, ``l`` ``y`` and the
+    last image's added.
     """
     first = layout == "NCHW"
     shape = [batch, 3, size, size] if first else [batch, size, size, 3]
@@ -31,14 +32,23 @@ def encoder(
         nodes += [helper.make_node("Transpose", ["u"], ["t"], perm=[0, 2, 1])]
     if "s" in outputs:
         nodes += [helper.make_node("ReduceMean", ["m"], ["s"], keepdims=0)]
+    if "b" in outputs:
+        nodes += [helper.make_node("ReduceMean", ["y"], ["c"], axes=[0], keepdims=1)]
+        nodes += [helper.make_node("Sub", ["y", "c"], ["b"])]
+    if "l" in outputs:
+        nodes += [helper.make_node("Gather", ["y", "last"], ["e"], axis=0)]
+        nodes += [helper.make_node("Add", ["y", "e"], ["l"])]
     shapes = {
         "m": [batch, 6, size, size] if first else [batch, size, size, 6],
         "y": [batch, 6],
         "t": [batch, None, 6],
         "s": [],
+        "b": [batch, 6],
+        "l": [batch, 6],
     }
     constants = [numpy_helper.from_array(np.float32(weight), "w")]
     constants += [numpy_helper.from_array(np.array([0, 6, -1], np.int64), "flat")] if "t" in outputs else []
+    constants += [numpy_helper.from_array(np.array([-1], np.int64), "last")] if "l" in outputs else []
     graph = helper.make_graph(
         nodes,
         "tiny",

@@ -88,7 +88,7 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
     """The model in evaluation mode, with its text tower where it has one and a tokenizer."""
     folder = weights.file(backbone.name)
     encoder, _, _ = _encoder(backbone.name, folder, output_of(recipe), recipe, device=device, dtype=dtype)
-    return tried(encoder, backbone, recipe)
+    return tried(encoder, backbone, recipe, dtype)
 
 
 def _encoder(

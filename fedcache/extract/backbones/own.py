@@ -85,7 +85,7 @@ def facts_of(
     if choice.home is None:
         return read()
     memory = DigestMemory(choice.home / "digests")
-    key = ["own backbone", VERSION, *words, *(stat_key(path) if identity is None else [identity])]
+    key = ["own backbone, tried alone", VERSION, *words, *(stat_key(path) if identity is None else [identity])]
     known = memory.recall(key)
     if known is None:
         known = read()
@@ -175,12 +175,12 @@ def unchanged_bytes(path: Path, sha256: str) -> bytes:
     return raw
 
 
-def tried(encoder: FrozenEncoder, backbone: Backbone, recipe: Recipe) -> FrozenEncoder:
+def tried(encoder: FrozenEncoder, backbone: Backbone, recipe: Recipe, dtype: str = "float32") -> FrozenEncoder:
     """The encoder, once it has given two rows of the backbone's width, all finite, for images of the recipe's size.
 
     UsageError says what it gave instead: the first batch of an extraction must not be where that is seen.
     """
-    found = shape_of(encoder, backbone.name, recipe.size)
+    found = shape_of(encoder, backbone.name, recipe.size, alone=dtype == "float32")
     if found != (2, backbone.width):
         raise UsageError(
             f"{backbone.name} gives {list(found)} for two images of {recipe.size} px, expected [2, {backbone.width}].",
@@ -189,12 +189,17 @@ def tried(encoder: FrozenEncoder, backbone: Backbone, recipe: Recipe) -> FrozenE
     return encoder
 
 
-def shape_of(encoder: FrozenEncoder, name: str, size: int) -> tuple[int, ...]:
-    """Shape of what an encoder gives for two images of ``size`` px; UsageError where it fails or is not finite."""
+def shape_of(encoder: FrozenEncoder, name: str, size: int, *, alone: bool = True) -> tuple[int, ...]:
+    """Shape of what an encoder gives for two images of ``size`` px.
+
+    Raises UsageError where it fails, is not finite, or is another one the second time or, if ``alone``, for an image
+    alone; in a narrow compute dtype rounding is as large as that.
+    """
     images = tried_images(size)
     try:
         features = encoder.image(images)
         again = encoder.image(images)
+        singly = [encoder.image(images[at : at + 1]) for at in range(2 if alone else 0)]
     except FedcacheError:
         raise
     except Exception as error:  # the user's code or file: whatever it raises is told in a sentence
@@ -207,6 +212,8 @@ def shape_of(encoder: FrozenEncoder, name: str, size: int) -> tuple[int, ...]:
             "Check its weights, and what its inputs should be: --recipe norm=unit, half, imagenet, clip or bytes",
         )
     refuse_chance(name, features, again)
+    for row, one in zip(features, singly, strict=False):
+        refuse_company(name, row[None], one)
     return tuple(features.shape)
 
 

@@ -19,7 +19,7 @@ from fedcache.errors import CorruptionError, FedcacheError, UsageError
 from fedcache.extract.backbones import own_inputs
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.encoder import ModuleEncoder, one_row_each
-from fedcache.extract.backbones.own import Choice, pooling_of, reason, refuse_company, shape_of, tried, tried_images
+from fedcache.extract.backbones.own import Choice, pooling_of, reason, shape_of, tried
 from fedcache.extract.backbones.own_digest import digest_of_parts
 from fedcache.extract.inputs import DECODERS, IMAGES, TEXTS
 from fedcache.extract.recipe import NORMS, UNIT, Recipe
@@ -128,7 +128,7 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
         encoder = own_inputs.OwnItemEncoder(backbone.name, own.module, device=device, dtype=dtype)
         encoder.tried()
         return encoder
-    return tried(_encoder(backbone.name, own, recipe, device=device, dtype=dtype), backbone, recipe)
+    return tried(_encoder(backbone.name, own, recipe, device=device, dtype=dtype), backbone, recipe, dtype)
 
 
 def _own(name: str) -> OwnModule:
@@ -211,9 +211,8 @@ def _checked(
     untried = OwnModule(module, transform, side, norm["mean"], norm["std"], 2, 0)
     ranks: list[int] = []
     recipe = Recipe(name, "", size=side, mean=untried.mean, std=untried.std)
-    of_images, two = _encoder(name, untried, recipe, device="cpu", dtype="float32", ranks=ranks), tried_images(side)
+    of_images = _encoder(name, untried, recipe, device="cpu", dtype="float32", ranks=ranks)
     width = shape_of(of_images, name, side)[1]
-    refuse_company(name, of_images.image(two)[:1], of_images.image(two[:1]))
     return OwnModule(module, transform, side, untried.mean, untried.std, ranks[0], width)
 
 

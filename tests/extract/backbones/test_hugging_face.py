@@ -65,6 +65,19 @@ def test_the_features_are_transformers_own(saved, kind, output, word, feature):
     assert (row.recipe.mean, row.recipe.std) == ((0.5, 0.5, 0.5), (0.25, 0.5, 1.0))
 
 
+def test_features_that_depend_on_the_batch_are_refused(saved, monkeypatch):
+    plain = transformers.ViTModel.forward
+
+    def centred(self: Any, *given: Any, **words: Any) -> Any:
+        out = plain(self, *given, **words)
+        out.last_hidden_state = out.last_hidden_state - out.last_hidden_state.mean(0)
+        return out
+
+    monkeypatch.setattr(transformers.ViTModel, "forward", centred)
+    with pytest.raises(UsageError, match="hf:vit gives for an item depend on what else is in its batch"):
+        lookup(f"hf:{saved['vit']}")
+
+
 def test_a_text_tower_gives_unit_rows_of_its_own(saved):
     row, encoder = opened(saved["clip"])
     assert row.text_width == row.width == 8

@@ -67,6 +67,19 @@ def test_maps_and_tokens_are_averaged_and_the_recipe_says_so(tmp_path, output, l
     assert run(row, images, norm="bytes")[0] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize(("output", "batch"), [("b", "N"), ("l", "N"), ("l", 2)])
+def test_features_that_depend_on_the_batch_are_refused(tmp_path, output, batch):
+    # A file of two images at a time is filled up with copies of the last one, and what it gives depends on that.
+    path = encoder(tmp_path / "a.onnx", outputs=output, batch=batch)
+    images = folder(tmp_path / "images", train=3, test=1)
+    for words in (("backbones", "verify", f"onnx:{path}"),
+                  ("extract", "--dataset", f"folder:{images}", "--backbones", f"onnx:{path}")):  # fmt: skip
+        done = fedcache(*words)
+        assert done.code == Exit.USAGE
+        assert "The features onnx:a.onnx gives for an item depend on what else is in its batch" in done.err
+    assert lookup(f"onnx:{encoder(tmp_path / 'one.onnx', outputs='l', batch=1)}").width == 6
+
+
 def test_one_of_several_outputs_is_chosen_by_name(tmp_path):
     images = folder(tmp_path / "images", train=3, test=1)
     path = encoder(tmp_path / "several.onnx", outputs="my")
