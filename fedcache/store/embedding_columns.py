@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.store.file_rows import FEATURES, FileRows, stem_of
 from fedcache.store.groups import Group, usable_group_name
-from fedcache.store.words import MISSING, NO_VALUE, Unread, Words
+from fedcache.store.words import MISSING, NO_VALUE, Unread, Words, signs_alone
 
 LABELS = ("labels", "label", "y", "target", "targets", "class", "category")
 SPLITS = ("split", "splits", "subset")
@@ -163,10 +163,8 @@ def codes_of(
     """
     if isinstance(values, Words) and values.shape == (count,):
         return _codes_of_words(path, key, values, named, names_key, unknown_code)
-    wrong = UsageError(
-        f"{path}: {key} is {told(values)}, expected {count} integers or words.",
-        "Give one per row; numpy: .astype(int), or .argmax(1) of one-hot rows.",
-    )
+    hint = "Give one per row; numpy: .astype(int), or .argmax(1) of one-hot rows."
+    wrong = UsageError(f"{path}: {key} is {told(values)}, expected {count} integers or words.", hint)
     if isinstance(values, Unread | FileRows | Words) or values.shape != (count,) or values.dtype.kind not in "iufb":
         raise wrong
     gone = np.isnan(values) if values.dtype.kind == "f" else np.zeros(count, bool)
@@ -180,6 +178,8 @@ def codes_of(
     if values.dtype.kind == "b" and not named:
         words = Words(values.astype(np.int32), ("False", "True"))
         return _codes_of_words(path, key, words, named, names_key, unknown_code)
+    if unknown_code == -1 and not named and not gone.any() and signs_alone(values):
+        return (values > 0).astype(np.int32), ("-1", "1"), {}
     codes = np.where(gone, unknown_code, values.astype(np.int64))
     top = int(codes.max())
     if int(codes.min()) < min(0, unknown_code) or (named and top >= len(named)) or top > 10**6:

@@ -180,3 +180,8 @@ def sorted_words(words: Iterable[str]) -> list[str]:
     """Different words in order: as numbers where all are whole (writer 2 before writer 10), else as letters."""
     distinct = set(words)
     return sorted(distinct, key=int) if all(map(is_integer, distinct)) else sorted(distinct)
+
+
+def signs_alone(values: NDArray[Any]) -> bool:
+    """Whether labels are -1 and 1 and nothing else, as those of two classes often are: -1 is then no missing label."""
+    return values.dtype.kind in "if" and bool(np.array_equal(np.unique(values), [-1, 1]))

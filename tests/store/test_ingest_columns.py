@@ -195,6 +195,9 @@ def test_words_that_say_nothing_are_no_class(tmp_path: Path, nothing: str) -> No
     [
         (np.array([0.0, np.nan, 2.0] * 4), [0, -1, 2], ("0", "1", "2")),
         (np.array([0, -1, 2] * 4), [0, -1, 2], ("0", "1", "2")),
+        (np.array([0, -1, 1] * 4), [0, -1, 1], ("0", "1")),
+        (np.array([1, -1, -1] * 4), [1, 0, 0], ("-1", "1")),
+        (np.array([1.0, -1.0, 1.0] * 4), [1, 0, 1], ("-1", "1")),
         (np.array(["b", None, "a"] * 4, object), [1, -1, 0], ("a", "b")),
         (np.array(["b", float("nan"), "a"] * 4, object), [1, -1, 0], ("a", "b")),
         (np.array([2, None, 0] * 4, object), [2, -1, 0], ("0", "1", "2")),

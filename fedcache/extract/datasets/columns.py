@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError, unknown
 from fedcache.extract import inputs
 from fedcache.extract.datasets import dataset
+from fedcache.extract.datasets.class_labels import coded_labels, end_to_end, joined_labels
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, SPLIT_WORDS, TEST, TRAIN, VALIDATION, Context, Dataset, Source
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.groups import Group, usable_group_name
 from fedcache.store.samples import HELD_OUT, held_out
-from fedcache.store.words import MISSING
 
 IMAGES = ("images", "image", "imgs", "img", "pixels", "data", "x")
 LABELS = ("labels", "label", "targets", "target", "y", "fine_labels", "fine_label", "class", "cls", "category")
@@ -128,57 +128,6 @@ def choose(
     return next((lowered[word] for word in usual if word in lowered), None)
 
 
-def coded_labels(values: Any, named: Sequence[str], where: str) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Labels int32 [N], -1 unknown, and the names of the classes that have a row.
-
-    Args:
-        values: [N] numbers (negative or NaN is unknown), booleans or words (one of ``MISSING`` is unknown).
-        named: class names by number; a number is its own name where there are none.
-        where: for messages.
-
-    Raises:
-        UsageError for floats that are not whole, other shapes, and numbers without a name among names.
-    """
-    column = _flat(np.asarray(values))
-    if column.ndim != 1:
-        what = (
-            "one column per class: labels.argmax(1) gives numbers" if column.ndim == 2 else "one number or word a row"
-        )
-        raise UsageError(f"The labels of {where} have the shape {list(column.shape)}.", f"Expected {what}")
-    if column.dtype.kind == "b":
-        named, column = named or ("False", "True"), column.astype(np.int64)
-    if column.dtype.kind == "f":
-        known = np.isfinite(column)
-        if not (column[known] == np.rint(column[known])).all():
-            raise UsageError(
-                f"The labels of {where} are floats that are not whole, such as {column[known][0]}.",
-                "Name another column: --label-key NAME",
-            )
-        column = np.where(known, column, -1).astype(np.int64)
-    if column.dtype.kind not in "iu":
-        words = ["" if value is None else str(value).strip() for value in column.tolist()]
-        words = ["" if word.lower() in MISSING else word for word in words]
-        known = np.array([bool(word) for word in words], dtype=bool)
-        classes, index = dataset.index_of([word for word in words if word])
-        label = np.full(len(words), -1, dtype=np.int32)
-        label[known] = index
-        return label, classes
-    raw = np.where(column < 0, -1, column.astype(np.int64)) if column.dtype.kind == "i" else column.astype(np.int64)
-    used = np.unique(raw[raw >= 0])
-    if len(named) and len(used) and int(used[-1]) >= len(named):
-        raise UsageError(
-            f"{where} has the label {int(used[-1])}, but {len(named)} class names.", "Give every class a name"
-        )
-    label = np.where(raw >= 0, np.searchsorted(used, raw), -1).astype(np.int32)
-    return label, _distinct([named[i] if len(named) else str(i) for i in used.tolist()], used.tolist())
-
-
-def _distinct(names: Sequence[str], numbers: Sequence[int]) -> tuple[str, ...]:
-    """Class names, those that occur twice with their number."""
-    repeated = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
-    return tuple(f"{n} #{i}" if n in repeated else str(n) for n, i in zip(names, numbers, strict=True))
-
-
 def coded_splits(values: Any, where: str) -> NDArray[np.uint8]:
     """Split codes [N] of words, of the numbers 0 train, 1 test and 2 validation, or of booleans: true is the test set.
 
@@ -250,7 +199,7 @@ def made_groups(
     for name in names if asked is None else asked:
         pieces = [part.groups.get(name, [None] * len(part.names)) for part in parts]
         try:
-            one = np.asarray(pieces[0]) if len(pieces) == 1 else _end_to_end(pieces)
+            one = np.asarray(pieces[0]) if len(pieces) == 1 else end_to_end(pieces)
             slug = usable_group_name(name)
             if slug in found:
                 raise UsageError(f"There is a group {slug!r} already.", "Rename the column.")
@@ -260,14 +209,6 @@ def made_groups(
                 raise UsageError(f"The column {name!r} of {where} is no group: {error.message}", error.hint) from None
             left[name] = error.message.rstrip(".").lower()
     return found, left
-
-
-def _end_to_end(pieces: Sequence[Any]) -> NDArray[Any]:
-    """Columns of several parts in one: numbers stay numbers where all of them are."""
-    arrays = [np.asarray(piece) for piece in pieces]
-    if all(array.dtype.kind in "iub" for array in arrays):
-        return np.concatenate(arrays)
-    return np.array([value for array in arrays for value in array.tolist()], dtype=object)
 
 
 def assemble(
@@ -305,7 +246,7 @@ def assemble(
     if not names:
         raise UsageError(f"{where} holds no {holds}.", "Give a file with at least one row")
     lengths = [len(part.names) for part in parts]
-    label, classes = coded_labels(_labels_of(parts), class_names, str(where))
+    label, classes = coded_labels(joined_labels([part.label for part in parts], lengths), class_names, str(where))
     words = [
         word.strip() or ONE_DOMAIN
         for part in parts
@@ -363,22 +304,6 @@ def _notes(
         f"not used: {', '.join(f'{name} ({why})' for name, why in left.items())}" if left else "",
         f"{unreadable:,} cannot be read and will be quarantined" if unreadable else "",
     ]
-
-
-def _labels_of(parts: Sequence[TableRows]) -> Any:
-    """The labels of all rows as the files have them; of parts that have none, what means unknown among the others'."""
-    found = [None if part.label is None else np.asarray(part.label) for part in parts]
-    numbers = all(labels is None or labels.dtype.kind in "iufb" for labels in found)
-    blank: Any = -1 if numbers else ""
-    flat = [
-        np.full(len(part.names), blank) if labels is None else _flat(labels)
-        for part, labels in zip(parts, found, strict=True)
-    ]
-    return flat[0] if len(flat) == 1 else np.concatenate(flat) if numbers else _end_to_end(flat)
-
-
-def _flat(labels: NDArray[Any]) -> NDArray[Any]:
-    return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
 
 
 def _splits_of(part: TableRows, where: str) -> NDArray[np.uint8]:

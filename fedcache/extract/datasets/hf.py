@@ -19,6 +19,7 @@ import numpy as np
 
 from fedcache.errors import MachineError, UsageError
 from fedcache.extract.datasets import columns, tree
+from fedcache.extract.datasets.class_labels import UNKNOWN
 from fedcache.extract.datasets.columns import Asked, TableRows
 from fedcache.extract.datasets.dataset import SPLIT_WORDS, Context, Dataset, Source
 from fedcache.extract.datasets.record_sources import ArrowRows, ParquetRows, Shards, open_arrow
@@ -336,7 +337,10 @@ def _rows(
 
 
 def _column(files: Sequence[RecordFile], name: str, *, is_label: bool) -> Any:
-    """A column of all files: numbers as an array, words in one of objects with None for empty ones; no label is -1."""
+    """A column of all files: numbers as an array, words in one of objects with None for empty ones.
+
+    No label is ``UNKNOWN``.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -350,8 +354,10 @@ def _column(files: Sequence[RecordFile], name: str, *, is_label: bool) -> Any:
         whole = pa.chunked_array(chunks, type=files[0].schema.field(name).type)
         if pa.types.is_dictionary(whole.type):
             whole = whole.cast(whole.type.value_type)
+        if pa.types.is_uint64(whole.type) and not whole.null_count:
+            return whole.to_numpy()  # which may fit no int64
         if pa.types.is_integer(whole.type) and (is_label or not whole.null_count):
-            return whole.cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
+            return whole.cast(pa.int64(), safe=False).fill_null(UNKNOWN).to_numpy()
         if pa.types.is_floating(whole.type) or (pa.types.is_boolean(whole.type) and not whole.null_count):
             return whole.to_numpy()
         return np.array(whole.cast(pa.string()).to_pylist(), dtype=object)

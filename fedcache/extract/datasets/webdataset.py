@@ -24,6 +24,7 @@ import numpy as np
 
 from fedcache.errors import UsageError
 from fedcache.extract.datasets import archives, columns, tree
+from fedcache.extract.datasets.class_labels import UNKNOWN
 from fedcache.extract.datasets.columns import Asked, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.datasets.hf import split_in
@@ -231,10 +232,13 @@ def _text(reader: archives.ArchiveSource, i: int, path: Path) -> str:
 
 
 def _plain(values: Sequence[Any]) -> Any:
-    """Values of samples as a column: whole numbers, also as texts, where all are such (-1 for none), else words."""
+    """Values of samples as a column: whole numbers, also as texts, where all are such, else words.
+
+    ``UNKNOWN`` is none among numbers.
+    """
     known = [value for value in values if value is not None]
     if known and all(re.fullmatch(r"-?\d{1,18}", str(value)) for value in known):
-        return np.array([-1 if value is None else int(value) for value in values], dtype=np.int64)
+        return np.array([UNKNOWN if value is None else int(value) for value in values], dtype=np.int64)
     return np.array(["" if value is None else str(value) for value in values], dtype=object)
 
 

@@ -19,7 +19,8 @@ from refusal import refused
 import fedcache as fc
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import info, open_dataset, peek
-from fedcache.extract.datasets.columns import coded_labels, coded_splits, parse_rest, with_keys
+from fedcache.extract.datasets.class_labels import UNKNOWN, coded_labels, joined_labels
+from fedcache.extract.datasets.columns import coded_splits, parse_rest, with_keys
 from fedcache.extract.datasets.row_sources import layout_of
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage
@@ -176,6 +177,26 @@ def test_groups_are_no_part_of_the_digest_and_labels_are(tmp_path: Path, memory:
     assert plain.digest == grouped.digest != other.digest
 
 
+def test_large_numbers_of_several_files_stay_apart(tmp_path: Path, memory: DigestMemory) -> None:
+    large = np.where(LABELS < 2, np.uint64(2**63), np.uint64(2**63 + 1))
+    path = write(tmp_path / "a.npz", x_train=RGB, y_train=large, x_test=GRAY, y_test=LABELS - 1)
+    with_words = opened(path, memory)
+    assert with_words.classes == ("0", "1", "2", "9223372036854775808", "9223372036854775809")
+    assert (with_words.label < 0).sum() == 5  # the rows of -1
+    small = write(tmp_path / "b.npz", x_train=RGB, y_train=LABELS.astype(np.uint64), x_test=RGB, y_test=LABELS - 1)
+    assert opened(small, memory).classes == ("0", "1", "2", "3")
+    assert sorted(opened(small, memory).label.tolist()) == [-1] * 5 + [0] * 10 + [1] * 10 + [2] * 10 + [3] * 5
+
+
+def test_parts_without_labels_are_no_class() -> None:
+    for parts, classes in (([[1, 1], None], ("1",)), ([None, ["a"]], ("a",)), ([[1.0, 3.0], None], ("1", "3"))):
+        label, found = coded_labels(
+            joined_labels(parts, [2 if part is None else len(part) for part in parts]), (), "here"
+        )
+        assert found == classes
+        assert (label == -1).tolist() == [part is None for part in parts for _ in (part or "12")]
+
+
 def test_class_names_are_those_of_the_file(tmp_path: Path, memory: DigestMemory) -> None:
     data = opened(write(tmp_path / "a.npz", x=RGB, y=LABELS * 2, class_names=np.array(list("abcdefg"))), memory)
     assert data.classes == ("a", "c", "e", "g")
@@ -186,7 +207,20 @@ def test_class_names_are_those_of_the_file(tmp_path: Path, memory: DigestMemory)
 @pytest.mark.parametrize(
     ("values", "named", "expected", "classes"),
     [
-        ([3, -7, 10, 3], (), [0, -1, 1, 0], ("3", "10")),
+        ([3, -1, 10, 3], (), [0, -1, 1, 0], ("3", "10")),
+        ([1, -1, 1], (), [1, 0, 1], ("-1", "1")),
+        ([1.0, -1.0, 1.0], (), [1, 0, 1], ("-1", "1")),
+        ([1, -1, 0], (), [1, -1, 0], ("0", "1")),
+        ([1, UNKNOWN, -1], (), [0, -1, -1], ("1",)),
+        ([1.0, float("nan"), -1.0], (), [0, -1, -1], ("1",)),
+        (np.array([1, -1, 0], np.int8), (), [1, -1, 0], ("0", "1")),
+        ([1, -1], ("x", "y"), [0, -1], ("y",)),
+        (
+            np.array([2**63 + 1, 2**63, 7, 2**63], np.uint64),
+            (),
+            [2, 1, 0, 1],
+            ("7", "9223372036854775808", "9223372036854775809"),
+        ),
         ([0.0, float("nan"), 2.0], (), [0, -1, 1], ("0", "2")),
         ([True, False], (), [1, 0], ("False", "True")),
         (["b ", "", "a"], (), [1, -1, 0], ("a", "b")),
@@ -200,6 +234,8 @@ def test_labels_are_numbered_by_class(values, named, expected, classes) -> None:
 
 def test_labels_and_splits_that_make_no_sense_are_refused(tmp_path: Path, memory: DigestMemory) -> None:
     refused(lambda: coded_labels([0.5], (), "here"), "0.5", "--label-key")
+    refused(lambda: coded_labels([3, -7, 10], (), "here"), "hold -7", "only -1", "Write -1")
+    refused(lambda: coded_labels([2.0**63, 1.0], (), "here"), "floats beyond 2^53")
     refused(lambda: coded_labels(np.eye(4), (), "here"), "argmax")
     refused(lambda: coded_splits(["train", "trian"], "here"), "Did you mean 'train'")
     refused(lambda: coded_splits([0, 3], "here"), "0, 1 and 2")
