@@ -22,7 +22,7 @@ from fedcache.extract.backbones.own import content_sha256, remembered_rows
 from fedcache.extract.backbones.table import BACKBONES, load, lookup
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.recipe import slug
-from fedcache.store.files import make_private, write_atomic
+from fedcache.store.files import file_sha256, make_private, write_atomic
 from fedcache.store.own_names import HUGGING_FACE
 from fedcache.store.sealed import write_sealed
 
@@ -200,8 +200,14 @@ def _under(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
-    """Compare with what is published; in the Hugging Face cache a file's blob is named by its sha256."""
-    expected = dict(backbone.sha256).get(path.name, "")
+    """Compare with what is published; in the Hugging Face cache a file's blob is named by its sha256.
+
+    A checkpoint under another name is the user's own training of that network; a file that is the model whole is the
+    published one under every name. Raises MachineError.
+    """
+    pinned = dict(backbone.sha256)
+    whole = backbone.provider in FILES and len(pinned) == 1
+    expected = next(iter(pinned.values())) if whole else pinned.get(path.name, "")
     blob = path.resolve().name
     if not expected and path.is_symlink() and re.fullmatch(r"[0-9a-f]{64}", blob):
         expected = blob
@@ -209,7 +215,9 @@ def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
         raise MachineError(
             f"{path} is not the published file of {backbone.name}: its sha256 is {sha256},"
             f" expected {expected}{'' if len(expected) == 64 else '...'}. A broken download leaves such a file.",
-            f"Move it away and get it again; if it is meant to differ, rename it and give --weights"
+            f"Move it away and get it again; if it is meant to differ, name it as yours:  --backbones tflite:{path}"
+            if whole
+            else f"Move it away and get it again; if it is meant to differ, rename it and give --weights"
             f" {backbone.name}=FILE",
         )
 
@@ -283,7 +291,8 @@ def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
 def import_weights(source: Path, name: str, home: Path) -> Path:
     """Check a checkpoint by loading it, and keep it as ``<home>/weights/<name>.safetensors``; files as they are.
 
-    Raises MachineError when the file is refused or does not fit the backbone; UsageError, for one without weights.
+    Raises MachineError when the file is refused, is not the published one of its name, or does not fit the backbone;
+    UsageError, for one without weights.
     """
     if name.startswith(HUGGING_FACE):
         raise UsageError(
@@ -292,6 +301,8 @@ def import_weights(source: Path, name: str, home: Path) -> Path:
     backbone = lookup(name, file=source)
     if not backbone.has_weights and not backbone.seeded:
         raise _takes_no_weights(name)
+    if source.is_file():  # what is missing or no file is told by the provider
+        _check_digest(backbone, source, file_sha256(source))
     checked = Weights(source, "", str(source))
     load(backbone, checked, backbone.recipe, device="cpu", dtype="float32")
     if backbone.provider in FILES:

@@ -232,6 +232,15 @@ def test_an_import_is_checked_converted_and_found(find, own_home, tmp_path):
     load(lookup(RESNET), found, lookup(RESNET).recipe)
 
 
+def test_a_broken_download_is_not_imported(own_home, tmp_path):
+    row = lookup("efficientnet-lite0")
+    ((file, expected),) = row.sha256
+    (tmp_path / file).write_bytes(b"not this one")
+    with pytest.raises(FedcacheError, match=f"is not the published file of {row.name}: .* expected {expected}"):
+        import_weights(tmp_path / file, row.name, own_home)
+    assert not (own_home / "weights").exists()
+
+
 def test_an_imported_file_that_was_changed_is_not_loaded(find, own_home, tmp_path):
     path = import_weights(save_metadataset(tmp_path / "a.pth.tar", resnet18_metadataset()), RESNET, own_home)
     before, row = find(RESNET), lookup(RESNET)
