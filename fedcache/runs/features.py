@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from fedcache.progress import Observer
 from fedcache.runs.spec import ResolvedRun, hyperparameters, resolve_run
 from fedcache.runs.store_choice import images_for, wants_encoders
 from fedcache.store.files import digest_of, sha256_hex
+from fedcache.store.reader import Reader
 from fedcache.store.store import Store
 
 
@@ -62,6 +64,12 @@ def read_store(
     for key, array in zip(keys, arrays, strict=True):
         if len(array.shape) != 3:
             raise UsageError(f"{key} holds images, and {method.name} needs features.", "Choose other --backbones.")
+    for key, array in zip(keys, arrays, strict=True):
+        if looked := all_alike(array, store.samples.ok == 1):
+            observer.warn(
+                f"The features of {key} are the same in the first {looked} rows, as of a model that does not see its "
+                f"input. What made them:  fedcache inspect {shlex.quote(str(store.path))}"
+            )
     views = [array.shape[1] for array in arrays]
     if len(set(views)) > 1:
         observer.note(f"Views: {min(views)} of each backbone, as all of them have ({', '.join(map(str, views))}).")
@@ -74,6 +82,17 @@ def read_store(
     label, domain = samples.label.astype(np.int64), samples.domain.astype(np.int64)
     made = with_text(method, hp, store, keys, x, label, domain, widths)
     return replace(made, feat_post=feat_post, scaling=scaling)
+
+
+LOOKED_AT = 64
+"""Rows from the beginning of an array of which features are compared; one chunk has them."""
+
+
+def all_alike(array: Reader, ok: NDArray[np.bool_]) -> int:
+    """How many rows were compared where all of them have the same features; 0 where any two differ."""
+    rows = np.flatnonzero(ok)[:LOOKED_AT]
+    found = array.rows(rows)
+    return len(rows) if len(rows) > 1 and bool((found[:, 0] == found[:1, 0]).all()) else 0
 
 
 def read_client_stores(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from arrays import ingested
 from command import apart, fedcache, ok, start
@@ -17,6 +18,7 @@ from draws import one_of_each
 from federation import small
 from pictures import folder
 
+import fedcache as fc
 from fedcache.federate.methods import METHODS
 
 SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
@@ -390,7 +392,6 @@ def test_a_stop_inside_the_first_round_is_heard(tmp_path: Path) -> None:
 
 def test_a_seed_that_has_ended_is_not_trained_again(tmp_path: Path) -> None:
     """Stopped after round 2 of the second of three seeds."""
-    import fedcache as fc
     from fedcache.config import Home, PartitionConfig, TrainConfig
     from fedcache.errors import FedcacheError
     from fedcache.process import Stop
@@ -433,6 +434,19 @@ def test_a_killed_train_resumes_to_the_same_bits(store: Path, tmp_path: Path) ->
     assert again.code == 0, again.err
     files = [sorted((tmp_path / side).rglob("result.json"))[0].read_bytes() for side in ("whole", "parts")]
     assert files[0] == files[1]
+
+
+def test_features_that_are_all_the_same_are_warned_of(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = {"same": np.ones((70, 4), "f4"), "late": np.r_[np.ones((64, 4), "f4"), rng.normal(size=(6, 4)).astype("f4")],
+         "fine": rng.normal(size=(70, 4)).astype("f4")}  # fmt: skip
+    store = fc.Store.from_arrays(x, labels=np.arange(70) % 2, path=tmp_path / "s.zarr")
+    for name, told in (("same", 1), ("late", 1), ("fine", 0)):
+        warned = ok("train", "--method", "fedncm", "--backbones", name, "--store", store.path, *IID).envelope[
+            "warnings"
+        ]
+        said = "are the same in the first 64 rows, as of a model that does not see its input"
+        assert sum(said in w for w in warned) == told, (name, warned)
 
 
 def test_one_class_among_the_training_rows_is_warned_of(tmp_path: Path) -> None:
