@@ -14,7 +14,7 @@ array once, so that ``np.savez`` makes faster files than ``np.savez_compressed``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,12 @@ def load_arrays(reading: Reading, spec: str, asked: Asked, facts: list[Any], con
     path = locate(asked.place)
     arrays = read_arrays(path, context)
     parts, names, how = [], list[str](), ""
-    for split, held in _by_split(arrays, asked, path, reading):
+    tables = _by_split(arrays, asked, path, reading)
+    # Where splits are in the names of columns, those without one belong to no rows.
+    other = {n: "no split in its name" for n in arrays if tables[0][0] is not None and _bare(n)[1] is None}
+    for split, held in tables:
         part, classes, how = _part(split, held, asked, path, reading)
+        part = replace(part, unused={**part.unused, **other})
         parts.append(part)
         names = names or classes
     return columns.assemble(
@@ -180,7 +184,9 @@ def _part(
         return None if name is None else held[name].column(f"{path}, {name}")
 
     taken = {label, domain, given}
+    unused = {n: _why_unused(a, count) for n, a in held.items() if n not in taken and n not in rows}
     groups = {n: _column_or_none(a, f"{path}, {n}") for n, a in rows.items() if n not in taken}
+    unused |= {n: "objects, which are not read" for n, values in groups.items() if values is None}
     groups = {n: values for n, values in groups.items() if values is not None}
     labels = column(label)
     if labels is not None and len(labels) != count:
@@ -188,10 +194,24 @@ def _part(
             f"{path} has {count:,} {reading.holds} and {len(labels):,} labels.", "Give every row one label"
         )
     part = TableRows(
-        columns.row_names(count, split), images.source(layout), labels, split, column(given), column(domain), groups
+        columns.row_names(count, split),
+        images.source(layout),
+        labels,
+        split,
+        column(given),
+        column(domain),
+        groups,
+        unused,
     )
     kinds = [] if named is None else [str(word) for word in named.column(f"{path}, {classes}").tolist()]
     return part, kinds, f"{reading.holds} {layout} from {name}" + (f", labels from {label}" if label else ", no labels")
+
+
+def _why_unused(array: FileArray, count: int) -> str:
+    """Why an array is no column of ``count`` rows."""
+    if not array.shape or array.shape[0] != count:
+        return f"{array.shape[0] if array.shape else 1:,} values for {count:,} rows"
+    return f"{int(np.prod(array.shape[1:])):,} values a row"
 
 
 def _column_or_none(array: FileArray, where: str) -> Any:

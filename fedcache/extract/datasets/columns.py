@@ -46,6 +46,9 @@ TEXT_KEYS = {"text": "--images-key", "label": "--label-key", "group": "--group-k
 TEXT_KEYS |= dict.fromkeys(("split", "name", "domain"), "")
 """The same of rows of numbers, and of texts; a word without an option is written in the spec alone."""
 
+MOST_NAMED = 12
+"""Columns that are named where they are not used."""
+
 WITH_COLUMNS = {"arrays": KEYS, "hf": KEYS, "webdataset": KEYS, "texts": TEXT_KEYS, "rows": ROW_KEYS}
 """Kinds of datasets whose columns can be named, and by which words."""
 
@@ -72,6 +75,7 @@ class TableRows:
     splits: Any = None  # [n] words, numbers or booleans, where a column says it
     domain: Any = None  # [n] words or numbers
     groups: Mapping[str, Any] = field(default_factory=dict)  # name -> [n] words or numbers
+    unused: Mapping[str, str] = field(default_factory=dict)  # name of a column that has no value for each row -> why
 
 
 def parse_rest(rest: str, keys: Mapping[str, str] = KEYS) -> Asked:
@@ -191,11 +195,16 @@ def made_groups(
     Raises UsageError for a column that was asked for and is not there or cannot be one.
     """
     names = list(dict.fromkeys(name for part in parts for name in part.groups))
+    left = {name: why for part in parts for name, why in part.unused.items() if name not in names}
     for name in asked or ():
+        if name in left:
+            raise UsageError(
+                f"The column {name!r} of {where} is no group: it has {left[name]}.", "A group has one value a row."
+            )
         if name not in names:
             raise unknown(f"column of {where}", name, names, hint="--group-key NAME,NAME takes these")
     found: dict[str, Group] = {}
-    left: dict[str, str] = {}
+    left = left if asked is None else {}
     for name in names if asked is None else asked:
         pieces = [part.groups.get(name, [None] * len(part.names)) for part in parts]
         try:
@@ -298,10 +307,12 @@ def _notes(
 ) -> list[str]:
     """What else there is to say of rows: those without a label or image, groups, and columns that are none."""
     unlabelled = int((label < 0).sum())
+    unused = [f"{name} ({why})" for name, why in left.items()]
+    unused = [*unused[:MOST_NAMED], f"{len(unused) - MOST_NAMED:,} more"] if len(unused) > MOST_NAMED else unused
     return [
         f"{unlabelled:,} without a label" if unlabelled else "",
         ", ".join(f"{name}: {len(group.words):,} values" for name, group in groups.items()),
-        f"not used: {', '.join(f'{name} ({why})' for name, why in left.items())}" if left else "",
+        f"not used: {', '.join(unused)}" if unused else "",
         f"{unreadable:,} cannot be read and will be quarantined" if unreadable else "",
     ]
 

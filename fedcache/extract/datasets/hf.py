@@ -300,6 +300,11 @@ def _is_scalar(field: Any) -> bool:
     )
 
 
+def _kind_of(field: Any) -> str:
+    """The type of a column in a few words."""
+    return str(field.type).partition("<")[0] or "another type"
+
+
 def _rows(
     files: Sequence[RecordFile], split: int | None, image: str, label: str | None, features: Mapping[str, Any]
 ) -> TableRows:
@@ -325,6 +330,8 @@ def _rows(
             ArrowRows(file.path, stamp, image) if arrow else ParquetRows(file.path, stamp, image, file.groups)
         )
     count = sum(file.rows for file in files)
+    unused = {f.name: f"{_kind_of(f)}, no single value a row" for f in files[0].schema if not _is_scalar(f)}
+    unused.pop(image, None)
     return TableRows(
         columns.row_names(count, split),
         Shards(sources, [file.rows for file in files]),
@@ -333,6 +340,7 @@ def _rows(
         None if given is None else held[given],
         None if domain is None else held[domain],
         groups,
+        unused,
     )
 
 

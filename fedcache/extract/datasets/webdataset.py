@@ -54,6 +54,7 @@ class _Shard:
     keys: tuple[str, ...]  # [n] names of the samples
     labels: list[Any]  # [n] numbers, words or None
     fields: list[Mapping[str, Any]]  # [n] other scalar fields of .json
+    nested: Mapping[str, str]  # fields of .json that are lists or objects, and which of both
 
 
 def key(rest: str, context: Context) -> list[Any]:
@@ -188,18 +189,18 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
     kept = entries.take(np.array([images[k] for k in keys], dtype=np.int64))
     archives.check_images(kept)
     reader = archives.ArchiveSource(entries)
-    labels, fields = [], []
+    labels, fields, nested = [], [], dict[str, str]()
     for sample in keys:
-        label, other = _said(reader, texts.get(sample, {}), asked, path)
+        label, other = _said(reader, texts.get(sample, {}), asked, path, nested)
         labels.append(label)
         fields.append(other)
-    return _Shard(relative, split_in(relative), kept, tuple(keys), labels, fields)
+    return _Shard(relative, split_in(relative), kept, tuple(keys), labels, fields, nested)
 
 
 def _said(
-    reader: archives.ArchiveSource, parts: Mapping[str, int], asked: Asked, path: Path
+    reader: archives.ArchiveSource, parts: Mapping[str, int], asked: Asked, path: Path, nested: dict[str, str]
 ) -> tuple[Any, Mapping[str, Any]]:
-    """The label of a sample and the fields that may be groups."""
+    """The label of a sample and the fields that may be groups; the others are noted in ``nested``."""
     fields: dict[str, Any] = {}
     if "json" in parts:
         try:
@@ -209,6 +210,8 @@ def _said(
             raise UsageError(f"{name} in {path} is not JSON.", "Write it again, or leave it out of the shard") from None
         if isinstance(held, dict):
             fields = {str(k): v for k, v in held.items() if isinstance(v, str | int | float | bool)}
+            nested |= {str(k): "lists" for k, v in held.items() if isinstance(v, list)}
+            nested |= {str(k): "objects" for k, v in held.items() if isinstance(v, dict)}
     if asked.label:
         if asked.label in ("cls", "txt"):
             return (_text(reader, parts[asked.label], path).strip() if asked.label in parts else None), fields
@@ -275,4 +278,5 @@ def _rows(shards: Sequence[_Shard], labels: Any) -> TableRows:
         None if given is None else np.array(table[given], dtype=object),
         None if domain is None else ["" if word is None else word for word in table[domain]],
         {name: _grouped(values) for name, values in table.items() if name not in (domain, given)},
+        {name: what for shard in shards for name, what in shard.nested.items()},
     )

@@ -163,11 +163,21 @@ def test_other_columns_are_groups_domains_and_splits(tmp_path: Path, memory: Dig
     assert data.domains == ("0", "1")
     assert {n: g.words for n, g in data.groups.items()} == {"hospital": ("0", "1", "2"), "site": ("x", "y")}
     assert data.groups["hospital"].codes.tolist() == [0, 1, 2] * 6 + [0, 1]
-    assert "not used: age (floats that are not whole" in data.reading
+    assert "not used: bbox (4 values a row), names_of_things (3 values for 20 rows), age (floats that" in data.reading
     assert "5 without a label" in data.reading
     assert list(opened(path, memory, "?group=site").groups) == ["site"]
     refused(lambda: opened(path, memory, "?group=age"), "'age'", "not whole")
     refused(lambda: opened(path, memory, "?group=sites"), "Did you mean 'site'")
+    refused(lambda: opened(path, memory, "?group=bbox"), "'bbox'", "no group: it has 4 values a row")
+    assert "not used" not in opened(path, memory, "?group=site").reading  # what was not asked for
+
+
+def test_columns_without_a_split_beside_those_with_one_are_named(tmp_path: Path, memory: DigestMemory) -> None:
+    columns = {"x_train": RGB, "y_train": LABELS, "x_test": GRAY, "y_test": LABELS, "meta": np.arange(7)}
+    data = opened(write(tmp_path / "a.npz", **columns), memory)
+    assert "not used: meta (no split in its name)" in data.reading
+    many = {f"m{i:02d}": np.arange(7) for i in range(20)}
+    assert "m11 (7 values for 20 rows), 8 more" in opened(write(tmp_path / "b.npz", x=RGB, **many), memory).reading
 
 
 def test_groups_are_no_part_of_the_digest_and_labels_are(tmp_path: Path, memory: DigestMemory) -> None:

@@ -158,6 +158,16 @@ def test_two_images_of_a_sample_need_a_choice_and_other_parts_are_counted(tmp_pa
     refused(lambda: opened(none, memory), "holds no images", "cls, npy")
 
 
+def test_fields_that_hold_several_values_are_named(tmp_path, memory) -> None:
+    files = samples(range(4))
+    for i in range(4):
+        held = {"site": "ab"[i % 2], "boxes": [1, 2], "camera": {"height": 1}, "none": None}
+        files[f"{i:06d}.json"] = json.dumps(held).encode()
+    data = opened(write_tar(tmp_path / "a.tar", files), memory)
+    assert "site" in data.groups
+    assert "not used: boxes (lists), camera (objects)" in data.reading
+
+
 def test_shards_of_no_known_split_are_left_out_and_named(tmp_path, memory) -> None:
     root = shards(tmp_path / "wds")
     write_tar(root / "extra-0000.tar", samples(range(40, 45)))
