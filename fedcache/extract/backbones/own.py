@@ -202,7 +202,7 @@ def shape_of(encoder: FrozenEncoder, name: str, size: int, *, alone: bool = True
         singly = [encoder.image(images[at : at + 1]) for at in range(2 if alone else 0)]
     except FedcacheError:
         raise
-    except Exception as error:  # the user's code or file: whatever it raises is told in a sentence
+    except (Exception, SystemExit) as error:  # the user's code or file: whatever it raises is told in a sentence
         raise UsageError(
             f"{name} fails on two images of {size} px: {reason(error)}", "Mend it, or name another size: --size N"
         ) from error

@@ -71,7 +71,7 @@ class OwnItemEncoder:
                 out = self.module(given)
         except FedcacheError:
             raise
-        except Exception as error:  # the user's code: whatever it raises is told in a sentence
+        except (Exception, SystemExit) as error:  # the user's code: whatever it raises is told in a sentence
             raise UsageError(
                 f"{self.name} fails on {count} {self.kind}: {reason(error)}", "Mend its forward."
             ) from error

@@ -148,7 +148,7 @@ def _own(name: str) -> OwnModule:
         made = factory()
     except FedcacheError:
         raise
-    except Exception as error:  # the user's code: whatever it raises is told in a sentence
+    except (Exception, SystemExit) as error:  # the user's code: whatever it raises is told in a sentence
         raise UsageError(
             f"{attribute}() of {place} fails: {reason(error)}", "Mend it; it is called without arguments."
         ) from error
@@ -165,7 +165,7 @@ def _factory(name: str, place: str, attribute: str) -> Callable[[], Any]:
         found: Any = import_module(place)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # an import runs the user's code
+    except (Exception, SystemExit) as error:  # an import runs the user's code
         raise UsageError(
             f"{name} cannot be imported: {reason(error)}",
             "Write module:PACKAGE.MODULE:FACTORY; PACKAGE is installed, or lies in the working directory.",
@@ -234,7 +234,7 @@ def _encoder(
     """The encoder over a copy of the module; ``ranks`` is told how many axes its output has."""
     try:
         module = copy.deepcopy(own.module)
-    except Exception as error:  # tensors that are results of computations cannot be copied
+    except (Exception, SystemExit) as error:  # tensors that are results of computations cannot be copied
         raise UsageError(
             f"{name} cannot be copied: {reason(error)}", "Give a module whose tensors are parameters and buffers."
         ) from error

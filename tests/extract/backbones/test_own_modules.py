@@ -65,6 +65,17 @@ def broken():
     raise RuntimeError("no such disk")
 
 
+def leaves():
+    raise SystemExit(3)
+
+
+def leaves_later():
+    class Leaves(nn.Module):
+        def forward(self, x):
+            raise SystemExit(3)
+    return Leaves()
+
+
 NUMBER = 5
 """
 
@@ -309,13 +320,17 @@ def test_one_in_memory_runs_here_whatever_number_of_workers(nets, tmp_path):
         ("module:{nets}:NUMBER", "is int, expected a function", "def NUMBER(): return my_module"),
         ("module:{nets}:nothing", "returns int, expected an nn.Module", "return module"),
         ("module:{nets}:broken", "fails: RuntimeError: no such disk", "without arguments"),
+        ("module:{nets}:leaves", "leaves() of {nets} fails: SystemExit: 3", "without arguments"),
+        ("module:{nets}:leaves_later", "fails on two images of 224 px: SystemExit: 3", "Mend it"),
+        ("module:leaving:build", "cannot be imported: SystemExit: 3", "module:PACKAGE.MODULE:FACTORY"),
         ("module:mine", "is no module that this process knows", "fc.backbone(module, name='mine')"),
     ],
 )
 def test_what_is_no_module_is_a_sentence(nets, spec, said, hint):
+    Path("leaving.py").write_text("import sys\nsys.exit(3)\n")
     done = fedcache("extract", "--dataset", "digits", "--backbones", spec.format(nets=nets))
     assert done.code == Exit.USAGE
-    assert said in done.err
+    assert said.format(nets=nets) in done.err
     assert hint in done.err
     assert "Traceback" not in done.err
 
