@@ -306,7 +306,8 @@ def compute(
     for key, kept in stats.kept_chunks.items():
         if states[key] == "new" and kept:
             reused = earlier is not None and key in earlier.whole
-            states[key] = f"{kept} chunks reused" if reused else f"resumed at {kept} chunks"
+            chunks = f"{kept} chunk{'s' * (kept != 1)}"
+            states[key] = f"{chunks} reused" if reused else f"resumed at {chunks}"
     store.append_history(
         {
             "event": "extract",

@@ -251,8 +251,8 @@ def plan_incremental(
                 best = (*rank, plan)
     if best is None and otherwise is not None:
         observer.note(
-            f"{otherwise.path.name} has most of these images, computed otherwise or in no whole chunk (device, dtype, "
-            "batch, versions: see fedcache inspect): all are computed again."
+            f"{otherwise.path.name} has most of these images, and every chunk of them holds one that changed, or they "
+            "were computed otherwise (device, dtype, batch, versions: fedcache inspect): all are computed again."
         )
     return None if best is None else best[2]
 
