@@ -19,10 +19,11 @@ def encoder(
 
     Outputs by letter: ``m`` the map [N, 6, H, W] (or [N, H, W, 6]), ``y`` its mean over places [N, 6], ``t`` the places
     as tokens [N, HW, 6] (NCHW alone), ``s`` a scalar, ``b`` ``y`` less its mean over the batch, ``l`` ``y`` and the
-    last image's added.
+    last image's added, ``z`` none of the six numbers.
     """
     first = layout == "NCHW"
     shape = [batch, 3, size, size] if first else [batch, size, size, 3]
+    constants = [numpy_helper.from_array(np.float32(weight), "w")]
     nodes = [helper.make_node("Cast", ["x"], ["f"], to=TensorProto.FLOAT)]
     nodes += [helper.make_node("Mul", ["f", "w"], ["d"])]
     nodes += [helper.make_node("Concat", ["d", "d"], ["m"], axis=1 if first else 3)]
@@ -38,6 +39,9 @@ def encoder(
     if "l" in outputs:
         nodes += [helper.make_node("Gather", ["y", "last"], ["e"], axis=0)]
         nodes += [helper.make_node("Add", ["y", "e"], ["l"])]
+    if "z" in outputs:
+        nodes += [helper.make_node("Slice", ["y", "zero", "zero", "one"], ["z"])]
+        constants += [numpy_helper.from_array(np.array([v], np.int64), k) for k, v in (("zero", 0), ("one", 1))]
     shapes = {
         "m": [batch, 6, size, size] if first else [batch, size, size, 6],
         "y": [batch, 6],
@@ -45,8 +49,8 @@ def encoder(
         "s": [],
         "b": [batch, 6],
         "l": [batch, 6],
+        "z": [batch, 0],
     }
-    constants = [numpy_helper.from_array(np.float32(weight), "w")]
     constants += [numpy_helper.from_array(np.array([0, 6, -1], np.int64), "flat")] if "t" in outputs else []
     constants += [numpy_helper.from_array(np.array([-1], np.int64), "last")] if "l" in outputs else []
     graph = helper.make_graph(

@@ -206,6 +206,8 @@ def shape_of(encoder: FrozenEncoder, name: str, size: int, *, alone: bool = True
         raise UsageError(
             f"{name} fails on two images of {size} px: {reason(error)}", "Mend it, or name another size: --size N"
         ) from error
+    if features.shape[1] == 0:
+        raise no_width(name)
     if not bool(features.isfinite().all()):
         raise UsageError(
             f"{name} gives numbers that are not finite for two images of {size} px.",
@@ -215,6 +217,11 @@ def shape_of(encoder: FrozenEncoder, name: str, size: int, *, alone: bool = True
     for row, one in zip(features, singly, strict=False):
         refuse_company(name, row[None], one)
     return tuple(features.shape)
+
+
+def no_width(name: str) -> UsageError:
+    """The error of a model whose rows have no numbers."""
+    return UsageError(f"{name} gives rows of 0 numbers, which are no features.", "Return at least one for each item.")
 
 
 def refuse_chance(name: str, features: Tensor, again: Tensor) -> None:

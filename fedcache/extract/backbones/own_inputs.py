@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.backbones.encoder import deterministic, no_images, no_text, one_row_each
-from fedcache.extract.backbones.own import reason, refuse_chance, refuse_company
+from fedcache.extract.backbones.own import no_width, reason, refuse_chance, refuse_company
 from fedcache.extract.inputs import KINDS, TEXTS, Items, described_row
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ class OwnItemEncoder:
 
         two: Items = TRIED if self.example is None else torch.stack([self.example, self.example]).numpy()
         features, again, alone = (self.items(items)[0] for items in (two, two, two[:1]))
+        if features.shape[1] == 0:
+            raise no_width(self.name)
         if not bool(features.isfinite().all()):
             raise UsageError(f"{self.name} gives numbers that are not finite for two {self.kind}.", "Mend its forward.")
         refuse_chance(self.name, features, again)

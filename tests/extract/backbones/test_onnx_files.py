@@ -80,6 +80,12 @@ def test_features_that_depend_on_the_batch_are_refused(tmp_path, output, batch):
     assert lookup(f"onnx:{encoder(tmp_path / 'one.onnx', outputs='l', batch=1)}").width == 6
 
 
+def test_rows_without_numbers_are_refused(tmp_path):
+    done = fedcache("backbones", "verify", f"onnx:{encoder(tmp_path / 'a.onnx', outputs='z')}")
+    assert done.code == Exit.USAGE
+    assert "onnx:a.onnx gives rows of 0 numbers" in done.err
+
+
 def test_one_of_several_outputs_is_chosen_by_name(tmp_path):
     images = folder(tmp_path / "images", train=3, test=1)
     path = encoder(tmp_path / "several.onnx", outputs="my")

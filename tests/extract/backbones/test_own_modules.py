@@ -356,12 +356,31 @@ class Shaped(nn.Module):
         (Shaped(lambda x: x.mean((2, 3)), size="big"), "size of module:Shaped is 'big'"),
         (Shaped(lambda x: x.mean((2, 3)), mean=(1, 2)), "mean of module:Shaped is"),
         (Shaped(lambda x: x.mean((2, 3)), std=(1, 0, 1)), "holds a zero"),
+        (Shaped(lambda x: x.mean((2, 3))[:, :0]), "gives rows of 0 numbers"),
         (3, "A backbone is int"),
     ],
 )
 def test_modules_that_give_no_features_are_refused(nets, module, said):
     with pytest.raises(UsageError, match=said):
         fc.extract("digits", module)
+
+
+class OfTexts(nn.Module):
+    reads = "texts"
+
+    def __init__(self, out: Any) -> None:
+        super().__init__()
+        self.out = out
+
+    def forward(self, texts: list[str]) -> Any:
+        return self.out(torch.tensor([[float(len(text)), 1.0] for text in texts]))
+
+
+@pytest.mark.parametrize(("out", "said"), [(lambda x: x[:, :0], "gives rows of 0 numbers")])
+def test_modules_of_texts_that_give_no_features_are_refused(nets, out, said):
+    with pytest.raises(UsageError, match=said):
+        fc.backbone(OfTexts(out))
+    assert fc.backbone(OfTexts(lambda x: x)) == "module:OfTexts"
 
 
 def test_two_of_one_class_need_names_and_names_are_words(nets):
