@@ -19,6 +19,7 @@ from fedcache.federate.partition.natural import with_column
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition
 from fedcache.federate.partition.rows import FEWER
 from fedcache.progress import Observer
+from fedcache.runs.held_out_values import check_held_out_domains, with_whole_value
 from fedcache.runs.store_choice import chosen_arrays
 from fedcache.store import export
 from fedcache.store.catalog import ingest_command, is_ingested
@@ -85,36 +86,13 @@ def make_partition(
         replace: whether it may take the place of another partition of that name.
         arguments: of the scheme.
     """
-    scheme, arguments = need_scheme(scheme, arguments)
+    scheme, arguments = need_scheme(scheme, with_whole_value(store, arguments))
     typed = typed_arguments(scheme, arguments)
-    _held_out_by_domain(store, typed)
+    check_held_out_domains(store, typed)
     made = parts.make(scheme, columns_of(store), seed=seed, **typed)
     if save:
         save_partition(store, made, name or made.default_name(), replace=replace)
     return made
-
-
-def _held_out_by_domain(store: Store, arguments: Mapping[str, Any]) -> None:
-    """Where values are held out and no column is named, they are domains.
-
-    Raises UsageError for another value, with the columns that hold it.
-    """
-    values = arguments.get("hold_out")
-    if arguments.get("by") is not None or not isinstance(values, tuple | list):
-        return
-    for value in values:
-        if value in store.samples.domains:
-            continue
-        words = {"class": store.samples.classes, **{name: store.group(name).words for name in store.groups}}
-        holding = [name for name, known in words.items() if value in known]
-        options = " or ".join(f"--by {name}" for name in holding[:4])
-        raise UsageError(
-            unknown("value of domain", str(value), store.samples.domains).message,
-            f"Without --by, what is held out are domains: {', '.join(store.samples.domains[:12])}. "
-            + (
-                f"{value!r} is a value of another column: {options}" if holding else "--by COLUMN names another column."
-            ),
-        )
 
 
 def need_scheme(scheme: str | None, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -76,6 +76,21 @@ def test_each_cell_of_the_held_out_table_is_a_ridge_on_the_other_domains(store: 
     }
 
 
+def test_a_value_with_a_comma_can_be_held_out(tmp_path: Path) -> None:
+    site = [("A", "B,c", "B", "d,e", "d", "e")[i % 6] for i in range(120)]
+    x = np.random.default_rng(0).normal(size=(120, 4)).astype("f4")
+    path = tmp_path / "s.zarr"
+    Store.from_arrays({"mine": x}, labels=np.arange(120) % 2, groups={"site": site}, path=path)
+    words = ("partition", "--by", "site", "--store", path, "--hold-out")
+    for said, away in (("B,c", {"B,c"}), ("A, B", {"A", "B"}), ("d,e", {"d", "e"})):
+        name = f"without-{len(away)}-{said[0]}"
+        ok(*words, said, "--name", name)
+        held = fc.Partition.from_file(Store.open(path).partition_bytes(name))
+        assert {client.name for client in held.clients} == set(site) - away
+        assert {site[row] for row in held.test.tolist()} == away
+    assert len(fc.partition(path, by="site", hold_out="B,c", name="python").clients) == 5
+
+
 def test_the_table_is_printed_with_a_column_for_each_value_and_the_mean(store: Path) -> None:
     words = ("grid", "--method", "fedncm", "--hold-out", "each", "--by", "site", "--store", store)
     text = fedcache(*words).out

@@ -30,6 +30,9 @@ from fedcache.store.groups import Group
 from fedcache.store.samples import held_out
 
 NAME = "natural"
+NAMED = 10
+"""Clients that are named in a note."""
+
 OF_INSIDE = ("clients", "alpha", "shards", "shots")
 """Arguments that are the scheme's inside every value."""
 
@@ -221,7 +224,11 @@ def _large_enough(members: Members, args: Values, streams: Streams, *, within: b
         why = f"Scheme natural: no client has {least:,} rows or more; the largest has {most:,}."
         raise NATURAL.infeasible(args, why, {"min_rows": most})
     if len(enough) < len(sizes):
-        notes.append(f"{len(sizes) - len(enough):,} of {len(sizes):,} clients with less than {least:,} rows left out")
+        small = [members.words[i] for i in np.flatnonzero(sizes < least)[:NAMED].tolist()]
+        more = len(sizes) - len(enough) - len(small)
+        named = f"{', '.join(small)}{f' and {more:,} more' if more else ''}"
+        many = f"{len(sizes) - len(enough):,} of {len(sizes):,} clients"
+        notes.append(f"{many} with less than {least:,} rows left out: {named}")
     most_clients = args["max_clients"]
     if isinstance(most_clients, int) and most_clients < len(enough):
         notes.append(f"{most_clients:,} of {len(enough):,} clients are drawn")

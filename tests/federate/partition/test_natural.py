@@ -113,7 +113,11 @@ def test_small_clients_are_left_out_and_many_are_drawn() -> None:
     sizes = [len(c.train) + len(c.test) for c in made.clients]
     assert len(sizes) == 3
     assert min(sizes) >= 21
-    assert made.notes[1:] == ("10 of 20 clients with less than 21 rows left out", "3 of 10 clients are drawn")
+    named = ", ".join(f"w{i:02d}" for i in range(10))
+    said = f"10 of 20 clients with less than 21 rows left out: {named}"
+    assert made.notes[1:] == (said, "3 of 10 clients are drawn")
+    more = make("natural", columns(ward), by="ward", min_rows=25).notes[1]
+    assert more == f"12 of 20 clients with less than 25 rows left out: {named} and 2 more"
     with pytest.raises(InfeasibleError, match=r"the largest has 40") as caught:
         make("natural", columns(ward), by="ward", min_rows=41)
     assert caught.value.instead == {"min_rows": 40}
