@@ -224,6 +224,15 @@ def no_width(name: str) -> UsageError:
     return UsageError(f"{name} gives rows of 0 numbers, which are no features.", "Return at least one for each item.")
 
 
+def refuse_complex(name: str, features: Tensor) -> None:
+    """UsageError for complex numbers, of which a store would keep the real part alone."""
+    if features.is_complex():
+        raise UsageError(
+            f"{name} gives complex numbers, and features are real.",
+            "Return their size or both parts: out.abs(), or torch.view_as_real(out).flatten(1)",
+        )
+
+
 def refuse_chance(name: str, features: Tensor, again: Tensor) -> None:
     """UsageError where a second look at the same items gives other features; rounding may differ on a GPU."""
     if features.shape != again.shape or _apart(features, again) > CHANCE_CLOSE:

@@ -120,6 +120,11 @@ class FileEncoder(ABC):
                 f"{self.name} fails on images of {images.shape[2]} px: {reason(error)}",
                 f"Name the size it was exported for:  --recipe {self.name}:size=N",
             ) from error
+        if found.dtype.kind not in "biuf":
+            raise UsageError(
+                f"The output {self.output} of {self.name} is of {found.dtype}, and features are real numbers.",
+                f"Outputs: {', '.join(self.outputs[:20])}; --recipe {self.name}:output=NAME",
+            )
         if found.ndim == 0 or len(found) != len(padded):
             raise self._unfit(found.shape, len(padded), "a row for each")
         return found[: len(images)]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.backbones.encoder import deterministic, no_images, no_text, one_row_each
-from fedcache.extract.backbones.own import no_width, reason, refuse_chance, refuse_company
+from fedcache.extract.backbones.own import no_width, reason, refuse_chance, refuse_company, refuse_complex
 from fedcache.extract.inputs import KINDS, TEXTS, Items, described_row
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class OwnItemEncoder:
                 f"{self.name} gives {found} for {count} {self.kind}, expected a tensor [B, D] or [B, T, D].",
                 "Return one tensor from forward: the features.",
             )
+        refuse_complex(self.name, out)
         self.rank = len(shape)
         return one_row_each(out).float(), np.zeros(count, bool)
 

@@ -19,7 +19,7 @@ from fedcache.errors import CorruptionError, FedcacheError, UsageError
 from fedcache.extract.backbones import own_inputs
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.encoder import ModuleEncoder, one_row_each
-from fedcache.extract.backbones.own import Choice, pooling_of, reason, shape_of, tried
+from fedcache.extract.backbones.own import Choice, pooling_of, reason, refuse_complex, shape_of, tried
 from fedcache.extract.backbones.own_digest import digest_of_parts
 from fedcache.extract.inputs import DECODERS, IMAGES, TEXTS
 from fedcache.extract.recipe import NORMS, UNIT, Recipe
@@ -253,6 +253,7 @@ def _encoder(
                 f"{name} gives {found} for {x.shape[0]} images, expected a tensor [B, D], [B, T, D] or [B, D, H, W].",
                 "Return one tensor from forward: the features.",
             )
+        refuse_complex(name, out)
         if ranks is not None:
             ranks.append(len(shape))
         return one_row_each(out)

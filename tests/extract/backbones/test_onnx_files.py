@@ -16,6 +16,7 @@ from tiny_onnx import encoder
 import fedcache as fc
 from fedcache.errors import CorruptionError, Exit, FedcacheError, MachineError, UsageError
 from fedcache.extract.backbones import Weights, load, locate, lookup, own
+from fedcache.extract.backbones.onnx_file import OnnxEncoder
 from fedcache.extract.digests import DigestMemory
 from fedcache.store.files import file_sha256
 from fedcache.store.own_names import bare_name
@@ -84,6 +85,13 @@ def test_rows_without_numbers_are_refused(tmp_path):
     done = fedcache("backbones", "verify", f"onnx:{encoder(tmp_path / 'a.onnx', outputs='z')}")
     assert done.code == Exit.USAGE
     assert "onnx:a.onnx gives rows of 0 numbers" in done.err
+
+
+@pytest.mark.parametrize("values", [np.array([[1j], [2j]]), np.array([["a"], ["b"]])])
+def test_outputs_that_are_no_real_numbers_are_refused(tmp_path, monkeypatch, values):
+    monkeypatch.setattr(OnnxEncoder, "compute", lambda self, images: values[: len(images)])
+    with pytest.raises(UsageError, match=r"The output y of onnx:a\.onnx is of .*, and features are real numbers"):
+        lookup(f"onnx:{encoder(tmp_path / 'a.onnx')}")
 
 
 def test_one_of_several_outputs_is_chosen_by_name(tmp_path):

@@ -357,6 +357,7 @@ class Shaped(nn.Module):
         (Shaped(lambda x: x.mean((2, 3)), mean=(1, 2)), "mean of module:Shaped is"),
         (Shaped(lambda x: x.mean((2, 3)), std=(1, 0, 1)), "holds a zero"),
         (Shaped(lambda x: x.mean((2, 3))[:, :0]), "gives rows of 0 numbers"),
+        (Shaped(lambda x: torch.fft.fft(x.mean((2, 3)))), "gives complex numbers, and features are real"),
         (3, "A backbone is int"),
     ],
 )
@@ -376,7 +377,9 @@ class OfTexts(nn.Module):
         return self.out(torch.tensor([[float(len(text)), 1.0] for text in texts]))
 
 
-@pytest.mark.parametrize(("out", "said"), [(lambda x: x[:, :0], "gives rows of 0 numbers")])
+@pytest.mark.parametrize(
+    ("out", "said"), [(lambda x: x[:, :0], "gives rows of 0 numbers"), (torch.fft.fft, "gives complex numbers")]
+)
 def test_modules_of_texts_that_give_no_features_are_refused(nets, out, said):
     with pytest.raises(UsageError, match=said):
         fc.backbone(OfTexts(out))
