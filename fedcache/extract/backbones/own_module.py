@@ -183,6 +183,7 @@ def _checked(
     name: str, module: Any, transform: Any, *, size: int | None = None, mean: Any = None, std: Any = None
 ) -> OwnModule:
     """A module with its attributes read and its output tried; UsageError says what is wrong."""
+    import torch
     from torch import nn
 
     if not isinstance(module, nn.Module) or not (transform is None or callable(transform)):
@@ -190,6 +191,11 @@ def _checked(
         raise UsageError(
             f"{name} returns {what}, expected an nn.Module, or one and a transform.",
             "return module   or   return module, transform",
+        )
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise UsageError(
+            f"{name} is TorchScript or has a part of it, whose code has no digest.",
+            "Give the nn.Module that it was made of, or a file:  torch.onnx.export(...)  and  onnx:FILE",
         )
     if own_inputs.kind_of(name, module) != IMAGES:
         given = {"transform": transform, "size": size, "mean": mean, "std": std}

@@ -386,6 +386,16 @@ def test_modules_of_texts_that_give_no_features_are_refused(nets, out, said):
     assert fc.backbone(OfTexts(lambda x: x)) == "module:OfTexts"
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")
+def test_torchscript_is_refused_also_as_a_part(nets):
+    example = torch.zeros(2, 3, 8, 8)
+    for made in (torch.jit.script(nn.Flatten()), torch.jit.trace(Small(), example),
+                 nn.Sequential(torch.jit.script(nn.Flatten()), nn.Identity())):  # fmt: skip
+        with pytest.raises(UsageError, match="module:scripted is TorchScript or has a part of it") as caught:
+            fc.backbone(made, "scripted", size=8)
+        assert "onnx:FILE" in caught.value.hint
+
+
 def test_two_of_one_class_need_names_and_names_are_words(nets):
     with pytest.raises(UsageError, match="Two backbones are called module:Small"):
         fc.extract("digits", [Small(), Small(2.0)])
