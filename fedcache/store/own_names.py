@@ -18,7 +18,9 @@ PREFIXES = (MODULE, ONNX, TFLITE, HUGGING_FACE)
 def bare_name(name: str) -> str:
     """A backbone's name as stores spell it: of a path its last part, of ``hf:`` also a repository's two parts.
 
-    >>> [bare_name(n) for n in ("onnx:models/enc.onnx", "hf:/srv/dinov2/", "hf:facebook/dinov2-base", "clip-rn50")]
+    A folder named by two parts is called as a repository of that name would be, with or without a slash at the end.
+
+    >>> [bare_name(n) for n in ("onnx:models/enc.onnx", "hf:/srv/dinov2/", "hf:facebook/dinov2-base/", "clip-rn50")]
     ['onnx:enc.onnx', 'hf:dinov2', 'hf:facebook/dinov2-base', 'clip-rn50']
     """
     prefix, colon, rest = name.partition(":")
@@ -28,8 +30,8 @@ def bare_name(name: str) -> str:
         return name if plugin is None else f"{MODULE}{plugin.place}{at}{size}"
     if prefix + colon not in PREFIXES or prefix + colon == MODULE:
         return name
-    if prefix + colon == HUGGING_FACE and rest.count("/") == 1 and not rest.startswith((".", "/", "~")):
-        org, _, model = rest.partition("/")
-        if org and model:
-            return name
+    if prefix + colon == HUGGING_FACE and not rest.startswith((".", "/", "~")):
+        org, _, model = rest.rstrip("/").partition("/")
+        if org and model and "/" not in model:
+            return f"{HUGGING_FACE}{org}/{model}"
     return f"{prefix}:{PurePath(rest.replace(chr(92), '/')).name}"

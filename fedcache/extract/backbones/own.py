@@ -56,7 +56,7 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
     places += [written] if choice.file is None else []
     if choice.file is None and choice.home is not None:
         remembered = recall(bare, choice.home)
-        places += [Path(remembered.place)] if remembered is not None and str(written) == written.name else []
+        places += [Path(remembered.place)] if remembered is not None and name == bare else []
         places.append(choice.home / "weights" / slug(bare.removeprefix(prefix)))
     for place in places:
         if place.is_dir() if folder else place.is_file():

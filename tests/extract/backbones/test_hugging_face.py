@@ -152,6 +152,20 @@ def test_extract_train_predict_and_refuse_other_weights(saved, tmp_path, own_hom
     assert len(Store.open(Path(ok(*words).data["path"])).arrays) == 2
 
 
+def test_a_folder_of_two_parts_is_one_with_a_slash_and_from_elsewhere(saved, tmp_path, own_home, monkeypatch):
+    images = folder(tmp_path / "images", train=3, test=1)
+    shutil.copytree(saved["vit"], tmp_path / "models" / "vit")
+    monkeypatch.chdir(tmp_path)
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones")
+    (first,) = ok(*words, "hf:models/vit").data["arrays"]
+    assert first["recipe"]["backbone"] == "hf:models/vit"
+    again = ok(*words, "hf:models/vit/").data
+    assert (again["decoded"], [array["key"] for array in again["arrays"]]) == (0, [first["key"]])
+    monkeypatch.chdir("/")  # it is found where it lay, as every other model of the user's
+    assert ok(*words, "hf:models/vit").data["decoded"] == 0
+    assert ok("backbones", "verify", "hf:models/vit").data["width"] == 16
+
+
 def test_a_repository_is_found_in_the_cache_and_only_there(saved, tmp_path, no_network, monkeypatch):
     name = "hf:someone/tiny-vit"
     missing = fedcache("backbones", "verify", name)
