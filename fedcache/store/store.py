@@ -347,7 +347,7 @@ class Store:
         return group_names(self._manifest)
 
     def group(self, name: str) -> Group:
-        """The value of every row. Raises UsageError for none of that name; CorruptionError."""
+        """The value of every row, as the store has it now. Raises UsageError for none of that name; CorruptionError."""
         return self._while_replaced(lambda: read_group(self.path, self._manifest, name))
 
     def Xy(  # noqa: N802  (what scikit-learn calls them)

@@ -15,6 +15,7 @@ from typing import Any
 from fedcache.errors import MachineError, UsageError, unknown
 from fedcache.extract.datasets import (
     arrays,
+    class_labels,
     digits,
     download,
     folder,
@@ -28,6 +29,7 @@ from fedcache.extract.datasets import (
     torchvision,
     webdataset,
 )
+from fedcache.extract.datasets.columns import WITH_COLUMNS
 from fedcache.extract.datasets.dataset import READING, SPLIT_WORDS, TEST, Context, Dataset, Progress, Source, join
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage, decode
@@ -295,7 +297,8 @@ def _key(spec: str, context: Context) -> list[Any]:
             f"--layout {context.layout} was given, but {spec} has a layout of its own; it is for folder:PATH.",
             "Leave --layout out",
         )
-    return ["dataset", READING, kind, *_origin(kind), *_reader(kind).key(rest, context)]
+    version = [READING, class_labels.READING] if kind in WITH_COLUMNS else READING
+    return ["dataset", version, kind, *_origin(kind), *_reader(kind).key(rest, context)]
 
 
 def _reader(kind: str) -> Any:

@@ -80,7 +80,8 @@ def load_arrays(reading: Reading, spec: str, asked: Asked, facts: list[Any], con
     parts, names, how = [], list[str](), ""
     tables = _by_split(arrays, asked, path, reading)
     # Where splits are in the names of columns, those without one belong to no rows.
-    other = {n: "no split in its name" for n in arrays if tables[0][0] is not None and _bare(n)[1] is None}
+    other = {n: "no split in its name" for n in arrays if tables[0][0] is not None and _bare(n)[1] is None
+             and n.lower() not in columns.CLASS_NAMES}  # fmt: skip
     for split, held in tables:
         part, classes, how = _part(split, held, asked, path, reading)
         part = replace(part, unused={**part.unused, **other})
@@ -134,6 +135,8 @@ def _by_split(
             f"{path} has {reading.holds} with a split in their name and others without.",
             "--images-key NAME says which are meant",
         )
+    shared = {n: array for n, array in found.get(None, {}).items() if n.lower() in columns.CLASS_NAMES}
+    wanted = [(split, {**shared, **held}) for split, held in wanted]  # one list of names is that of every split
     return sorted(wanted, key=lambda pair: "" if pair[0] is None else SPLIT_WORDS[pair[0]])
 
 

@@ -12,6 +12,10 @@ from fedcache.errors import UsageError
 from fedcache.extract.datasets import dataset
 from fedcache.store.words import MISSING, signs_alone
 
+READING = 2
+"""Version of how labels and class names in columns are read, as ``dataset.READING`` is of everything; images that were
+read stay known by their digests."""
+
 UNKNOWN = int(np.iinfo(np.int64).min)
 """What readers put among integers where a row has no label: -1 may be a class."""
 

@@ -74,8 +74,8 @@ def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: 
         tell(f"{_columns(changed)} those of {spec} now, in {store.path.name}; partitions made before keep their rows.")
     if gone:
         observer.warn(
-            f"{_columns(gone)} not of {spec} and no longer in {store.path.name}; --dataset with the one that has them "
-            "brings them again."
+            f"{_columns(gone)} not of {spec} and no longer in {store.path.name}; a command that names the dataset with "
+            f"{'it' if len(gone) == 1 else 'them'} brings {'it' if len(gone) == 1 else 'them'} again."
         )
 
 

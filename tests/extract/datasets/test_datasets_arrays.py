@@ -18,7 +18,7 @@ from refusal import refused
 
 import fedcache as fc
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import info, open_dataset, peek
+from fedcache.extract.datasets import class_labels, info, open_dataset, peek
 from fedcache.extract.datasets.class_labels import UNKNOWN, coded_labels, joined_labels
 from fedcache.extract.datasets.columns import coded_splits, parse_rest, with_keys
 from fedcache.extract.datasets.row_sources import layout_of
@@ -176,6 +176,10 @@ def test_columns_without_a_split_beside_those_with_one_are_named(tmp_path: Path,
     columns = {"x_train": RGB, "y_train": LABELS, "x_test": GRAY, "y_test": LABELS, "meta": np.arange(7)}
     data = opened(write(tmp_path / "a.npz", **columns), memory)
     assert "not used: meta (no split in its name)" in data.reading
+    named = opened(write(tmp_path / "c.npz", **columns, class_names=np.array(["w", "x", "y", "z"])), memory)
+    assert named.classes == ("w", "x", "y", "z")
+    assert named.reading.count("not used") == 1
+    assert "class_names" not in named.reading
     many = {f"m{i:02d}": np.arange(7) for i in range(20)}
     assert "m11 (7 values for 20 rows), 8 more" in opened(write(tmp_path / "b.npz", x=RGB, **many), memory).reading
 
@@ -393,13 +397,16 @@ def test_options_write_the_columns_into_the_spec() -> None:
 
 
 def test_what_was_opened_is_remembered_until_the_file_or_the_columns_change(
-    tmp_path: Path, memory: DigestMemory
+    tmp_path: Path, memory: DigestMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "a.npz", x=RGB, y=LABELS, z=LABELS[::-1])
     assert peek(f"arrays:{path}", memory=memory) is None
     data = opened(path, memory)
     assert peek(f"arrays:{path}", memory=memory) == (data.slug, data.digest) == ("a", data.digest)
     assert peek(f"arrays:{path}?label=z", memory=memory) is None
+    with monkeypatch.context() as earlier:  # a release that numbered the same labels otherwise
+        earlier.setattr(class_labels, "READING", 1)
+        assert peek(f"arrays:{path}", memory=memory) is None
     write(path, x=GRAY, y=LABELS)
     assert peek(f"arrays:{path}", memory=memory) is None
 
