@@ -66,7 +66,7 @@ def extract(
         engine.check_extraction(config.workers)
     planned, skipped = planning.plan(config, home, observer, rehash=rehash)
     asked = config.device
-    config = where_it_can_run(planning.bare_config(config), planned, engine, observer)
+    config = where_it_can_run(planning.bare_config(planning.known_config(config, home)), planned, engine, observer)
     planned = [pull_if_needed(p, config, home, observer) for p in planned] if not dry_run else planned
     held = None
     if images is not None:

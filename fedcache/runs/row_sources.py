@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import StoreError, UsageError, unknown
+from fedcache.extract.backbones.own import known_name
 from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.plan import say_templates
 from fedcache.federate.engine.hyperparameters import Value
@@ -110,8 +111,8 @@ class StoreRows:
     store: Store  # once it is open
 
     def __init__(self, config: TrainConfig, partition: PartitionConfig, preparation: Preparation) -> None:
-        self.config, self.partition, self.preparation = config, partition, preparation
-        self._trained_rows = np.empty(0, np.int64)
+        self.config = replace(config, backbones=tuple(known_name(n, preparation.home.root) for n in config.backbones))
+        self.partition, self.preparation, self._trained_rows = partition, preparation, np.empty(0, np.int64)
 
     def open(self, method: Method, settings: Mapping[str, Value]) -> float:
         """Find the store; the seconds of the extraction that was run for it."""

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder
+from fedcache.extract.backbones.caches import hub_snapshots
 from fedcache.extract.backbones.hugging_face_folder import model_files
 from fedcache.extract.digests import DigestMemory, stat_key
 from fedcache.extract.recipe import VERSION, Recipe, slug
 from fedcache.store.files import canonical_json, digest_of, file_sha256, make_private, sha256_hex
-from fedcache.store.own_names import bare_name
+from fedcache.store.own_names import HUGGING_FACE, bare_name
 from fedcache.store.sealed import read_sealed, write_sealed
 
 if TYPE_CHECKING:
@@ -126,6 +127,24 @@ def _read(path: Path) -> Backbone | None:
         return None if found is None else row_of(found.content)
     except (ValueError, KeyError, TypeError, FedcacheError):
         return None
+
+
+def known_name(name: str, home: Path) -> str:
+    """The name by which a home knows the folder that ``hf:PATH`` means, so that one folder has one name; else ``name``.
+
+    A folder that is known by the name given keeps it, and a name that means another folder from here is never taken.
+    """
+    path = Path(name.removeprefix(HUGGING_FACE)).expanduser()
+    if not name.startswith(HUGGING_FACE) or not path.is_dir():
+        return name
+    place, bare = path.resolve(), bare_name(name)
+    called = [row.name for row in remembered_rows(home) if row.place and Path(row.place).resolve() == place]
+    for other in called if bare not in called else ():
+        here = Path(other.removeprefix(HUGGING_FACE))
+        cached = [folder.resolve() for folder in hub_snapshots(str(here))] if len(here.parts) == 2 else []
+        if (not here.is_dir() or here.resolve() == place) and set(cached) <= {place}:
+            return other
+    return name
 
 
 def row_of(content: Any) -> Backbone:

@@ -14,6 +14,7 @@ from fedcache.errors import MachineError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import Backbone, Weights
 from fedcache.extract.backbones.encoder import prompts
+from fedcache.extract.backbones.own import known_name
 from fedcache.extract.device import known_device, known_dtype
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
@@ -67,7 +68,7 @@ def plan(
     for template in config.text:
         prompts((), template)
     memory = memory_of(home, rehash=rehash)
-    config, wanted = looked_up(config, home)
+    config, wanted = looked_up(known_config(config, home), home)
     given = {name: Path(path).expanduser() for name, path in config.weights.items()}
     for name in given:
         if not name.startswith(PREFIXES):
@@ -144,6 +145,16 @@ def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Ba
             )
         rows[row.name] = row
     return bare_config(config), list(rows.values())
+
+
+def known_config(config: ExtractConfig, home: Home) -> ExtractConfig:
+    """The configuration with the names by which this home knows the folders of models (``known_name``)."""
+    names = {n: known_name(n, home.root) for n in config.backbones if n not in config.weights}
+    changed = {old: new for name, new in names.items() if new != name for old in (name, bare_name(name))}
+    if not changed:
+        return config
+    recipe = {f"{changed.get(at, at)}{colon}{option}": value for (at, colon, option), value in split_keys(config)}
+    return replace(config, backbones=tuple(names.get(n, n) for n in config.backbones), recipe=recipe)
 
 
 def split_keys(config: ExtractConfig) -> list[tuple[tuple[str, str, str], str]]:

@@ -166,6 +166,39 @@ def test_a_folder_of_two_parts_is_one_with_a_slash_and_from_elsewhere(saved, tmp
     assert ok("backbones", "verify", "hf:models/vit").data["width"] == 16
 
 
+def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home, monkeypatch):
+    images = folder(tmp_path / "images", train=6, test=2)
+    path = shutil.copytree(saved["vit"], tmp_path / "models" / "vit")
+    monkeypatch.chdir(tmp_path)
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones")
+    (first,) = ok(*words, "hf:models/vit").data["arrays"]
+    spelled = {f"hf:{path}": Path("/"), f"hf:{path}/": tmp_path, "hf:vit": path.parent, "hf:./vit/": path.parent}
+    for name, place in spelled.items():
+        monkeypatch.chdir(place)
+        again = ok(*words, name, "--recipe", f"{name}:output=cls").data
+        assert (again["decoded"], [array["key"] for array in again["arrays"]]) == (0, [first["key"]])
+        trained = ok("train", "--method", "fed3r", "--backbones", name, "--clients", 2, "--scheme", "iid").data
+        assert trained["path"]
+    # A name that means another folder from here is not taken, whatever it meant elsewhere.
+    other = tmp_path / "elsewhere" / "models" / "vit"
+    shutil.copytree(tiny_hf.folder(tmp_path / "other", "vit", seed=1), other)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (own,) = ok(*words, f"hf:{path}").data["arrays"]
+    assert (own["recipe"]["backbone"], own["recipe"]["weights"]) == ("hf:vit", content_sha256(path))
+
+
+def test_names_that_arrays_have_already_stay(saved, tmp_path, own_home, monkeypatch):
+    images = folder(tmp_path / "images", train=3, test=1)
+    path = shutil.copytree(saved["vit"], tmp_path / "models" / "vit")
+    monkeypatch.chdir(tmp_path)
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones")
+    for name in ("hf:models/vit", f"hf:{path}"):  # as both were remembered by an earlier release
+        lookup(name, home=own_home)
+    for name, called in (("hf:models/vit", "hf:models/vit"), (f"hf:{path}", "hf:vit")):
+        (array,) = ok(*words, name).data["arrays"]
+        assert array["recipe"]["backbone"] == called
+
+
 def test_a_repository_is_found_in_the_cache_and_only_there(saved, tmp_path, no_network, monkeypatch):
     name = "hf:someone/tiny-vit"
     missing = fedcache("backbones", "verify", name)
