@@ -276,10 +276,12 @@ def _apart(features: Tensor, others: Tensor) -> float:
 
 
 def tried_images(size: int) -> Tensor:
-    """Two different images, uint8 [2, size, size, 3]."""
+    """Two images, uint8 [2, size, size, 3], the second one darker: what one lends the other is seen."""
     import torch
 
-    return torch.arange(2 * size * size * 3).remainder(251).to(torch.uint8).reshape(2, size, size, 3)
+    images = torch.arange(2 * size * size * 3).remainder(251).to(torch.uint8).reshape(2, size, size, 3)
+    images[1] //= 4
+    return images
 
 
 def reason(error: BaseException) -> str:

@@ -358,6 +358,7 @@ class Shaped(nn.Module):
         (Shaped(lambda x: x.mean((2, 3)), std=(1, 0, 1)), "holds a zero"),
         (Shaped(lambda x: x.mean((2, 3))[:, :0]), "gives rows of 0 numbers"),
         (Shaped(lambda x: torch.fft.fft(x.mean((2, 3)))), "gives complex numbers, and features are real"),
+        (Shaped(lambda x: x.mean((2, 3)) - 0.01 * x.mean((0, 2, 3))), "depend on what else is in its batch"),
         (3, "A backbone is int"),
     ],
 )
