@@ -224,6 +224,7 @@ def test_a_damaged_chunk_is_refused_when_its_rows_are_read(tmp_path: Path) -> No
     assert caught.value.code == 5
 
 
+@pytest.mark.slow
 def test_spawned_workers_of_a_loader_read_the_same_rows(store: fc.Store) -> None:
     import torch
     from torch.utils.data import DataLoader

@@ -22,6 +22,7 @@ def ready() -> dict[str, bool]:
     return {entry["name"]: entry["ready"] for entry in ok("backbones", "list").data["backbones"]}
 
 
+@pytest.mark.slow
 def test_an_imported_checkpoint_is_ready_verified_and_described(own_home: Path, checkpoint: Path) -> None:
     before = ready()
     assert before["random-projection"]

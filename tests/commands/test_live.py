@@ -180,13 +180,14 @@ def test_bytes_are_written_as_people_read_them(count: int, words: str) -> None:
     assert live_view.size(count) == words
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals of this kind are of Unix")
 @pytest.mark.parametrize(
     ("env", "drawn", "coloured"),
     [
         pytest.param({}, True, True, id="colour"),
-        pytest.param({"NO_COLOR": "1"}, True, False, id="NO_COLOR", marks=pytest.mark.slow),
-        pytest.param({"TERM": "dumb"}, False, False, id="dumb", marks=pytest.mark.slow),
+        pytest.param({"NO_COLOR": "1"}, True, False, id="NO_COLOR"),
+        pytest.param({"TERM": "dumb"}, False, False, id="dumb"),
     ],
 )
 def test_a_narrow_terminal_gets_whole_words(

@@ -119,6 +119,7 @@ def fails(laws: list[str]) -> None:
     assert broken == laws
 
 
+@pytest.mark.slow
 def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
     tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

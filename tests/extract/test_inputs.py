@@ -97,6 +97,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("factory", "source"), [("bag", Texts()), ("spectrum", Numbers())])
 def test_processes_that_read_before_a_model_give_what_one_process_gives(own, factory, source):

@@ -70,6 +70,7 @@ def test_a_changed_text_costs_one_chunk_and_a_renamed_file_none(bag, tmp_path):
     assert "image" not in shown.out + shown.err
 
 
+@pytest.mark.slow
 def test_workers_and_batches_give_the_same_bytes(bag, tmp_path):
     path = write(tmp_path / "a.csv", sentences(64))
     one = extract(bag, path, "--workers", 0, "--store", tmp_path / "one.zarr")

@@ -119,6 +119,7 @@ with stop_on_signals(Stop().ask, print):
 """
 
 
+@pytest.mark.slow
 def test_the_second_signal_ends_a_process_whose_interpreter_takes_long_to_end() -> None:
     run = subprocess.Popen([sys.executable, "-c", SLOW_TO_END], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert run.stdout is not None

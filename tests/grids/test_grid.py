@@ -127,6 +127,7 @@ def same(one: Grid, other: Grid) -> None:
         assert (a.run.path / "rounds.jsonl").read_bytes() == (b.run.path / "rounds.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_processes_give_what_one_gives(store: Path, tmp_path: Path) -> None:
     words = ("--method", "fedavg", "--set", "batch=8", *IID, "--rounds", 2, "--sweep", "lr=0.01,0.02", "--dtype",
              "float64")  # fmt: skip

@@ -92,6 +92,7 @@ def test_calibration_error_by_hand():
     assert np.isnan(calibration_error(np.zeros((BINS, 3))))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.integers(1, 3))
 @examples(10, 100)
 def test_no_temperature_has_less_nll_than_the_fitted_one(seed, members):

@@ -280,6 +280,7 @@ def halves(model: fc.Model, X: np.ndarray) -> np.ndarray:
         return np.concatenate(list(pool.map(model.scores, np.array_split(X, 2))))
 
 
+@pytest.mark.slow
 def test_a_model_goes_to_another_process_and_comes_back_the_same(store: fc.Store, run: fc.Run, tmp_path: Path) -> None:
     X, _ = store.Xy(split="test")
     model = run.model()

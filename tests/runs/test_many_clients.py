@@ -166,6 +166,7 @@ def test_who_takes_part_is_part_of_a_run_and_of_the_configuration_that_runs_it_a
     assert ok("train", "--method", "fedavg", *WORDS).data["path"] not in (done.data["path"], other.data["path"])
 
 
+@pytest.mark.slow
 def test_clusters_of_clients_are_part_of_a_run_and_the_same_in_a_grid(store: Path, tmp_path: Path) -> None:
     clusters = tmp_path / "clusters.csv"
     clusters.write_text("client,cluster\n" + "".join(f"client-{i:04d},{i % 40}\n" for i in range(M)))

@@ -73,13 +73,17 @@ def forget(home: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        TRAIN,
-        ("train", "--method", "fedavg", "--rounds", 2, "--seeds", "0,1"),
-        (*TRAIN, "--no-model"),
-        GRID,
-        (*GRID, "--exact", "--save-models", "all"),
+        pytest.param(TRAIN, id="train"),
+        pytest.param(GRID, id="grid"),
+        *(
+            pytest.param(words, id=name, marks=pytest.mark.slow)
+            for name, words in {
+                "defaults": ("train", "--method", "fedavg", "--rounds", 2, "--seeds", "0,1"),
+                "no-model": (*TRAIN, "--no-model"),
+                "exact": (*GRID, "--exact", "--save-models", "all"),
+            }.items()
+        ),
     ],
-    ids=["train", "defaults", "no-model", "grid", "exact"],
 )
 def test_what_was_just_trained_is_returned_without_torch_and_every_line_is_that_of_the_whole_way(
     own_home: Path, store: Path, words: tuple[object, ...]

@@ -269,6 +269,7 @@ def test_a_strict_load_keeps_every_value(tmp_path):
     assert all(torch.equal(v, half[k].float()) for k, v in target.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_the_converter_runs_only_when_told_and_gives_what_fedcache_reads(tmp_path):
     import argparse

@@ -378,6 +378,7 @@ def test_clip_rn50_gives_projected_images_and_unit_text(rn50, caplog):
     assert np.allclose(np.linalg.norm(text, axis=1), 1, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_activation_is_part_of_what_is_loaded(rn50):
     _, path = rn50
     texts = [native("clip-rn50", path, activation=kind).text(["a photo of a cat."]) for kind in ("quickgelu", "native")]

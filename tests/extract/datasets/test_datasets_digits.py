@@ -147,6 +147,7 @@ def test_fonts_are_those_of_matplotlib_that_draw_digits():
     assert digits.font_files() == sorted(digits.font_files())
 
 
+@pytest.mark.slow
 def test_another_process_makes_the_same_bundle_and_peek_makes_none(bundle, memory):
     assert peek("digits", memory=memory) == ("digits", bundle.digest)
     program = (

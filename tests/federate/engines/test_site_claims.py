@@ -351,6 +351,7 @@ def pair(sites: Path, state: Path, claim: Mapping[str, Any]) -> FakeGrid:
     return grid
 
 
+@pytest.mark.slow
 def test_of_two_sites_that_differ_nobody_knows_which_is_right_unless_it_is_said(sites: Path, tmp_path: Path) -> None:
     grid = pair(sites, tmp_path / "state", {"views": 2})
     (honest,) = (n for n in grid.sites if n not in grid.meddle)
@@ -368,6 +369,7 @@ def test_of_two_sites_that_differ_nobody_knows_which_is_right_unless_it_is_said(
         federated(pair(sites, tmp_path / "nobody", {}), tmp_path / "n", sites=2, like="nobody")
 
 
+@pytest.mark.slow
 def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(sites: Path, tmp_path: Path) -> None:
     """It loses the first answers, one at the start, and is no reason for the others to wait."""
     for lost in (1, 2):
@@ -403,6 +405,7 @@ def test_what_a_site_has_is_not_waited_for_longer_than_the_sites_are(sites: Path
         assert all(at_most - 5 < timeout <= at_most for timeout in given)
 
 
+@pytest.mark.slow
 def test_a_site_that_went_away_is_still_to_come_and_one_that_is_silent_is_not(sites: Path, tmp_path: Path) -> None:
     for why, waited_for in (("its node went away", True), ("its answer is malformed: it lacks words", False)):
         place = tmp_path / str(waited_for)

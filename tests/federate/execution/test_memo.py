@@ -33,6 +33,7 @@ def test_the_longest_unused_goes_first_and_too_large_ones_never_stay():
     assert memo.nbytes == 8
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.sampled_from("ab"), st.booleans(), st.lists(st.sampled_from([(2, 3), (3,), (5, 1)]), max_size=4)),
