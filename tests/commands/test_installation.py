@@ -248,6 +248,7 @@ def test_a_torch_that_fails_says_so_where_devices_are_listed() -> None:
     assert doctor.devices_of(SimpleNamespace(cuda=SimpleNamespace(is_available=fails))) == {"error": "driver too old"}
 
 
+@pytest.mark.slow
 def test_live_and_stale_locks_are_told_apart(own_home: Path) -> None:
     def told() -> dict[str, dict[str, str]]:
         return {row["name"]: row for row in doctor.locks(Home(own_home))}

@@ -131,6 +131,7 @@ def test_the_second_signal_ends_a_process_whose_interpreter_takes_long_to_end() 
     run.stdout.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_second_signal_ends_a_process_that_does_not_listen(number: int) -> None:
     run = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True)

@@ -196,6 +196,7 @@ def test_sweeps_over_methods_and_partitions_are_programs_of_their_own(store: Pat
     )
 
 
+@pytest.mark.slow
 def test_ridges_and_partitions_of_a_grid_share_the_statistics(store: Path) -> None:
     words = ("--method", "fed3r", "--clients", 3, "--dtype", "float64")
     sweep = ("--sweep", "lam=0.01,0.1,1,10,100", "--sweep", "scheme=iid,shards")

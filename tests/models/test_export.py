@@ -138,6 +138,7 @@ def test_a_folder_classifies_images_in_batches_with_the_same_figures(home, tmp_p
         assert float(p) == pytest.approx(float(q), abs=5e-5)
 
 
+@pytest.mark.slow
 def test_a_folder_reads_what_predict_reads_and_names_what_it_cannot(home, tmp_path, monkeypatch, capsys):
     _, runs = home
     ok("export-model", runs["one"], "-o", tmp_path / "m")

@@ -134,6 +134,7 @@ def copied(tmp_path: Path) -> Path:
     return images
 
 
+@pytest.mark.slow
 def test_a_dataset_that_has_moved_is_named_and_found_where_it_is_said_to_be(tmp_path: Path) -> None:
     images = copied(tmp_path)
     there = shown(page_of(tmp_path, "--with-images"))

@@ -217,6 +217,7 @@ def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path: Path, own_home:
     assert resumed.data["path"] == str(unfinished)
 
 
+@pytest.mark.slow
 def test_partitions_of_one_scheme_are_different_settings_with_names_of_their_own(tmp_path: Path, store: Path) -> None:
     for words in (("--alpha", 0.3), ("--alpha", 5), ("--alpha", 0.3, "--seed", 1)):
         for method in ("fed3r", "fedncm"):

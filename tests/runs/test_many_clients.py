@@ -49,6 +49,7 @@ def test_what_is_not_saved_of_many_clients_says_how_it_is(store: Path, monkeypat
     assert "not saved: --fresh --save-clients all, or the names of some, saves them." in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "swept"), [("ditto", "lr"), ("perfedavg", "beta")])
 def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_trained(
     store: Path, monkeypatch: pytest.MonkeyPatch, method: str, swept: str

@@ -359,6 +359,7 @@ def rn50(tmp_path_factory):
     path.unlink()
 
 
+@pytest.mark.slow
 def test_clip_rn50_gives_projected_images_and_unit_text(rn50, caplog):
     model, path = rn50
     encoder = native("clip-rn50", path)

@@ -423,6 +423,7 @@ def test_a_method_that_keeps_a_place_for_each_site_takes_no_late_one(sites: Path
     assert "no place for it" in run.result["federation"]["missed"][0]["why"]
 
 
+@pytest.mark.slow
 def test_features_of_another_recipe_are_refused_by_digest(sites: Path, tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     x, y = draw.standard_normal((40, D)).astype(np.float16), draw.integers(0, C, 40)
