@@ -64,7 +64,6 @@ def read_store(
     for key, array in zip(keys, arrays, strict=True):
         if len(array.shape) != 3:
             raise UsageError(f"{key} holds images, and {method.name} needs features.", "Choose other --backbones.")
-    for key, array in zip(keys, arrays, strict=True):
         if looked := all_alike(array, store.samples.ok == 1):
             observer.warn(
                 f"The features of {key} are the same in the first {looked} rows, as of a model that does not see its "

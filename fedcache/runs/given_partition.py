@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ def _by_name(clients: Any, store: Store) -> Group | None:
     unknown_names = [name for name in names if name not in place]
     if unknown_names or len(set(names)) < len(names):
         wrong = f"which no row is called ({len(unknown_names):,} such)" if unknown_names else "twice"
-        first = unknown_names[0] if unknown_names else next(n for n in names if names.count(n) > 1)
+        first = unknown_names[0] if unknown_names else Counter(names).most_common(1)[0][0]
         raise UsageError(
             f"The index of the clients has {first!r}, {wrong}.",
             f"Names are those of the store, for example {store.samples.name[0]!r}; clients.to_numpy() is taken in the "

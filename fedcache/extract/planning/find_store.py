@@ -78,8 +78,8 @@ def locate_store(
             observer.warn(f"{later.name} was extracted later than the one remembered; --store {later.name} takes it.")
     with suppress(UsageError, MachineError):  # the files of a dataset may be gone: the store is what is meant
         for found, where in _places_of(home, spec):
-            if found.resolve() == chosen.resolve() and not _with_groups(chosen, spec, where, observer, look_only):
-                return None
+            if found.resolve() == chosen.resolve():
+                return chosen if _with_groups(chosen, spec, where, observer, look_only) else None
     return chosen
 
 
