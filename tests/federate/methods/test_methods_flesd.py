@@ -428,6 +428,24 @@ def test_the_convolutional_trunk_is_torchvisions_resnet_18(training):
         assert updates == {}
 
 
+@pytest.mark.parametrize("channels", [1, 3, 4, 8])
+def test_a_narrow_trunk_has_one_gradient_in_either_memory_format(channels):
+    # On processors with AVX2 alone oneDNN's strided 1 x 1 convolution of few channels ends the process, channels last.
+    e = Encoder("conv", channels=channels)
+    g = np.random.default_rng(0)
+    p = e.init(lambda shape: torch.from_numpy(g.uniform(-1, 1, shape)).float(), 0)
+    names = [n for n in e.trained() if n.startswith("t.")]
+    for n in names:
+        p[n].requires_grad_()
+    x = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    found = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        h, _ = e.trunk(p, x.contiguous(memory_format=layout), training=False)
+        found.append(torch.autograd.grad(h.square().sum(), [p[n] for n in names]))
+    for plain, last in zip(*found, strict=True):
+        torch.testing.assert_close(last, plain, rtol=1e-4, atol=1e-4 * float(plain.detach().abs().max()))
+
+
 def test_a_view_depends_on_its_image_and_draws_alone():
     g = torch.Generator().manual_seed(0)
     x, u = torch.rand(5, 3, 8, 6, generator=g), torch.rand(5, DRAWS, generator=g)
