@@ -91,12 +91,19 @@ HEAVY = {"torch", "timm", "open_clip", "zarr", "h5py", "sklearn", "matplotlib", 
         (("--help",), {"numpy", *HEAVY}),
         (("methods", "list"), HEAVY),
         (("train", "--method", "fedpc"), HEAVY),
-        (("grid", "--method", "fedpc", "--sweep", "lr=1"), HEAVY),
         (("ls",), HEAVY),
-        (("backbones", "list"), HEAVY),
-        (("datasets", "list"), HEAVY),
-        (("doctor",), HEAVY),
-        *((command, HEAVY) for command in (("train", "--help"), ("flower", "up", "--help"), ("demo", "--help"))),
+        *(
+            pytest.param(tuple(line.split()), HEAVY, marks=pytest.mark.slow)
+            for line in (
+                "grid --method fedpc --sweep lr=1",
+                "backbones list",
+                "datasets list",
+                "doctor",
+                "train --help",
+                "flower up --help",
+                "demo --help",
+            )
+        ),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )

@@ -27,6 +27,7 @@ from fedcache.progress import Silent
 
 IID = ("--scheme", "iid", "--clients", 3, "--participation", "all")
 GRID = ("grid", "--method", "fedavg", *IID, "--rounds", 1)
+FULL = pytest.mark.full
 
 
 @pytest.fixture
@@ -199,7 +200,9 @@ def piped(home: Path, after: str, *words: str) -> tuple[int, str, str]:
 
 # ``sleep`` closes its stdin at once and lives: the reader is gone before anything is printed.
 @pytest.mark.parametrize("after", ["| head -1", "| (exec <&-; sleep 1)"])
-@pytest.mark.parametrize("words", [("methods", "list"), ("backbones", "list", "--json"), ("train", "--help")])
+@pytest.mark.parametrize(
+    "words", [("methods", "list"), *(pytest.param(w, marks=FULL) for w in (("ls", "--json"), ("train", "--help")))]
+)
 def test_a_closed_pipe_ends_quietly(own_home: Path, words: tuple[str, ...], after: str) -> None:
     code, out, err = piped(own_home, after, *words)
     assert (code, err) == (0, "")
@@ -214,7 +217,9 @@ def test_a_closed_pipe_hides_no_error(own_home: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize("words", [("ls",), ("ls", "--json"), ("methods", "list"), ("train", "--help"), ("--version",)])
+@pytest.mark.parametrize(
+    "words", [("ls", "--json"), ("--version",), *(pytest.param(w, marks=FULL) for w in (("ls",), ("train", "--help")))]
+)
 def test_a_full_device_is_one_sentence(own_home: Path, words: tuple[str, ...]) -> None:
     code, _, err = piped(own_home, "> /dev/full", *words)
     assert code == 6

@@ -65,6 +65,7 @@ def test_features_are_the_projection_of_the_resized_image(images: Path) -> None:
     assert np.allclose(store.reader(key).rows(np.array([row]))[0, 0], one, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(images: Path, tmp_path: Path) -> None:
     home = os.environ["FEDCACHE_HOME"]
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL, "--json")

@@ -299,6 +299,7 @@ def test_onnx_without_its_packages_names_the_command(tmp_path, monkeypatch):
     assert found.value.hint == "pip install 'fedcache[export]'"
 
 
+@pytest.mark.slow
 def test_nothing_is_written_over_without_force(home, tmp_path):
     _, runs = home
     mine = tmp_path / "m.safetensors"

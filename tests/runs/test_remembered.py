@@ -74,10 +74,10 @@ def forget(home: Path) -> None:
     "words",
     [
         pytest.param(TRAIN, id="train"),
-        pytest.param(GRID, id="grid"),
         *(
             pytest.param(words, id=name, marks=pytest.mark.slow)
             for name, words in {
+                "grid": GRID,
                 "defaults": ("train", "--method", "fedavg", "--rounds", 2, "--seeds", "0,1"),
                 "no-model": (*TRAIN, "--no-model"),
                 "exact": (*GRID, "--exact", "--save-models", "all"),

@@ -178,6 +178,7 @@ def test_a_part_of_what_the_folder_held_before_is_not_offered(images: Path) -> N
     assert str(old) not in error["hint"]
 
 
+@pytest.mark.slow
 def test_hints_for_what_a_part_lacks_run_as_they_are(images: Path, tmp_path: Path) -> None:
     extract(images, "--backbones", "glyph-clip", "--limit", 24)
     elsewhere = extract(images, "--backbones", "glyph-clip", "--limit", 24, "--store", tmp_path / "mine.zarr")

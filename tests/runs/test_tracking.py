@@ -203,7 +203,7 @@ def test_on_round_is_told_what_the_result_says(mine: Path) -> None:
     assert [r.accuracy for r in again] == [r.accuracy for r in told]
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_on_round_of_a_grid_says_which_point(mine: Path, jobs: int) -> None:
     told: list[Round] = []
     options = {"rounds": 2, "execution": "sequential"}

@@ -41,7 +41,7 @@ def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
 def on_its_way(name: str) -> tuple[object, ...]:
     """What the way from a command line to a result depends on; the laws of the engine train every method."""
     method = METHODS[name]
-    return method.needs, method.one_shot, method.central, method.protocol
+    return method.needs, method.one_shot, method.central, method.protocol(method.resolve())
 
 
 @pytest.mark.parametrize("name", one_of_each(METHODS, on_its_way))

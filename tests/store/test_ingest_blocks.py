@@ -114,7 +114,7 @@ def test_rows_in_another_order_are_the_same_store(tmp_path: Path) -> None:
     assert one.values == two.values
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", ["npy", *(pytest.param(e, marks=pytest.mark.full) for e in ENDINGS if e != "npy")])
 def test_a_file_needs_the_memory_of_one_block(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "LARGE", 1 << 20)
     monkeypatch.setattr(contents, "CHUNK_BYTES", 1 << 20)

@@ -86,7 +86,7 @@ def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
 
 
 @given(data=st.data(), new=JSON | st.just(1 << 39) | st.just("../../etc"))
-@examples(300, 600)
+@examples(150, 600)
 def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store: Store, data: Any, new: Any) -> None:
     file = store.path / "manifest.json"
     raw = file.read_bytes()
@@ -143,7 +143,7 @@ def test_a_manifest_of_any_bytes(store: Store, raw: bytes) -> None:
 
 
 @given(data=st.data(), new=JSON, line=st.integers(0, 2))
-@examples(200, 400)
+@examples(80, 400)
 def test_a_journal_with_any_field_replaced_and_digests_that_fit(store: Store, data: Any, new: Any, line: int) -> None:
     file = store.path / "journal-c-0.jsonl"
     raw = file.read_bytes()
@@ -161,7 +161,7 @@ def test_a_journal_with_any_field_replaced_and_digests_that_fit(store: Store, da
 
 
 @given(raw=st.binary(max_size=200), which=st.sampled_from(["journal-c-0.jsonl", "partitions/p.json", "history.jsonl"]))
-@examples(150, 300)
+@examples(75, 300)
 def test_journals_partitions_and_histories_of_any_bytes(store: Store, raw: bytes, which: str) -> None:
     store.append_history({"event": "x"})
     file = store.path / which

@@ -54,9 +54,9 @@ def served(
 
 
 def kind_of(case: Case) -> Hashable:
-    """What an execution can see of a method: what it needs, its steps and its server."""
+    """What an execution can see of a method: its steps, its server and whether statistics of batches travel."""
     method, settings = METHODS[case[0]], case[1]
-    return frozenset(method.needs - {"labels"}), method.one_shot, method.central, settings.get("bn")
+    return method.gradient, method.one_shot, method.central, settings.get("bn")
 
 
 def parametrize(metafunc: Any, executions: Sequence[str] = ()) -> None:

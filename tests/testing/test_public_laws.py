@@ -146,7 +146,9 @@ def test_a_wrong_method_breaks_its_law(what):
     assert (wrong, kept) == ({law}, set())
 
 
-@pytest.mark.parametrize("name", NOT_BY_ROWS)
+@pytest.mark.parametrize(
+    "name", [n if n == "scaffold" else pytest.param(n, marks=pytest.mark.slow) for n in NOT_BY_ROWS]
+)
 def test_where_rows_do_not_count_the_same_the_law_fails(name):
     assert broken(testing.method_laws(name)) == {"all_rows_count_the_same"}
 

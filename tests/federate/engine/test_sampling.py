@@ -44,6 +44,7 @@ def test_names_are_drawn_whatever_the_order_of_clients(names, count):
     assert sorted(found) == [sorted(names)[c] for c in known]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("population", [10, sampling.MANY])
 def test_every_client_is_as_likely_as_every_other(population):
     """600 draws of half of them: a client is in 300, give or take 5 standard deviations of 12.2."""
