@@ -19,6 +19,9 @@ NOT_BY_ROWS = {
     "fedavg-scratch": "BatchNorm: a row's loss depends on the batch it is in",
     "fedavg-simclr": "a row is contrasted with the other rows of its batch",
     "fedprox-simclr": "a row is contrasted with the other rows of its batch",
+    "feddisco": "clients of uneven classes weigh less",
+    "feddyn": "clients are averaged with equal weights",
+    "fedlc": "a row's margin follows from the classes of its client's other rows",
     "fst-cbdg": "each client draws rows of its own for the classes it has few of",
     "scaffold": "the control variates of clients are averaged with equal weights",
 }

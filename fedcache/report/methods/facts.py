@@ -195,6 +195,10 @@ _KINDS: dict[str, tuple[str, str]] = {
     "v": ("trained visual prompt", "which rows were trained on can be guessed"),
     "u": ("trained shift of image features", "after one step on one row, that row's gradient"),
     "rho": ("trained shift of text features", "after one step on one row, that row's gradient"),
+    "n": ("number of its training rows", "how much data it has"),
+    "length": ("length of its local training", "how many steps it took, and so about how many rows it has"),
+    "discrepancy": ("distance of its class shares from even ones", "how uneven its classes are"),
+    "chosen": ("weight in the place of the model it chose", "how many rows it has, and which clients are like it"),
 }
 _BATCHNORM = ("statistics of BatchNorm", "means and variances of its rows inside the model")
 _LAYER = {"W": _WEIGHTS, "b": _WEIGHTS, "gain": _WEIGHTS, "shift": _WEIGHTS, "mean": _BATCHNORM, "var": _BATCHNORM}

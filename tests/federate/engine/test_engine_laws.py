@@ -41,8 +41,12 @@ LABEL_FREE = {"clip-zs", "fst-cbdg", "flesd", "flesd-head", "flesd-cc", "fedavg-
               "non-fl"}  # fmt: skip
 """The papers' unsupervised methods, named here so that none of them leaves the law by declaring labels."""
 
-LARGER_STEPS = {"perfedavg": {"alpha": 0.5, "beta": 0.5}, "pfedme": {"eta": 0.5, "lambda": 2.0}}
-"""Steps of the methods that have neither ``opt`` nor ``lr``, with which ten rounds are enough."""
+LARGER_STEPS = {
+    "perfedavg": {"alpha": 0.5, "beta": 0.5},
+    "pfedme": {"eta": 0.5, "lambda": 2.0},
+    "fedadagrad": {"lr_g": 0.1},
+}
+"""Steps of the methods that set theirs by other names than ``opt`` and ``lr``, with which ten rounds are enough."""
 PLAIN = [(name, {}) for name in METHODS]
 TRIED = {
     "executions_agree": ALL,
@@ -100,7 +104,8 @@ def test_dual_serves_sgd_on_features(case):
         "perfedavg",
     )
     other = {"central", "fedpft", "fst-cbdg", "scaffold", "flesd-head", "flesd-cc", "min-local", "non-fl", "promptfl",
-             "fedavg-simclr", "fedprox-simclr", "tpfl-feat", "atpfl-feat"}  # fmt: skip
+             "fedavg-simclr", "fedprox-simclr", "tpfl-feat", "atpfl-feat", "fedavgm", "fedadam", "fedyogi",
+             "fedadagrad", "feddyn", "fednova", "feddisco", "ifca"}  # fmt: skip
     if method.gradient and takes_sgd and "batched" in method.executions and case[0] not in other:
         assert "gram" in method.executions
     else:

@@ -98,16 +98,20 @@ RESNET = 9 * (3 + 4 * 1) + 9 * (2 + 3 * 4) + 2 + 9 * (8 + 3 * 16) + 8 + 9 * (32 
 RESNET += 4 * (1 + 4 * 1 + 5 * 2 + 5 * 4 + 5 * 8) + (8 * 8 + 8) + (Z * 8 + Z)  # BatchNorm, the projection
 SCRATCH = RESNET - (8 * 8 + 8) - (Z * 8 + Z) + 8 * C + C  # a classifier in the projection's place
 PROMPT, VISUAL = 2 * E, 3 * (4 * 3 - 2 * 1)  # two tokens; a frame of one pixel in 4 x 3
-SAME = dict.fromkeys(("fedavg", "fedprox", "pfedme", "perfedavg", "ditto", "moon"), MLP)
+SAME = dict.fromkeys(("fedavg", "fedprox", "pfedme", "perfedavg", "ditto", "moon", "fedavgm", "fedadam", "fedadagrad",
+                      "fedyogi", "feddyn", "fedlc"), MLP)  # fmt: skip
+SAME |= {"fedper": P * D + P, "lg-fedavg": C * P + C}
 SAME |= {"scaffold": 2 * MLP, "fedrep": P * D + P, "fedntd": LINEAR, "fedavg-simclr": SIMCLR, "fedprox-simclr": SIMCLR}
 SAME |= {"fedavg-scratch": SCRATCH, "local-supervised": 0}
 SAME |= {"promptfl": PROMPT, "tpfl": PROMPT + VISUAL, "atpfl": PROMPT + VISUAL, "tpfl-feat": 2 * D, "atpfl-feat": 2 * D}
 SAME |= dict.fromkeys(("solo", "supcon", "central", "non-fl", "min-local", "local-prompt", "clip-zs", "tip-local"), 0)
 UP = {**SAME, "fst-cbdg": LINEAR, "fed3r": GRAM, "fed3r-prior": GRAM, "fedcgs": GRAM + C, "fedcof": T + C,
-      "fedncm": T + C, "flesd": N * Z, "flesd-head": N * Z, "flesd-cc": N * Z}  # fmt: skip
+      "fedncm": T + C, "fedbabu": P * D + P, "fednova": MLP + 1, "feddisco": MLP + 2, "ifca": MLP + 1,
+      "flesd": N * Z, "flesd-head": N * Z, "flesd-cc": N * Z}  # fmt: skip
 PER_CLASS = {"fedproto": P + 1, "fedpcl": P + 1, "fedpft": D + 3, "fed-tip-proto": D}
 ONE_SHOT = ("fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft")
-DOWN = {**SAME, "fst-cbdg": LINEAR, **dict.fromkeys(ONE_SHOT, LINEAR), "flesd": RESNET, "flesd-head": SIMCLR,
+DOWN = {**SAME, "fedbabu": MLP, "fednova": MLP, "feddisco": MLP, "ifca": 2 * MLP + 2, "fst-cbdg": LINEAR,
+        **dict.fromkeys(ONE_SHOT, LINEAR), "flesd": RESNET, "flesd-head": SIMCLR,
         "flesd-cc": SIMCLR}  # fmt: skip
 LATER = {"fedproto": C * P, "fedpcl": (M + 1) * C * P}  # nothing before the first round
 TEXT = {"clip-zs", "fst-cbdg", "tip-local", "fed-tip-proto", "tpfl-feat", "atpfl-feat"}

@@ -1,0 +1,89 @@
+"""FedAdam: FedAvg whose server takes Adam's steps. With it the rule that FedAdagrad and FedYogi share.
+
+Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2. With the mean w' of the round's models and
+Delta = w' - w,
+    m <- beta1 m + (1 - beta1) Delta
+    v <- v + Delta^2                                        (FedAdagrad)
+    v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)          (FedYogi)
+    v <- beta2 v + (1 - beta2) Delta^2                      (FedAdam)
+    w <- w + lr_g m / (sqrt(v) + tau)
+from m = 0 and v = tau^2, without bias correction, as printed. beta1 = 0.9, beta2 = 0.99 and tau = 1e-3 are the paper's
+choices, and beta1 = 0 for FedAdagrad; it tunes lr_g for each task, and 0.03 (FedAdagrad: 0.01) is ours. BatchNorm's
+running statistics are averaged. Algorithm 2 prints the uniform mean of clients (``agg=uniform``).
+
+Released FedPCL code has none of them; preset ``official`` is its setting of FedAvg (D-09, D-13, D-14).
+Limits: tau -> infinity with lr_g = tau and beta1 = 0 is ``fedavg``; no first step moves a weight by more than lr_g
+(1 - beta1) / sqrt(1 - beta2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcache.federate.methods import fedavg
+from fedcache.federate.methods.common import Ctx, HParam, Method, Tree, model, over
+from fedcache.federate.methods.fedavgm import broadcast
+
+SecondMoment = Callable[[Tensor, Tensor, float | Tensor], Tensor]
+"""(v, Delta^2, 1 - beta2) -> v of the next round."""
+
+
+def init(ctx: Ctx) -> Tree:
+    """Initial weights, m = 0, and v = 0, which stands for tau^2 until the first round has passed."""
+    p = model.init(ctx)
+    return {**p, **{f"{moment}/{n}": torch.zeros_like(p[n]) for n in model.trained(ctx.hp) for moment in "mv"}}
+
+
+def aggregate_by(second_moment: SecondMoment) -> Callable[[Tree, Tree, Ctx], Tree]:
+    """The server's step with that rule for v."""
+
+    def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
+        out = {**server, **up}
+        for n in model.trained(ctx.hp):
+            delta = up[n] - server[n]
+            beta1, tau, lr_g = (over(ctx.number(name), delta) for name in ("beta1", "tau", "lr_g"))
+            rest = over(1.0 - ctx.number("beta2"), delta) if "beta2" in ctx.hp else 1.0
+            v = server[f"v/{n}"]
+            # tau may be swept, and the points of a grid begin with one server: the first v is put in here.
+            v = second_moment(torch.where(v == 0, torch.ones_like(v) * tau**2, v), delta**2, rest)
+            m = beta1 * server[f"m/{n}"] + (1.0 - beta1) * delta
+            out |= {f"m/{n}": m, f"v/{n}": v, n: server[n] + lr_g * m / (v.sqrt() + tau)}
+        return out
+
+    return aggregate
+
+
+def adam(v: Tensor, square: Tensor, rest: float | Tensor) -> Tensor:
+    """beta2 v + (1 - beta2) Delta^2."""
+    return v + rest * (square - v)
+
+
+BETA2 = HParam("beta2", 0.99, "float", "decay of the second moment", low=0.0, high=0.999999, fit=False)
+
+
+def server_optimiser(name: str, summary: str, rule: SecondMoment, rate: float, beta1: float, *more: HParam) -> Method:
+    """The method of that name: FedAvg's clients under a server with that rule for v."""
+    return replace(
+        fedavg.METHOD,
+        name=name,
+        paper="Reddi et al., ICLR 2021",
+        summary=summary,
+        hparams=(
+            *fedavg.METHOD.hparams,
+            HParam("lr_g", rate, "float", "the server's learning rate", low=0.0, fit=False),
+            HParam("beta1", beta1, "float", "decay of the first moment", low=0.0, high=0.999999, fit=False),
+            *more,
+            HParam("tau", 1e-3, "float", "added to the root of the second moment", low=1e-12, fit=False),
+        ),
+        executions=("sequential", "batched"),  # the step is no combination of the round's models
+        init=init,
+        broadcast=broadcast,
+        aggregate=aggregate_by(rule),
+    )
+
+
+METHOD = server_optimiser("fedadam", "FedAvg whose server takes Adam's steps.", adam, 0.03, 0.9, BETA2)

@@ -1,0 +1,63 @@
+"""FedAvgM: FedAvg whose server has momentum.
+
+Hsu, Qi & Brown, "Measuring the effects of non-identical data distribution for federated visual classification", 2019.
+With the weighted mean w' of the round's models and Delta = w - w',
+    v <- server_momentum v + Delta,    w <- w - lr_g v;
+the paper has lr_g = 1 and names server_momentum 0.9 as a good default. BatchNorm's running statistics are averaged.
+
+Released FedPCL code has no FedAvgM; preset ``official`` is its setting of FedAvg (D-09, D-13, D-14).
+Limits: server_momentum = 0 with lr_g = 1 is ``fedavg`` bit for bit; the first round is ``fedavg`` with a step of lr_g.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcache.federate.methods import fedavg
+from fedcache.federate.methods.common import Ctx, HParam, Tree, is_zero, model, over
+
+LR_G = HParam("lr_g", 1.0, "float", "the server's learning rate", low=0.0, fit=False)
+
+
+def init(ctx: Ctx) -> Tree:
+    """Initial weights, and v = 0."""
+    p = model.init(ctx)
+    return {**p, **{f"v/{n}": torch.zeros_like(p[n]) for n in model.trained(ctx.hp)}}
+
+
+def broadcast(server: Tree, ctx: Ctx) -> Tree:
+    """The model; what the server remembers of earlier rounds stays there."""
+    return {n: server[n] for n in model.names(ctx.hp)}
+
+
+def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """v and w of the next round."""
+    momentum, lr_g = ctx.number("server_momentum"), ctx.number("lr_g")
+    out = {**server, **up}
+    for n in model.trained(ctx.hp):
+        delta = server[n] - up[n]
+        out[f"v/{n}"] = v = delta if is_zero(momentum) else over(momentum, delta) * server[f"v/{n}"] + delta
+        if isinstance(lr_g, Tensor) or lr_g != 1.0 or not is_zero(momentum):  # else the mean itself, without a rounding
+            out[n] = server[n] - over(lr_g, v) * v
+    return out
+
+
+METHOD = replace(
+    fedavg.METHOD,
+    name="fedavgm",
+    paper="Hsu, Qi & Brown, 2019",
+    summary="FedAvg whose server has momentum.",
+    hparams=(
+        *fedavg.METHOD.hparams,
+        HParam("server_momentum", 0.9, "float", "share of the last server step that is taken again; 0 is fedavg",
+               low=0.0, high=1.0, fit=False),
+        LR_G,
+    ),
+    executions=("sequential", "batched"),  # v is no combination of the round's models
+    init=init,
+    broadcast=broadcast,
+    aggregate=aggregate,
+)  # fmt: skip

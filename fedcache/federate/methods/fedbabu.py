@@ -1,0 +1,107 @@
+"""FedBABU: only the projection P is trained and averaged; each client fine-tunes the result before it is used.
+
+Oh, Kim & Yun, "FedBABU: toward enhanced representation for federated image classification", ICLR 2022. The classifier Q
+keeps its first weights, the same for all clients, while P is trained under it and averaged. Client i then deploys the
+global model after ``tune_epochs`` epochs on its own training rows: of all weights (the paper's choice), of Q or of P.
+Five epochs are the paper's.
+
+Fine-tuning is part of every evaluation and leaves nothing behind. Released FedPCL code has no FedBABU; preset
+``official`` is its setting of the other baselines (D-09, D-13, D-14).
+Limits: tune_epochs = 0 deploys the global model; Q of the global model never changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcache.federate.engine.local_training import train
+from fedcache.federate.engine.method import Protocol
+from fedcache.federate.methods import fedavg
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, model, server_tensors
+from fedcache.federate.methods.common.switches import (
+    AGG,
+    FEAT_POST,
+    LOGIT_HEAD,
+    MLP,
+    PROJECTION,
+    TRAINING,
+    declare,
+    without,
+)
+from fedcache.heads.projection import logits
+
+FROZEN = ("Q.W", "Q.b")
+
+
+def sent_names(hp: Hp) -> tuple[str, ...]:
+    """P, with BatchNorm's statistics."""
+    return tuple(n for n in model.names(hp) if n not in FROZEN)
+
+
+def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """Local epochs of P under the first Q."""
+    body = model.head_of(ctx.hp).body()
+    p = {k: down[k] for k in model.names(ctx.hp)}
+    p = train(p, body, ctx.count("epochs"), model.ce_loss, down, data, ctx)
+    return {}, {k: p[k] for k in sent_names(ctx.hp)}
+
+
+def tuned_names(hp: Hp) -> tuple[str, ...]:
+    """The tensors that fine-tuning moves."""
+    return {"all": model.trained(hp), "head": FROZEN, "body": model.head_of(hp).body()}[str(hp["tune"])]
+
+
+def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
+    """The global model after ``tune_epochs`` epochs on the client's rows; nothing where it is deployed as it is."""
+    if not ctx.count("tune_epochs"):
+        return {}
+    # A client of less than a batch tunes on what it has.
+    tuning = replace(ctx, hp={**ctx.hp, "drop_last": False})
+    names = tuned_names(ctx.hp)
+    with torch.enable_grad():
+        p = train(down, names, ctx.count("tune_epochs"), model.ce_loss, down, data, tuning, purpose="tune")
+    return {k: p[k] for k in (*names, *model.head_of(ctx.hp).buffers())}
+
+
+def predict(down: Tree, tuned: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [.., N, C] of the fine-tuned model."""
+    return logits(model.head_of(ctx.hp), {**down, **tuned}, x)[0]
+
+
+def protocol(hp: Hp) -> Protocol:
+    """One model per client, unless nothing is tuned."""
+    return "personalised" if hp["tune_epochs"] else "global"
+
+
+def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
+    """The weights of P up, those of P and Q down."""
+    return model.head_of(hp, "projection").paper_weights(width, classes), model.head_of(hp).paper_weights(
+        width, classes
+    )
+
+
+METHOD = replace(
+    fedavg.METHOD,
+    name="fedbabu",
+    paper="Oh, Kim & Yun, ICLR 2022",
+    summary="A projection trained under a classifier that never changes, then fine-tuned by every client.",
+    hparams=(
+        *declare(FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, AGG, without(TRAINING, "reset_opt")),
+        HParam("init", "shared", "choice", "initial weights from the broadcast seed", choices=("shared",)),
+        HParam("tune_epochs", 5, "int", "epochs on the client's own rows before its model is used", low=0, fit=False),
+        HParam("tune", "all", "choice", "what they move", choices=("all", "head", "body"), fit=False),
+    ),
+    defaults=replace(fedavg.METHOD.defaults, official_participation=None),
+    enter=lambda _down, _data, _ctx: {},
+    fit=fit,
+    uploads=server_tensors(sent_names),
+    personal_part=personal_part,
+    predict=predict,
+    embed=model.embed,
+    protocol=protocol,
+    check=lambda _hp, _ctx: None,
+    paper_count=paper_count,
+)

@@ -1,0 +1,103 @@
+"""FedDisco: clients whose classes are far from even weigh less in the average.
+
+Ye et al., "FedDisco: federated learning with discrepancy-aware collaboration", ICML 2023. With n_k the client's share
+of the round's rows and d_k the distance between its class shares and even ones, 1/C each,
+    w <- sum_k p_k w_k,    p_k = ReLU(n_k - a d_k + b) / sum_j ReLU(n_j - a d_j + b);
+d_k is the Euclidean distance or KL(shares || even). a = 0.5 and b = 0.1 are those of the released code. Where nobody
+has a positive weight all weigh n_k. d_k tells the server how uneven a client's classes are, one number, and travels
+with n_k in every round. The server holds the round's models at once.
+
+Released FedPCL code has no FedDisco; preset ``official`` is its setting of the other baselines (D-09, D-13).
+Limits: a = 0 with b = 0 is ``fedavg`` (to rounding); a = 0 with b -> infinity weighs all alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcache.federate.engine.method import Uploads, UploadTensor
+from fedcache.federate.methods import fedavg
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, model
+from fedcache.federate.methods.common.switches import FEAT_POST, MODEL, TRAINING, declare, init_param
+
+ROWS, GAP = "n", "discrepancy"
+"""Names of n_k and d_k, [1] each, in an upload."""
+
+
+def class_rows(data: ClientData, ctx: Ctx) -> Tensor:
+    """Rows of each class that the clients have, float64 [*lead, C]."""
+    y, mask = data.labels(data.positions()), data.mask().double()
+    return mask.new_zeros(*mask.shape[:-1], ctx.env.classes).scatter_add_(-1, y, mask)
+
+
+def discrepancy(shares: Tensor, metric: str) -> Tensor:
+    """d of class shares [.., C] from even ones: |shares - 1/C| or KL(shares || 1/C)."""
+    C = shares.shape[-1]
+    if metric == "l2":
+        return torch.sqrt(((shares - 1.0 / C) ** 2).sum(-1))
+    return torch.xlogy(shares, shares * C).sum(-1)
+
+
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """FedAvg's local epochs, and how uneven the client's classes are."""
+    kept, up = fedavg.METHOD.fit(down, state, data, ctx)
+    lead = (*ctx.lead, 1)
+    count = class_rows(data, ctx)
+    n = count.sum(-1, keepdim=True)
+    gap = discrepancy(count / n.clamp(min=1.0), str(ctx.hp["metric"])).unsqueeze(-1)
+    return kept, {**up, ROWS: n.expand(lead), GAP: gap.expand(lead)}
+
+
+def uploads(server: Tree, ctx: Ctx) -> Uploads:
+    """The model, n_k and d_k."""
+    sent = {n: UploadTensor.like(server[n]) for n in fedavg.sent_names(ctx.hp)}
+    facts = {ROWS: UploadTensor((1,), torch.float64, counts_rows=True), GAP: UploadTensor((1,), torch.float64)}
+    return {**sent, **facts}
+
+
+def weights(rows: Tensor, gap: Tensor, a: float | Tensor, b: float | Tensor) -> Tensor:
+    """p_k of rows [S, ..] and distances [S, ..] over the first axis."""
+    share = rows / rows.sum(0, keepdim=True)
+    raw = torch.relu(share - a * gap + b)
+    total = raw.sum(0, keepdim=True)
+    return torch.where(total > 0, raw / torch.where(total > 0, total, 1.0), share)
+
+
+def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """The models' average by p_k, summed in float64."""
+    p = weights(up[ROWS], up[GAP], ctx.number("a"), ctx.number("b")).squeeze(-1)
+    out = dict(server)
+    for n, stack in up.items():
+        if n not in (ROWS, GAP):
+            share = p.reshape(p.shape + (1,) * (stack.dim() - p.dim()))
+            out[n] = (share * stack.double()).sum(0).to(stack.dtype)
+    return out
+
+
+def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
+    """All weights both ways, and two numbers up."""
+    n = model.head_of(hp).paper_weights(width, classes)
+    return n + 2, n
+
+
+METHOD = replace(
+    fedavg.METHOD,
+    name="feddisco",
+    paper="Ye et al., ICML 2023",
+    summary="FedAvg in which clients whose classes are far from even weigh less.",
+    hparams=(
+        *declare(FEAT_POST, MODEL, init_param(independent=False), TRAINING),
+        HParam("a", 0.5, "float", "weight of the distance from even classes", low=0.0, fit=False),
+        HParam("b", 0.1, "float", "added to every weight", low=0.0, fit=False),
+        HParam("metric", "l2", "choice", "the distance", choices=("l2", "kl")),
+    ),
+    executions=("sequential", "batched"),
+    fit=fit,
+    uploads=uploads,
+    pool=lambda _hp: {"": "stack"},
+    aggregate=aggregate,
+    paper_count=paper_count,
+)

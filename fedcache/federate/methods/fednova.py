@@ -1,0 +1,96 @@
+"""FedNova: clients that take more steps do not pull the average further their way.
+
+Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020. After
+tau_i local steps client i sends its mean step d_i = (w - w_i) / a_i and the length a_i, the sum of the weights with
+which its gradients enter w - w_i, in units of lr (section 4):
+    a_i = tau_i for plain SGD,    a_i = [tau_i - rho (1 - rho^tau_i) / (1 - rho)] / (1 - rho) with momentum rho.
+With p_i = n_i / N the server sets
+    w <- w - (sum_i p_i a_i) sum_i p_i d_i.
+FedAvg is sum_i p_i a_i d_i instead, which minimises a loss where clients weigh n_i a_i. Decay counts as part of the
+gradient. The lengths hold for SGD that starts afresh every round, and for no other optimiser. BatchNorm's running
+statistics are averaged. lr = 0.3 is ours: plain SGD is slow on projections of unit length.
+
+Released FedPCL code has no FedNova; preset ``official`` is its setting of the other baselines (D-09, D-13, D-14).
+Limits: clients of equally many steps make it ``fedavg`` with SGD (to rounding); lr = 0 leaves w as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcache.federate.engine.context import over
+from fedcache.federate.engine.local_training import batch_sizes, train
+from fedcache.federate.engine.method import Uploads, UploadTensor
+from fedcache.federate.methods import fedavg
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, model
+from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, init_param, without
+
+LENGTH = "length"
+"""Name of a_i, [1], in an upload."""
+
+SGD = (
+    HParam("opt", "sgd", "choice", "optimiser; the lengths are those of SGD", choices=("sgd",)),
+    HParam("momentum", 0.0, "float", "momentum of SGD", low=0.0, high=0.999),
+)
+
+
+def length(data: ClientData, ctx: Ctx) -> Tensor:
+    """a_i of every client, [*lead, 1], with axes of 1 where clients agree."""
+    steps = [ctx.count("epochs") * len(batch_sizes(n, ctx.hp)) for n in data.n]
+    tau = torch.tensor(steps, dtype=torch.float64, device=ctx.env.device).reshape(data.rows.shape[:-1])
+    rho = ctx.number("momentum")
+    a = (tau - rho * (1.0 - rho**tau) / (1.0 - rho)) / (1.0 - rho)
+    return a.to(ctx.env.dtype).unsqueeze(-1)
+
+
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """Local epochs, then their mean step and its length."""
+    known, moved = {**down, **state}, model.trained(ctx.hp)
+    p = train({k: known[k] for k in model.names(ctx.hp)}, moved, ctx.count("epochs"), model.ce_loss, down, data, ctx)
+    a = length(data, ctx)
+    up = {k: p[k] for k in fedavg.sent_names(ctx.hp) if k not in moved}
+    for n in moved:
+        up[n] = (down[n] - p[n]) / torch.as_tensor(over(a.squeeze(-1), p[n])).clamp(min=1.0)  # a_i is 0 or at least 1
+    return {k: p[k] for k in state}, {**up, LENGTH: a.expand(*p[moved[0]].shape[: len(ctx.lead)], 1)}
+
+
+def uploads(server: Tree, ctx: Ctx) -> Uploads:
+    """A step for every trained tensor, BatchNorm's statistics, and a_i."""
+    sent = {n: UploadTensor.like(server[n]) for n in fedavg.sent_names(ctx.hp)}
+    return {**sent, LENGTH: UploadTensor((1,), ctx.env.dtype)}
+
+
+def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """w by the mean step, as long as the mean length."""
+    out = {**server, **{k: t for k, t in up.items() if k != LENGTH}}
+    for n in model.trained(ctx.hp):
+        out[n] = server[n] - over(up[LENGTH].squeeze(-1), up[n]) * up[n]
+    return out
+
+
+def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
+    """All weights both ways, and a_i up."""
+    n = model.head_of(hp).paper_weights(width, classes)
+    return n + 1, n
+
+
+METHOD = replace(
+    fedavg.METHOD,
+    name="fednova",
+    paper="Wang et al., NeurIPS 2020",
+    summary="FedAvg in which clients of more steps do not pull the average their way.",
+    hparams=(
+        *declare(FEAT_POST, MODEL, init_param(independent=False), AGG),
+        *SGD,
+        *without(declare(TRAINING, lr=0.3), "opt", "momentum", "reset_opt"),
+    ),
+    executions=("sequential", "batched"),
+    enter=lambda down, _data, ctx: {k: down[k] for k in fedavg.own_statistics(ctx.hp)},
+    fit=fit,
+    uploads=uploads,
+    aggregate=aggregate,
+    paper_count=paper_count,
+)

@@ -1,0 +1,47 @@
+"""FedPer: clients share the projection P and keep their own classifier Q, and train both at once.
+
+Arivazhagan et al., "Federated learning with personalization layers", 2019: the base layers are averaged, the
+personalization layers stay. Here P is the base and Q the personal layer. ``fedrep`` differs in training them one after
+the other.
+
+Released FedPCL code has no FedPer; preset ``official`` is its setting of the other baselines (D-09, D-11, D-13).
+Limits: one client is ``solo``, bit for bit; P is the only upload.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedcache.federate.engine.local_training import keep_optimiser, local
+from fedcache.federate.engine.method import server_tensors
+from fedcache.federate.methods import fedrep
+from fedcache.federate.methods.common import ClientData, Ctx, Tree, model
+from fedcache.federate.methods.common.switches import (
+    AGG,
+    BN_MODE,
+    FEAT_POST,
+    LOGIT_HEAD,
+    MLP,
+    PROJECTION,
+    PROTO_INIT,
+    TRAINING,
+    declare,
+)
+
+
+def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
+    """The client's own Q, its optimiser where it is kept, and what stays of BatchNorm."""
+    kept = fedrep.enter(down, data, ctx)
+    return {**kept, **keep_optimiser({**down, **kept}, model.trained(ctx.hp), ctx)}
+
+
+METHOD = replace(
+    fedrep.METHOD,
+    name="fedper",
+    paper="Arivazhagan et al., 2019",
+    summary="A shared projection under every client's own classifier, trained together; only the projection travels.",
+    hparams=declare(FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, PROTO_INIT, AGG, TRAINING),
+    enter=enter,
+    fit=local(model.ce_loss, model.names, model.trained, fedrep.shared),
+    uploads=server_tensors(fedrep.shared),
+)

@@ -1,0 +1,21 @@
+"""FedYogi: FedAvg whose server takes Yogi's steps, in which the second moment falls slowly.
+
+Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2: as ``fedadam`` with
+    v <- v - (1 - beta2) Delta^2 sign(v - Delta^2).
+So v moves by at most (1 - beta2) Delta^2 a round, whichever way; where Delta^2 is larger than v it grows as Adam's does
+from 0. Limits: those of ``fedadam``; the same v where v = 0.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedcache.federate.methods.fedadam import BETA2, server_optimiser
+
+
+def yogi(v: Tensor, square: Tensor, rest: float | Tensor) -> Tensor:
+    """v - (1 - beta2) Delta^2 sign(v - Delta^2)."""
+    return v - rest * square * (v - square).sign()
+
+
+METHOD = server_optimiser("fedyogi", "FedAvg whose server takes Yogi's steps.", yogi, 0.03, 0.9, BETA2)

@@ -1,0 +1,183 @@
+"""IFCA: the server keeps several models, and each client trains the one that fits its rows best.
+
+Ghosh et al., "An efficient framework for clustered federated learning", NeurIPS 2020, algorithm 1 with model averaging.
+In every round a client receives all K models w_1 .. w_K, finds
+    j = argmin_k F_i(w_k)    on its training rows,
+trains w_j and sends it with j; the server averages the models that were sent for each j, by their clients' rows (the
+paper: alike, ``agg=uniform``), and keeps a model that nobody chose. Client i deploys the model of smallest loss on its
+rows. All models begin with weights of their own, without which no client could tell them apart.
+
+What travels is one model and its number up, K models down. With BatchNorm the running statistics belong to the model.
+Released FedPCL code has no IFCA; preset ``official`` is its setting of the other baselines (D-09, D-13, D-14).
+Limits: K = 1 is ``fedavg`` (to rounding); a model's average holds no weight of a client that chose another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from fedcache.federate.engine.local_training import train
+from fedcache.federate.engine.method import Uploads, UploadTensor, head_weights, personal_model
+from fedcache.federate.methods import fedavg
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, model
+from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, without
+from fedcache.federate.methods.fedncm import add_up
+from fedcache.heads.losses import cross_entropy
+from fedcache.heads.projection import logits
+
+ALL = "models/"
+"""Prefix of tensors that hold all K models, [K, ...]."""
+CHOSEN = "chosen"
+"""Name of the clients' weights by model, [K]: in an upload the client's own in one place, at the server their sum."""
+
+
+def init(ctx: Ctx) -> Tree:
+    """K models, each with weights of its own, that nobody has chosen yet."""
+    head, K = model.head_of(ctx.hp), ctx.count("models")
+    drawn = [head.init(ctx.rng.uniform(f"init/{k}", independent=False), ctx.env.width, ctx.env.classes)
+             for k in range(K)]  # fmt: skip
+    axis = len(ctx.lead)
+    out = {ALL + n: torch.stack([p[n] for p in drawn], axis) for n in model.names(ctx.hp)}
+    count = torch.zeros(K, dtype=torch.float64, device=ctx.env.device)
+    return {**out, CHOSEN: count.reshape((1,) * axis + (K,))}
+
+
+def one_model(down: Tree, k: int, ctx: Ctx) -> Tree:
+    """Model k under its plain names."""
+    return {n: down[ALL + n].select(len(ctx.lead), k) for n in model.names(ctx.hp)}
+
+
+def losses(down: Tree, data: ClientData, ctx: Ctx) -> Tensor:
+    """Summed cross-entropy of the clients' rows under each model, as it is used, [*lead, K]."""
+
+    def sums(block: ClientData) -> Tree:
+        x, mask = block.full()
+        y, head = block.labels(block.positions()), model.head_of(ctx.hp)
+        found = [
+            cross_entropy(logits(head, one_model(down, k, ctx), x)[0], y, mask).double()
+            for k in range(ctx.count("models"))
+        ]
+        return {"loss": torch.stack(found, -1)}
+
+    with torch.no_grad():
+        return add_up(data, ctx, max(ctx.env.width, ctx.count("dim")), sums)["loss"]
+
+
+def best(down: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tensor]:
+    """The model of smallest loss under its plain names, and its place as 0 and 1, float64 [*lead, K]."""
+    at = losses(down, data, ctx).argmin(-1)
+    K, axis = ctx.count("models"), len(ctx.lead)
+    chosen = {}
+    for n in model.names(ctx.hp):
+        t = down[ALL + n]
+        t = t.expand(*ctx.lead, *t.shape[axis:])
+        place = at.expand(ctx.lead).reshape(*ctx.lead, *(1,) * (t.dim() - axis))
+        chosen[n] = t.gather(axis, place.expand(*ctx.lead, 1, *t.shape[axis + 1 :])).squeeze(axis)
+    return chosen, one_hot(at, K).double().expand(*ctx.lead, K)
+
+
+def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """Local epochs of the model that fits best, sent in its place with the client's weight."""
+    p, place = best(down, data, ctx)
+    p = train(p, model.trained(ctx.hp), ctx.count("epochs"), model.ce_loss, down, data, ctx)
+    n = torch.tensor(data.n, dtype=torch.float64, device=ctx.env.device).reshape(data.rows.shape[:-1]).unsqueeze(-1)
+    weight = place if ctx.hp["agg"] == "uniform" else place * n
+    up: Tree = {CHOSEN: weight}
+    for name in model.names(ctx.hp):
+        t = p[name].unsqueeze(len(ctx.lead))
+        up[ALL + name] = t.double() * weight.reshape(*weight.shape, *(1,) * (t.dim() - weight.dim()))
+    return {}, up
+
+
+def uploads(server: Tree, ctx: Ctx) -> Uploads:
+    """A model in one of K places, times the client's weight, and that weight in the same place."""
+    sent = {ALL + n: UploadTensor(tuple(server[ALL + n].shape), torch.float64) for n in model.names(ctx.hp)}
+    return {**sent, CHOSEN: UploadTensor((ctx.count("models"),), torch.float64)}
+
+
+def sent_numbers(up: Tree, ctx: Ctx) -> int:
+    """The numbers of one model, and which it is: all other places are 0."""
+    return sum(t.numel() for name, t in up.items() if name != CHOSEN) // ctx.count("models") + 1
+
+
+def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """Every model's average; one that nobody chose stays."""
+    weight, out = up[CHOSEN], {**server, CHOSEN: up[CHOSEN]}
+    for name in model.names(ctx.hp):
+        old, total = server[ALL + name], up[ALL + name]
+        w = weight.reshape(*weight.shape, *(1,) * (total.dim() - weight.dim()))
+        out[ALL + name] = torch.where(w > 0, (total / torch.where(w > 0, w, 1.0)).to(old.dtype), old)
+    return out
+
+
+def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
+    """The model of smallest loss on the client's rows."""
+    return best(down, data, ctx)[0]
+
+
+def used(down: Tree, own: Tree, ctx: Ctx) -> Tree:
+    """The client's model; without one, that which most rows chose."""
+    if own:
+        return own
+    at = down[CHOSEN].argmax(-1)
+    axis = at.dim()
+    out = {}
+    for n in model.names(ctx.hp):
+        t = down[ALL + n]
+        place = at.reshape(*at.shape, *(1,) * (t.dim() - axis))
+        out[n] = t.gather(axis, place.expand(*t.shape[:axis], 1, *t.shape[axis + 1 :])).squeeze(axis)
+    return out
+
+
+def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [.., N, C] of that model."""
+    return logits(model.head_of(ctx.hp), used(down, own, ctx), x)[0]
+
+
+def embed(down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
+    """What its projection makes of features, [.., N, dim]."""
+    return model.embed(used(down, own, ctx), {}, x, ctx)
+
+
+def trainable(server: Tree, _state: Tree) -> int:
+    """The trained numbers of one of the K models."""
+    return head_weights({name.removeprefix(ALL): t for name, t in server.items()}, {}) // server[CHOSEN].shape[-1]
+
+
+def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
+    """One model and its number up, K models down."""
+    n = model.head_of(hp).paper_weights(width, classes)
+    return n + 1, n * int(str(hp["models"]))
+
+
+METHOD = replace(
+    fedavg.METHOD,
+    name="ifca",
+    paper="Ghosh et al., NeurIPS 2020",
+    summary="Several models at the server; each client trains and uses the one that fits its rows best.",
+    hparams=(
+        *declare(FEAT_POST, without(MODEL, "bn_mode"), AGG, without(TRAINING, "reset_opt")),
+        HParam("init", "shared", "choice", "initial weights from the broadcast seed", choices=("shared",)),
+        HParam("models", 2, "int", "K, the models of the server", low=1),
+    ),
+    defaults=replace(fedavg.METHOD.defaults, official_participation=None),
+    executions=("sequential", "batched"),
+    init=init,
+    enter=lambda _down, _data, _ctx: {},
+    fit=fit,
+    uploads=uploads,
+    pool=lambda _hp: {"": "sum"},
+    aggregate=aggregate,
+    sent=sent_numbers,
+    personal_part=personal_part,
+    predict=predict,
+    embed=embed,
+    protocol=personal_model,
+    trainable=trainable,
+    check=lambda _hp, _ctx: None,
+    paper_count=paper_count,
+)

@@ -1,0 +1,70 @@
+"""LG-FedAvg: clients keep their own projection P and share the classifier Q.
+
+Liang et al., "Think locally, act globally: federated learning with local and global representations", 2020: every
+client learns its own representation, and the model that reads representations is averaged. Here P is the local part and
+Q the global one, C (dim + 1) numbers; both are trained together. The paper scores a client's own rows with its own
+representation, as here, and new clients by an ensemble of all local models, which is not done.
+
+Released FedPCL code has no LG-FedAvg; preset ``official`` is its setting of the other baselines (D-09, D-13, D-14).
+Projections that begin alike (``init=shared``) have coordinates that mean the same at first; with independent ones the
+shared Q has to bring them together.
+Limits: one client is ``solo``, bit for bit; Q is the only upload.
+"""
+
+from __future__ import annotations
+
+from fedcache.federate.engine.local_training import keep_optimiser, local
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, Tree, model, server_tensors
+from fedcache.federate.methods.common.switches import (
+    AGG,
+    FEAT_POST,
+    LOGIT_HEAD,
+    MLP,
+    PROJECTION,
+    PROTO_INIT,
+    TRAINING,
+    declare,
+)
+from fedcache.federate.methods.solo import predict
+
+SHARED = ("Q.W", "Q.b")
+
+
+def init(ctx: Ctx) -> Tree:
+    """Q."""
+    head = model.head_of(ctx.hp)
+    p = head.init(ctx.rng.uniform("init", independent=False), ctx.env.width, ctx.env.classes)
+    return {k: p[k] for k in SHARED}
+
+
+def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
+    """The client's own P, with BatchNorm's statistics, and its optimiser where it is kept."""
+    p = model.init(ctx)
+    kept = {k: t for k, t in p.items() if k not in SHARED}
+    return {**kept, **keep_optimiser(p, model.trained(ctx.hp), ctx)}
+
+
+def paper_count(_width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
+    """The weights of Q, both ways."""
+    n = classes * model.head_of(hp).dim
+    return n, n
+
+
+METHOD = Method(
+    name="lg-fedavg",
+    paper="Liang et al., 2020",
+    summary="Every client's own projection under a shared classifier; only the classifier travels.",
+    hparams=declare(FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, PROTO_INIT, AGG, TRAINING),
+    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    executions=ON_ROWS,
+    init=init,
+    enter=enter,
+    fit=local(model.ce_loss, model.names, model.trained, lambda _hp: SHARED),
+    uploads=server_tensors(lambda _hp: SHARED),
+    predict=predict,
+    embed=model.embed,
+    protocol=personal_model,
+    mixed=frozenset({"backbones"}),
+    paper_count=paper_count,
+)

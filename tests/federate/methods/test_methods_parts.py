@@ -1,0 +1,192 @@
+"""Facts of the methods that share or choose a part of the model: fedper, lg-fedavg, fedbabu, ifca; and of fedlc."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import ROUNDS, federation, gap, go, run
+
+from fedcache.federate.engine.context import generator
+from fedcache.federate.methods import METHODS
+
+OPTS = pytest.mark.parametrize("opt", ["sgd", "adam"])
+SINGLE = {"dtype": torch.float32}
+STEP = {"lr": 0.05, "batch": 16, "dim": 8}
+
+
+def kept(out, client):
+    return out.states[client]
+
+
+@OPTS
+@pytest.mark.parametrize("name", ["fedper", "lg-fedavg"])
+def test_one_client_is_solo_bit_for_bit(name, opt):
+    data, clients = federation(dtype=torch.float32)
+    for settings in ({"reset_opt": False}, {}):
+        how = {**STEP, **settings, "opt": opt}
+        a = go(name, how, data, clients[1:2], participation=None, execution="sequential", **SINGLE)
+        b = go(
+            "solo", {**how, "init": "shared"}, data, clients[1:2], participation=None, execution="sequential", **SINGLE
+        )
+        alone = kept(b, 0)
+        whole = {**a.server, **kept(a, 0)}
+        assert gap({k: whole[k] for k in alone}, alone) == 0.0
+
+
+@pytest.mark.parametrize(("name", "shared"), [("fedper", {"P.W", "P.b"}), ("lg-fedavg", {"Q.W", "Q.b"})])
+def test_one_part_is_the_mean_and_the_other_stays(name, shared):
+    data, clients = federation()
+    out = go(name, STEP, data, clients, participation=None, rounds=1)
+    assert set(out.server) == shared
+    n = np.array([len(c.train) for c in clients], float)
+    parts = [go(name, STEP, data, [c], participation=None, rounds=1) for c in clients]
+    for k in shared:
+        mean = sum(ni * part.server[k] for ni, part in zip(n / n.sum(), parts, strict=True))
+        assert float((out.server[k] - mean).abs().max()) < 1e-12
+    for i, part in enumerate(parts):
+        own = kept(part, 0)
+        assert own
+        assert not shared & set(own)
+        assert gap(kept(out, i), own) < 1e-12
+
+
+def test_the_classifier_of_fedbabu_never_changes():
+    data, clients = federation()
+    first = go("fedavg", STEP, data, clients, rounds=1, participation=None).server
+    out = go("fedbabu", STEP, data, clients, rounds=3)
+    begun = go("fedbabu", {**STEP, "lr": 0.0, "wd": 0.0}, data, clients, rounds=1).server
+    for k in ("Q.W", "Q.b"):
+        assert torch.equal(out.server[k], begun[k])
+        assert not torch.equal(out.server[k], first[k])
+    assert not torch.equal(out.server["P.W"], begun["P.W"])
+
+
+@pytest.mark.parametrize(("tune", "moved"), [("all", {"P.W", "P.b", "Q.W", "Q.b"}), ("head", {"Q.W", "Q.b"}),
+                                             ("body", {"P.W", "P.b"})])  # fmt: skip
+def test_fine_tuning_moves_what_it_is_told_to_and_leaves_the_server(tune, moved):
+    data, clients = federation()
+    how = {**STEP, "opt": "sgd", "momentum": 0.0, "wd": 0.0, "batch": 64, "tune": tune, "tune_epochs": 2}
+    out = go("fedbabu", how, data, clients, rounds=2)
+    plain = go("fedbabu", {**how, "tune_epochs": 0}, data, clients, rounds=2)
+    assert gap(out.server, plain.server) == 0.0
+    assert (out.protocol, plain.protocol) == ("personalised", "global")
+    own = out.deployed(0).personal
+    assert {k for k, t in own.items() if not torch.equal(t, out.server[k])} == moved
+    # Two steps of gradient descent on all rows of the client, written out.
+    x, y = data.x[clients[0].train, 0], data.y[clients[0].train]
+    p = {k: t.clone().requires_grad_(k in moved) for k, t in out.server.items()}
+    for _ in range(2):
+        z = torch.nn.functional.normalize(torch.relu(x @ p["P.W"].T + p["P.b"]), dim=-1)
+        loss = torch.nn.functional.cross_entropy(z @ p["Q.W"].T + p["Q.b"], y)
+        names = sorted(moved)
+        for k, g in zip(names, torch.autograd.grad(loss, [p[k] for k in names]), strict=True):
+            p[k] = (p[k].detach() - 0.05 * g).requires_grad_()
+    assert max(float((own[k] - p[k]).detach().abs().max()) for k in moved) < 1e-12
+
+
+@OPTS
+def test_fedlc_without_a_margin_is_fedavg_bit_for_bit(opt):
+    data, clients = federation(dtype=torch.float32)
+    how = {**STEP, "opt": opt}
+    b = go("fedavg", how, data, clients, **SINGLE).server
+    assert gap(go("fedlc", {**how, "tau": 0.0}, data, clients, **SINGLE).server, b) == 0.0
+    assert gap(go("fedlc", how, data, clients, **SINGLE).server, b) > 0.0
+
+
+@pytest.mark.parametrize("absent", [1.0, 1e-8])
+def test_the_margin_of_fedlc_is_that_of_the_paper(absent):
+    settings = {
+        "head": "linear",
+        "init": "zero",
+        "opt": "sgd",
+        "lr": 0.1,
+        "momentum": 0.0,
+        "wd": 0.0,
+        "batch": 8,
+        "tau": 0.7,
+        "absent": absent,
+    }
+    data, clients = federation()
+    client = clients[3]
+    out = go("fedlc", settings, data, [client], rounds=1, participation=None)
+    x, y, C = data.x[:, 0].numpy(), data.y.numpy(), data.classes
+    count = np.bincount(y[client.train], minlength=C)
+    assert 0 in count
+    margin = 0.7 * np.where(count > 0, count, absent) ** -0.25
+    W, b = np.zeros((C, x.shape[1])), np.zeros(C)
+    order = client.train[generator(0, "batch", 0, client.name, 0).permutation(len(client.train))]
+    for i in range(0, len(order), 8):
+        rows = order[i : i + 8]
+        p = np.exp(x[rows] @ W.T + b - margin)
+        p /= p.sum(1, keepdims=True)
+        p[np.arange(len(rows)), y[rows]] -= 1.0
+        W, b = W - 0.1 * p.T @ x[rows] / len(rows), b - 0.1 * p.mean(0)
+    assert np.abs(out.server["W"].numpy() - W).max() < 1e-12
+    # With a margin of 70 no row pushes down a class that the client has no rows of.
+    assert (np.abs(W[count == 0]).max() < 1e-20) == (absent < 1)
+
+
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_one_model_of_ifca_is_fedavg(execution):
+    data, clients = federation()
+    for agg in ("weighted", "uniform"):
+        how = {**STEP, "opt": "sgd", "agg": agg}
+        a = go("ifca", {**how, "models": 1}, data, clients, participation=None, execution=execution)
+        # Its weights are drawn from a stream of its own: the same step from the same begin is asked of fedavg.
+        begun = go(
+            "ifca", {**how, "models": 1, "lr": 0.0, "wd": 0.0}, data, clients, rounds=1, participation=None
+        ).server
+        start = {k.removeprefix("models/"): t[0] for k, t in begun.items() if k != "chosen"}
+        b = from_start(start, how, data, clients, execution)
+        assert max(float((a.server["models/" + k][0] - t).abs().max()) for k, t in b.items()) < 1e-12
+
+
+def from_start(start, how, data, clients, execution):
+    """FedAvg from these weights."""
+    method = METHODS["fedavg"]
+
+    def init(ctx):
+        return {k: t.reshape((1,) * len(ctx.lead) + tuple(t.shape)) for k, t in start.items()}
+
+    return run(replace(method, init=init), method.resolve("paper", how), data, clients, rounds=ROUNDS,
+               participation=None, execution=execution, dtype=torch.float64).server  # fmt: skip
+
+
+def test_clients_of_two_kinds_find_their_models():
+    # Six clients on two opposite tasks: the classes of the second kind are the first's in reverse.
+    g = np.random.default_rng(0)
+    data, clients = federation(sizes=(40,) * 6, per_client=6)
+    means = g.standard_normal((data.classes, data.x.shape[-1])) * 3
+    y = data.y.numpy().copy()
+    x = means[y] + 0.3 * g.standard_normal((len(y), means.shape[1]))
+    for client in clients[3:]:
+        rows = np.concatenate([client.train, client.test])
+        x[rows] = means[data.classes - 1 - y[rows]] + 0.3 * g.standard_normal((len(rows), means.shape[1]))
+    data = replace(data, x=torch.from_numpy(x)[:, None].to(data.x.dtype))
+    how = {"lr": 0.02, "batch": 16, "dim": 16}
+    out = go("ifca", how, data, clients, rounds=15, participation=None)
+    assert sorted(out.server["chosen"].tolist()) == [120.0, 120.0]
+    one = go("fedavg", how, data, clients, rounds=15, participation=None)
+    mine = [out.deployed(i).personal for i in range(6)]
+    assert gap(mine[0], mine[1]) == gap(mine[4], mine[5]) == 0.0 < gap(mine[0], mine[4])
+    x0, y0 = data.x[clients[0].train, 0], data.y[clients[0].train]
+
+    def accuracy(p):
+        z = torch.nn.functional.normalize(torch.relu(x0 @ p["P.W"].T + p["P.b"]), dim=-1)
+        return float(((z @ p["Q.W"].T + p["Q.b"]).argmax(-1) == y0).double().mean())
+
+    assert accuracy(mine[0]) > accuracy(one.server) + 0.3
+
+
+def test_a_model_that_nobody_chose_stays_and_weights_of_others_do_not_mix():
+    data, clients = federation()
+    how = {**STEP, "models": 3}
+    begun = go("ifca", {**how, "lr": 0.0, "wd": 0.0}, data, clients[:1], rounds=1, participation=None).server
+    after = go("ifca", how, data, clients[:1], rounds=1, participation=None).server
+    chosen = after["chosen"] > 0
+    assert int(chosen.sum()) == 1
+    moved = (after["models/P.W"] != begun["models/P.W"]).flatten(1).any(1)
+    assert torch.equal(moved, chosen)

@@ -1,0 +1,204 @@
+"""Facts of the methods whose server does more than average: fedavgm, fedadam and its kin, feddyn, fednova, feddisco."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import federation, gap, go, run
+
+from fedcache.federate.engine.context import generator
+from fedcache.federate.methods import METHODS, feddisco
+
+SGD = {"opt": "sgd", "lr": 0.1, "momentum": 0.0, "wd": 0.0, "head": "linear", "init": "zero", "batch": 16}
+ALL = {"participation": None}
+
+
+def models(name, settings, rounds):
+    """The server after each of some rounds, as numpy, from the one before the first."""
+    data, clients = federation()
+    seen = [{"W": np.zeros((data.classes, data.x.shape[-1])), "b": np.zeros(data.classes)}]
+    for n in range(1, rounds + 1):
+        out = go(name, settings, data, clients, rounds=n, **ALL)
+        seen.append({k: t.numpy().copy() for k, t in out.server.items()})
+    return seen
+
+
+def trained_from(server, round_, settings):
+    """What each client makes of a server's model in that round: one round of FedAvg for it alone."""
+    data, clients = federation()
+    method = METHODS["fedavg"]
+    found = []
+    for client in clients:
+        start = {k: torch.from_numpy(np.array(server[k])) for k in ("W", "b")}
+        begun = replace(method, init=lambda _ctx, start=start: dict(start))
+        # The batches of a round are drawn by its number, so earlier rounds are run at rate 0.
+        out = one_round_of(begun, settings, data, client, round_)
+        found.append({k: t.numpy() for k, t in out.items()})
+    return found, np.array([len(c.train) for c in clients], float)
+
+
+def one_round_of(method, settings, data, client, round_):
+    """What one client's local training in that round makes of the model that ``method`` begins with."""
+
+    def fit(down, state, lanes, ctx):
+        if ctx.round < round_:
+            return state, dict(down)
+        return METHODS["fedavg"].fit(down, state, lanes, ctx)
+
+    hp = method.resolve("paper", settings)
+    out = run(replace(method, fit=fit, executions=("sequential",)), hp, data, [client], rounds=round_ + 1,
+              participation=None, dtype=torch.float64)  # fmt: skip
+    return out.server
+
+
+def mean_step(server, round_, settings, weights=None):
+    """sum_i p_i (w_i - w) by name; p_i by rows unless given."""
+    found, n = trained_from(server, round_, settings)
+    p = n / n.sum() if weights is None else weights
+    return {k: sum(pi * (w[k] - server[k]) for pi, w in zip(p, found, strict=True)) for k in ("W", "b")}
+
+
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_a_server_without_momentum_is_fedavg_bit_for_bit(execution):
+    data, clients = federation(dtype=torch.float32)
+    how = {"execution": execution, "dtype": torch.float32}
+    a = go("fedavgm", {"server_momentum": 0.0}, data, clients, **how)
+    b = go("fedavg", {}, data, clients, **how).server
+    assert gap({k: a.server[k] for k in b}, b) == 0.0
+    assert gap({k: t for k, t in go("fedavgm", {}, data, clients, **how).server.items() if k in b}, b) > 0.0
+
+
+def test_the_momentum_of_the_server_is_that_of_the_paper():
+    seen = models("fedavgm", {**SGD, "server_momentum": 0.6, "lr_g": 0.5}, 3)
+    v = dict.fromkeys(("W", "b"), 0.0)
+    for r in range(3):
+        step = mean_step(seen[r], r, SGD)
+        for k in ("W", "b"):
+            v[k] = 0.6 * v[k] - step[k]
+            assert np.abs(seen[r + 1][k] - (seen[r][k] - 0.5 * v[k])).max() < 1e-12
+
+
+RULES = {
+    "fedadam": lambda v, d: 0.7 * v + 0.3 * d * d,
+    "fedyogi": lambda v, d: v - 0.3 * d * d * np.sign(v - d * d),
+    "fedadagrad": lambda v, d: v + d * d,
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_adaptive_servers_step_as_algorithm_2_prints(name):
+    own = {"lr_g": 0.2, "beta1": 0.4, "tau": 0.01, **({} if name == "fedadagrad" else {"beta2": 0.7})}
+    seen = models(name, {**SGD, **own}, 3)
+    m, v = {"W": 0.0, "b": 0.0}, {"W": 1e-4, "b": 1e-4}
+    for r in range(3):
+        step = mean_step(seen[r], r, SGD)
+        for k in ("W", "b"):
+            m[k] = 0.4 * m[k] + 0.6 * step[k]
+            v[k] = RULES[name](v[k], step[k])
+            assert np.abs(seen[r + 1][k] - (seen[r][k] + 0.2 * m[k] / (np.sqrt(v[k]) + 0.01))).max() < 1e-12
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_large_tau_makes_an_adaptive_server_fedavg(name):
+    how = {**SGD, "beta1": 0.0, "tau": 1e9, "lr_g": 2e9, **({} if name == "fedadagrad" else {"beta2": 0.0})}
+    # sqrt(v) is tau in the first round, so a step is half of lr_g / tau; yogi and adam with beta2 = 0 forget v at once.
+    one = go(name, how, rounds=1, **ALL).server
+    b = go("fedavg", SGD, rounds=1, **ALL).server
+    scale = {"fedadagrad": 1.0, "fedyogi": 1.0, "fedadam": 2.0}[name]
+    assert gap({k: t / scale for k, t in one.items() if k in b}, b) < 1e-8
+
+
+def test_feddyn_is_algorithm_1():
+    alpha = 0.3
+    seen = models("feddyn", {**SGD, "alpha": alpha}, 3)
+    data, clients = federation()
+    g = [{"W": 0.0, "b": 0.0} for _ in clients]
+    h = {"W": 0.0, "b": 0.0}
+    x, y = data.x[:, 0].numpy(), data.y.numpy()
+    for r in range(3):
+        w, ends = seen[r], []
+        for client, gi in zip(clients, g, strict=True):
+            u = {k: np.array(w[k]) for k in ("W", "b")}
+            order = client.train[generator(0, "batch", r, client.name, 0).permutation(len(client.train))]
+            for i in range(0, len(order), 16):
+                rows = order[i : i + 16]
+                p = np.exp(x[rows] @ u["W"].T + u["b"])
+                p /= p.sum(1, keepdims=True)
+                p[np.arange(len(rows)), y[rows]] -= 1.0
+                grads = {"W": p.T @ x[rows] / len(rows), "b": p.mean(0)}
+                u = {k: u[k] - 0.1 * (grads[k] - gi[k] + alpha * (u[k] - w[k])) for k in u}
+            ends.append(u)
+        for gi, u in zip(g, ends, strict=True):
+            for k in u:
+                gi[k] = gi[k] - alpha * (u[k] - w[k])
+        for k in ("W", "b"):
+            h[k] = h[k] - alpha / len(clients) * sum(u[k] - w[k] for u in ends)
+            assert np.abs(h[k] - sum(gi[k] for gi in g) / len(g)).max() < 1e-12  # h is the mean of all g_i
+            assert np.abs(seen[r + 1][k] - (sum(u[k] for u in ends) / len(ends) - h[k] / alpha)).max() < 1e-12
+
+
+def test_the_first_local_models_of_feddyn_are_those_of_fedprox():
+    alpha = 0.3
+    one = go("feddyn", {**SGD, "alpha": alpha}, rounds=1, **ALL).server
+    b = go("fedprox", {**SGD, "mu": alpha, "agg": "uniform"}, rounds=1, **ALL).server
+    # From w = 0 and h = 0 every client's step is w_i: the server moves by 2 mean(w_i).
+    assert gap({k: t / 2 for k, t in one.items() if k in b}, b) < 1e-12
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fednova_averages_mean_steps(momentum):
+    settings = {**SGD, "epochs": 2, "momentum": momentum}
+    seen = models("fednova", settings, 2)
+    for r in range(2):
+        found, n = trained_from(seen[r], r, settings)
+        # a_i: how much of every gradient reaches the weights by the end, summed over the steps.
+        tau = [2 * -(-int(rows) // 16) for rows in n]
+        a = np.array([sum(sum(momentum**k for k in range(t - j)) for j in range(t)) for t in tau], float)
+        p = n / n.sum()
+        for k in ("W", "b"):
+            d = sum(pi * (seen[r][k] - w[k]) / ai for pi, w, ai in zip(p, found, a, strict=True))
+            assert np.abs(seen[r + 1][k] - (seen[r][k] - (p @ a) * d)).max() < 1e-12
+    assert len(set(tau)) > 1
+
+
+def test_clients_of_equally_many_steps_make_fednova_fedavg():
+    data, clients = federation(sizes=(32, 32, 32))
+    a = go("fednova", SGD, data, clients, **ALL).server
+    b = go("fedavg", SGD, data, clients, **ALL).server
+    assert gap(a, b) < 1e-12
+
+
+def test_weights_of_feddisco_by_hand():
+    rows, gap_ = (torch.tensor(v, dtype=torch.float64) for v in ([[60.0], [30.0], [10.0]], [[0.0], [0.5], [0.9]]))
+    # 0.6 + 0.1, 0.3 - 0.25 + 0.1, relu(0.1 - 0.45 + 0.1)
+    assert torch.allclose(feddisco.weights(rows, gap_, 0.5, 0.1), torch.tensor([[0.7], [0.15], [0.0]]).double() / 0.85)
+    assert torch.allclose(feddisco.weights(rows, gap_, 0.0, 0.0), rows / 100)
+    assert torch.allclose(feddisco.weights(rows, torch.ones_like(rows), 5.0, 0.0), rows / 100)  # nobody is left
+
+
+def test_distances_of_class_shares():
+    shares = torch.tensor([[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]], dtype=torch.float64)
+    assert feddisco.discrepancy(shares, "l2").tolist() == pytest.approx([0.0, 0.75**0.5, 0.5])
+    assert feddisco.discrepancy(shares, "kl").tolist() == pytest.approx([0.0, np.log(4), np.log(2)])
+
+
+@pytest.mark.parametrize("metric", ["l2", "kl"])
+def test_feddisco_averages_by_them(metric):
+    seen = models("feddisco", {**SGD, "metric": metric}, 2)
+    data, clients = federation()
+    y = data.y.numpy()
+    share = np.array([np.bincount(y[c.train], minlength=data.classes) / len(c.train) for c in clients])
+    d = np.sqrt(((share - 1 / data.classes) ** 2).sum(1))
+    if metric == "kl":
+        logs = np.log(np.where(share > 0, share * data.classes, 1.0))
+        d = (share * logs).sum(1)
+    n = np.array([len(c.train) for c in clients], float)
+    p = np.maximum(n / n.sum() - 0.5 * d + 0.1, 0.0)
+    assert (p > 0).sum() >= 1
+    for r in range(2):
+        step = mean_step(seen[r], r, SGD, p / p.sum())
+        for k in ("W", "b"):
+            assert np.abs(seen[r + 1][k] - (seen[r][k] + step[k])).max() < 1e-12
