@@ -335,7 +335,7 @@ def atpfl_loss(settings, seed):
 
     leaf = {k: t.clone().requires_grad_() for k, t in down.items()}
     (z, t), (z_g, t_g), (z_p, t_p) = features(leaf), features(down), features(prev)
-    mu, G = float(ctx.number("mu_aug")), float(ctx.number("gamma_aug"))
+    mu, G = float(ctx.number("mu_aug")), settings.get("gamma_aug", 0.01)  # eq 2 has 1/100, and eq 4 the same Gamma
 
     def pull(a, b, c):
         near, far = torch.exp((a * b).sum(-1) / G), torch.exp((a * c).sum(-1) / G)
@@ -351,6 +351,16 @@ def test_a_step_of_atpfl_is_a_step_of_eq_5(settings):
     state, up, want = atpfl_loss(settings, 3)
     assert gap(up, want) < 1e-12
     assert gap(state, {f"prev/{k}": t for k, t in up.items()}) == 0.0  # z_prev of its next participation
+
+
+@pytest.mark.parametrize("name", ["atpfl", "atpfl-feat"])
+def test_both_equations_have_one_gamma_unless_another_is_set(name):  # D-82
+    data, clients = federation(sizes=(20, 12))
+    settings = {**({"n_ctx": 2} if name == "atpfl" else {}), "batch": 16, "epochs": 2, "lr": 0.02, "scale": 20.0}
+    auto, same, half = (go(name, {**settings, "mu_aug": 3.0, **g}, data, clients, rounds=2, participation=None)
+                        for g in ({}, {"gamma_aug": 1 / 20.0}, {"gamma_aug": 0.5}))  # fmt: skip
+    assert gap(auto.server, same.server) == 0.0
+    assert gap(auto.server, half.server) > 1e-6
 
 
 def test_the_pull_changes_the_step():
@@ -474,7 +484,7 @@ def test_the_presets_are_the_papers(name):  # D-62, D-64, D-66
     paper, official = (METHODS[name].resolve(preset) for preset in ("paper", "official"))
     assert (paper["opt"], paper["lr"], paper["epochs"], paper["sched_unit"]) == ("adam", 1e-3, 1, "round")
     assert paper.get("agg", "weighted") == "weighted"
-    assert (paper.get("mu_aug", 0.5), paper.get("gamma_aug", 0.5)) == (0.5, 0.5)
+    assert (paper.get("mu_aug", 0.5), paper.get("gamma_aug")) == (0.5, None)
     changed = {k: v for k, v in official.items() if v != paper[k]}
     released = {"opt": "sgd", "epochs": 5, "warm_rounds": 1, "agg": "uniform"}
     assert changed == (released if name == "promptfl" else {"vp_init": "randn"} if name in PIXELS else {})

@@ -70,8 +70,11 @@ PROMPT_TRAINING = declare(TRAINING, SCHEDULE, wd=0.0, drop_last=False)
 
 AUG = (
     HParam("mu_aug", 0.5, "float", "weight of the pull towards the global prompts (eq 5, D-62); 0 is tpfl", low=0.0),
-    HParam("gamma_aug", 0.5, "float", "temperature of that pull (eq 4, D-62)", low=1e-6),
-)
+    HParam(
+        "gamma_aug", None, "float", "temperature of that pull; the paper prints one Gamma for eqs 2 and 4 (D-82)",
+        low=1e-6, auto="1/scale, that of eq 2",
+    ),
+)  # fmt: skip
 
 
 def scheduled(ctx: Ctx) -> Ctx:
@@ -88,6 +91,11 @@ def scheduled(ctx: Ctx) -> Ctx:
 def scale(ctx: Ctx) -> float | Tensor:
     """The factor of the cosines."""
     return ctx.towers.scale if ctx.hp["scale"] is None else ctx.number("scale")
+
+
+def pull_temperature(ctx: Ctx) -> float | Tensor:
+    """Gamma of ATPFL's eq 4: that of eq 2, whose cosines are multiplied by ``scale`` = 1/Gamma, unless it is set."""
+    return 1.0 / scale(ctx) if ctx.hp["gamma_aug"] is None else ctx.number("gamma_aug")
 
 
 def trained(hp: Hp) -> tuple[str, ...]:
