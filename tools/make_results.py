@@ -25,7 +25,7 @@ PAGE = ROOT / "docs" / "results.md"
 
 FST = ["--rounds", "30", "--participation", "10", "--clients", "20"]
 CHOSEN = {"lr": "0.03", "beta": "0.5", "epochs": "3"}
-"""The best row of the sweep on optdigits, written down before mnist was looked at. q0_scale stays 1, as eq 2 prints."""
+"""The best row of the sweep on optdigits, written down before mnist was looked at. logit_scale stays 1, as none is printed."""
 SWEEP = [
     {"lr": lr, "beta": beta, "epochs": epochs}
     for lr in ("0.01", "0.03", "0.1")
@@ -35,7 +35,7 @@ SWEEP = [
 
 
 READING = [
-    "How to read it. With `q0_scale` 1 the soft labels of `ist_only` are nearly uniform and its gradient "
+    "How to read it. With `logit_scale` 1 the soft labels of `ist_only` are nearly uniform and its gradient "
     "is zero up to weight decay: it stays where it started, as eqs 1 to 4 say. `tsamp_only` gains as much "
     "as the whole method, and the control that starts from uniform instead of zero-shot labels "
     "(`pseudo=uniform`) loses nothing: here the gain comes from the synthetic rows, drawn so that they "
@@ -108,7 +108,7 @@ def digits_fst() -> list[str]:
     ]
     lines += [
         "The setting is the best of this sweep on `optdigits` (20 clients, 10 a round, iid, 30 rounds, seeds 0 to 2), "
-        "fixed before `mnist` was looked at; `q0_scale` stays 1, as eq 2 prints it:",
+        "fixed before `mnist` was looked at; `logit_scale` stays 1, as no equation prints one:",
         "",
     ]
     rows = []

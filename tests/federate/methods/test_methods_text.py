@@ -26,10 +26,11 @@ def test_zero_shot_is_the_nearest_text_feature_at_every_scale():  # T-Z1
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.9, 1.0])
-@pytest.mark.parametrize("execution", ["sequential", "batched"])
-def test_self_training_alone_is_a_fixed_point(beta, execution):  # T-F1
+@pytest.mark.parametrize(("execution", "scale"), [("sequential", 1.0), ("batched", 1.0), ("batched", 30.0)])
+def test_self_training_alone_is_a_fixed_point(beta, execution, scale):  # T-F1: f and q have one scale
     data, clients = federation()
-    settings = {"ablation": "ist_only", "wd": 0.0, "beta": beta, "epochs": 2, "batch": 16, "lr": 0.1}
+    settings = {"ablation": "ist_only", "wd": 0.0, "beta": beta, "epochs": 2, "batch": 16,
+                "lr": 0.1 / scale**2, "logit_scale": scale}  # fmt: skip
     out = go("fst-cbdg", settings, data, clients, rounds=4, execution=execution)
     assert gap(out.server["W"], data.text) < 1e-12
     assert float(out.server["b"].abs().max()) < 1e-12
@@ -187,15 +188,17 @@ def test_gradients_of_strata_have_the_mean_of_exact_ones():
     assert float(z.abs().max()) < 4.0
 
 
-def test_one_client_is_algorithm_1():
+@pytest.mark.parametrize("s", [1.0, 8.0])
+def test_one_client_is_algorithm_1(s):
     # An independent reference of one round of one client: eqs 2-8 in numpy, with the engine's draws.
     data, clients = federation(sizes=(40,))
-    out = go("fst-cbdg", {"batch": 16, "lr": 0.1, "gamma": 0.2}, data, clients, rounds=1, participation=None)
+    settings = {"batch": 16, "lr": 0.1, "gamma": 0.2, "logit_scale": s}
+    out = go("fst-cbdg", settings, data, clients, rounds=1, participation=None)
     x, T = data.x[clients[0].train, 0].numpy(), data.text.numpy()
     W, b, vW, vb = T.copy(), np.zeros(6), np.zeros_like(T), np.zeros(6)
 
     def f(rows):
-        u = rows @ W.T + b
+        u = s * (rows @ W.T + b)
         e = np.exp(u - u.max(1, keepdims=True))
         return e / e.sum(1, keepdims=True)
 
@@ -211,7 +214,7 @@ def test_one_client_is_algorithm_1():
         p = f(x[i])
         q[i] = 0.9 * q[i] + 0.1 * p
         z = T[part] + draws.normal("synth", [len(part)], 11, 0, t).numpy() / np.sqrt(11)
-        du, dz = (p - q[i]) / len(i), (f(z) - np.eye(6)[part]) / len(part)
+        du, dz = s * (p - q[i]) / len(i), s * (f(z) - np.eye(6)[part]) / len(part)
         gW, gb = du.T @ x[i] + dz.T @ z + 1e-5 * W, du.sum(0) + dz.sum(0) + 1e-5 * b
         vW, vb = 0.9 * vW + gW, 0.9 * vb + gb
         W, b = W - 0.1 * vW, b - 0.1 * vb

@@ -24,6 +24,7 @@ def head_of(hp: Hp, kind: str | None = None) -> Head:
         bn=bool(hp.get("bn", False)),
         z_norm=hp.get("z_norm") == "l2",
         relu_l2=hp.get("logit_head") == "relu_l2",
+        scale=cast(float | Tensor, hp.get("logit_scale", 1.0)),
     )
 
 
