@@ -25,7 +25,7 @@ PAGE = ROOT / "docs" / "results.md"
 
 FST = ["--rounds", "30", "--participation", "10", "--clients", "20"]
 CHOSEN = {"lr": "0.03", "beta": "0.5", "epochs": "3"}
-"""The best row of the sweep on optdigits, written down before mnist was looked at. logit_scale stays 1, as none is printed."""
+"""The best row of the sweep on optdigits, written down before mnist was looked at; no logit scale is printed: 1."""
 SWEEP = [
     {"lr": lr, "beta": beta, "epochs": epochs}
     for lr in ("0.01", "0.03", "0.1")

@@ -112,6 +112,8 @@ VARIANTS = [
     ("fedpcl", {"noise_on": "features", "views": "2", "s": 0.2, "dim": 5, "batch": 16}),
     ("fst-cbdg", {"tsamp_scope": "batch", "gamma": 0.4, "batch": 16, "epochs": 2}),
     ("fst-cbdg", {"train_view": "aug", "tsamp_reduce": "sum", "renorm_synth": True, "batch": 16, "epochs": 2}),
+    ("fst-cbdg", {"tsamp_scope": "iteration", "tsamp_reduce": "joint", "gamma": 0.4, "batch": 16, "epochs": 2}),
+    ("fst-cbdg", {"tsamp_scope": "iteration", "synth": "strata", "tsamp_reduce": "joint", "lambda": 0.3, "batch": 16}),
     ("fst-cbdg", {"ablation": "ist_only", "batch": 16, "logit_scale": 20.0}),
     ("fst-cbdg", {"synth": "strata", "strata": 2, "gamma": 0.4, "batch": 16, "epochs": 2}),
     ("fst-cbdg", {"synth": "strata", "tsamp_scope": "batch", "tsamp_reduce": "sum", "batch": 16}),

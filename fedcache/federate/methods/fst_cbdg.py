@@ -11,9 +11,11 @@ W = [T_1 .. T_C]', b = 0 (eq 1), q_j = softmax(I_j.T) (eq 2). Every step, in alg
 The server takes the uniform mean (D-53). No code was released. Readings where the paper is silent or at odds with
 itself: f and q_j have one logit scale s, f(z) = softmax(s (W z + b)), q_j = softmax(s I_j.T), which the paper prints
 nothing of (s = 1; CLIP's is 100; D-83, ``logit_scale``); eq 6 as a mean, so that lambda = 1 balances the terms (D-51,
-``tsamp_reduce``); sigma = 1/sqrt(D), noise of about unit norm (D-52); m_k counted over the client once per epoch, its
-rows shuffled and dealt to the steps (D-56; ``tsamp_scope=batch`` counts per batch). ``synth=strata`` draws ``strata``
-rows of every class and weighs them by n_k: not eq 5, and labelled approx.
+``tsamp_reduce``; ``joint`` is one mean over real and synthetic rows, D-84); sigma = 1/sqrt(D), noise of about unit norm
+(D-52); m_k counted over the client once per epoch, its rows shuffled and dealt to the steps (D-56). Algorithm 1 to the
+letter is ``tsamp_scope=iteration``: m_k of all the client's rows after every update of q, and all n_k rows drawn anew
+in every step, up to C max m of them (D-84); ``batch`` counts the batch alone.
+``synth=strata`` draws ``strata`` rows of every class and weighs them by n_k: not eq 5, and labelled approx.
 
 Limits: ``ist_only`` without decay never moves (f - q = beta (f - q_old) = 0 from text weights): it is clip-zs; beta = 1
 keeps q; sigma = 0 makes every synthetic row T_k; lambda = 0 is ``ist_only``.
@@ -33,7 +35,7 @@ from fedcache.federate.engine.outcome import self_training
 from fedcache.federate.methods import central
 from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, affine, is_zero, model, over
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, LOGIT_SCALE, TRAINING, declare
-from fedcache.federate.methods.common.synthesis import SYNTHESIS, at_once, dealt, synthetic, with_rows
+from fedcache.federate.methods.common.synthesis import SYNTHESIS, at_once, dealt, joined, synthetic, with_rows
 from fedcache.heads.losses import cross_entropy, soft_cross_entropy
 from fedcache.heads.projection import logits
 
@@ -55,9 +57,11 @@ def schedule(q: Tensor, data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tupl
     """Batches of an epoch; with ``tsamp_scope=client`` each brings its part of the epoch's synthetic rows."""
     views = drawn_views(data, ctx, epoch, 1) if ctx.hp["train_view"] == "aug" else (0,)
     batches = minibatches(data, ctx, epoch, views=views)
-    if ctx.hp["ablation"] == "ist_only" or is_zero(ctx.hp["lambda"]) or ctx.hp["tsamp_scope"] == "batch":
+    if ctx.hp["ablation"] == "ist_only" or is_zero(ctx.hp["lambda"]) or ctx.hp["tsamp_scope"] != "client":
         for t, (k, batch) in enumerate(batches):
-            yield k, {**batch, "at": torch.tensor([epoch, t])}
+            # the step itself draws the rows, as its soft labels say; m_k is of all rows of the clients that still step
+            whole = {"all": data.narrow(k).mask()} if ctx.hp["tsamp_scope"] == "iteration" else {}
+            yield k, {**batch, **whole, "at": torch.tensor([epoch, t])}
         return
     yield from with_rows(batches, dealt(q, data.mask(), ctx), data, ctx, epoch)
 
@@ -80,13 +84,14 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     updates = {"rows/q": p["rows/q"].scatter_add(-2, index, change)}
     ablation = ctx.hp["ablation"]
     value = u.new_zeros(ctx.lead) if ablation == "tsamp_only" else soft_cross_entropy(u, q, batch["w"])
-    lam = ctx.number("lambda")
-    if ablation == "ist_only" or is_zero(lam):
+    if ablation == "ist_only" or is_zero(ctx.hp["lambda"]):
         return value, updates
-    if "z" not in batch:  # tsamp_scope=batch
+    if "z" not in batch:
         epoch, t = batch["at"].tolist()
-        batch = {**batch, **at_once(dealt(q, batch["w"], ctx), ctx, epoch, t)}
-    return value + lam * cross_entropy(classify(p, batch["z"], ctx), batch["k"], batch["kw"]), updates
+        counted = (updates["rows/q"], batch["all"]) if "all" in batch else (q, batch["w"])
+        batch = {**batch, **at_once(dealt(*counted, ctx), ctx, epoch, t)}
+    fake = cross_entropy(classify(p, batch["z"], ctx), batch["k"], batch["kw"])
+    return joined(value, fake, batch, ctx), updates
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -121,7 +126,8 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
             yield 1, synthetic([deal[start : start + size]], ctx, epoch, t)
 
     def tsamp(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
-        return cross_entropy(classify(p, batch["z"], ctx), batch["k"], batch["kw"])
+        value = cross_entropy(classify(p, batch["z"], ctx), batch["k"], batch["kw"])
+        return value / batch["kw"].sum(-1) if ctx.hp["tsamp_reduce"] == "joint" else value  # there are no real rows
 
     none = ClientData(ctx.text, None, torch.zeros(0, dtype=torch.int64), (0,))
     done = train(head, NAMES, ctx.count("epochs"), tsamp, {}, none, ctx, batches=batches)
@@ -154,7 +160,12 @@ METHOD = Method(
         HParam("beta", 0.9, "float", "memory of the soft labels (eq 4); 1 keeps them", low=0.0, high=1.0),
         HParam("lambda", 1.0, "float", "weight of the synthetic term (eq 8); 0 is ist_only", low=0.0),
         HParam("train_view", "center", "choice", "view 0, or stored augmentations (D-50)", choices=("center", "aug")),
-        HParam("tsamp_scope", "client", "choice", "where m_k is counted (D-56)", choices=("client", "batch")),
+        HParam(
+            "tsamp_scope", "client", "choice",
+            "m_k of the client's rows, once an epoch, n_k dealt to its steps; of the batch; or of the client's rows in "
+            "every step, which draws all n_k anew (algorithm 1; D-56, D-84)",
+            choices=("client", "batch", "iteration"),
+        ),
         *SYNTHESIS,
         HParam("ablation", "none", "choice", "terms of eq 8 (table 3)",
                choices=("none", "ist_only", "tsamp_only", "tsamp_central")),
