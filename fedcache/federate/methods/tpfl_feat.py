@@ -12,6 +12,8 @@ Limits: u = rho = 0 is clip-zs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -79,6 +81,12 @@ def embed(down: Tree, _own: Tree, x: Tensor, _ctx: Ctx) -> Tensor:
     return images(down["u"], x)
 
 
+def moved(server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx) -> dict[str, float]:
+    """Euclidean norms of both vectors, which begin at 0: ``context_moved`` of rho and ``visual_moved`` of u."""
+    norm = torch.linalg.vector_norm
+    return {"context_moved": float(norm(server["rho"].double())), "visual_moved": float(norm(server["u"].double()))}
+
+
 METHOD = Method(
     name="tpfl-feat",
     paper="after Zhao et al., UbiComp companion 2023; an approximation of tpfl",
@@ -99,5 +107,6 @@ METHOD = Method(
     embed=embed,
     needs=frozenset({"labels", "text"}),
     fidelity=lambda _hp, _views: "approx",
+    diagnose=moved,
     paper_count=None,
 )

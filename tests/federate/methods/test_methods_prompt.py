@@ -21,7 +21,7 @@ from fedcache.testing.towers import SIDES, E, L, TinyText, TinyTowers
 
 LIVE = ("promptfl", "tpfl", "atpfl", "local-prompt")
 PIXELS = ("tpfl", "atpfl", "local-prompt")
-FEW = {"n_ctx": 2, "batch": 16}
+FEW = {"n_ctx": 2, "batch": 16, "epochs": 1}
 
 
 def context(name, settings=None, *, classes=6, width=11, towers=None, image=SIDES, round_=0, dtype=torch.float64):
@@ -198,7 +198,8 @@ def test_the_schedule_reaches_the_optimiser(name):
     data, clients = federation(sizes=(9, 20))
     moved = []
     for rounds in (1, 2):
-        out = go(name, {"opt": "sgd", "sched_rounds": 1, "lr": 0.05}, data, clients, rounds=rounds, participation=None)
+        settings = {"opt": "sgd", "sched_rounds": 1, "lr": 0.05, "epochs": 2}
+        out = go(name, settings, data, clients, rounds=rounds, participation=None)
         moved.append(out.server or {k: t for k, t in out.states[1].items() if not k.startswith("opt/")})
     assert gap(*moved) < 1e-12  # a rate of zero in the second round
 
@@ -315,7 +316,8 @@ def test_the_pull_is_a_softplus_of_the_difference():  # T-V2
 def atpfl_loss(settings, seed):
     """eq 5 of one full batch written out, and what ``atpfl.fit`` descends: both after one SGD step."""
     data, clients = one_client("atpfl")
-    settings = {"n_ctx": 2, "batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 1e-3, "sched_unit": "none", **settings}
+    settings = {"n_ctx": 2, "batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 1e-3, "sched_unit": "none", "epochs": 1,
+                **settings}  # fmt: skip
     ctx = context("atpfl", settings, towers=data.towers)
     ctx = replace(ctx, env=replace(ctx.env, names=data.names))
     g = np.random.default_rng(seed)
@@ -461,7 +463,7 @@ def paper_sized(pixels):
 )
 def test_traffic_of_the_papers_sizes(name, settings, scalars):  # methods.md section 1, T-X4
     data, clients = paper_sized(name in PIXELS)
-    out = go(name, settings, data, clients, rounds=2, participation=None, dtype=torch.float32)
+    out = go(name, {"epochs": 1, **settings}, data, clients, rounds=2, participation=None, dtype=torch.float32)
     assert out.traffic.up.tolist() == out.traffic.down.tolist() == [2 * scalars] * 2
     totals = out.traffic.totals()
     assert totals["paper_up"] == totals["up"]
@@ -472,7 +474,7 @@ def test_traffic_of_the_papers_sizes(name, settings, scalars):  # methods.md sec
 @pytest.mark.parametrize(("csc", "rows"), [(False, 1), (True, 6)])
 @pytest.mark.parametrize("name", ["tpfl-feat", "atpfl-feat"])
 def test_an_approximation_reports_its_own_traffic(name, csc, rows):
-    out = go(name, {"csc": csc}, *federation(), rounds=1, participation=None)
+    out = go(name, {"csc": csc, "epochs": 1}, *federation(), rounds=1, participation=None)
     assert out.traffic.up.tolist() == [11 * (1 + rows)] * 9
     assert out.traffic.down.tolist() == [11 * (1 + rows) + 6 * 11] * 9  # and the class texts, once
     assert out.fidelity == "approx"
@@ -480,9 +482,9 @@ def test_an_approximation_reports_its_own_traffic(name, csc, rows):
 
 
 @pytest.mark.parametrize("name", [*LIVE, "tpfl-feat", "atpfl-feat"])
-def test_the_presets_are_the_papers(name):  # D-62, D-64, D-66
+def test_the_presets_are_the_papers(name):  # D-62, D-64, D-66, D-81
     paper, official = (METHODS[name].resolve(preset) for preset in ("paper", "official"))
-    assert (paper["opt"], paper["lr"], paper["epochs"], paper["sched_unit"]) == ("adam", 1e-3, 1, "round")
+    assert (paper["opt"], paper["lr"], paper["epochs"], paper["sched_unit"]) == ("adam", 1e-3, 20, "round")
     assert paper.get("agg", "weighted") == "weighted"
     assert (paper.get("mu_aug", 0.5), paper.get("gamma_aug")) == (0.5, None)
     changed = {k: v for k, v in official.items() if v != paper[k]}
@@ -495,6 +497,32 @@ def test_the_presets_are_the_papers(name):  # D-62, D-64, D-66
 @pytest.mark.parametrize("name", LIVE)
 def test_on_live_encoders_the_methods_are_exact(name):
     assert METHODS[name].fidelity(METHODS[name].resolve(), 1) == "exact"
+
+
+@pytest.mark.parametrize("name", [*LIVE, "tpfl-feat", "atpfl-feat"])
+def test_results_say_how_far_prompts_moved(name):
+    data, clients = federation(sizes=(12, 20))
+    settings = {"batch": 16, "lr": 0.02, "sched_unit": "none", **({} if name.endswith("feat") else {"n_ctx": 2})}
+    begun, out = (go(name, {**settings, "epochs": e}, data, clients, rounds=2, participation=None, eval_every=1)
+                  for e in (0, 2))  # fmt: skip
+    assert set(begun.records[-1].diagnostics.values()) == {0.0}
+    own = out.server.keys() == set()
+    now, first = ([o.states[c] for c in (0, 1)] if own else [o.server] for o in (out, begun))
+    for said, key in (("context_moved", "ctx"), ("visual_moved", "v")):
+        key = {"ctx": "rho", "v": "u"}[key] if name.endswith("feat") else key
+        if key in now[0]:
+            norms = [np.sqrt(((a[key] - b[key]).numpy() ** 2).sum()) for a, b in zip(now, first, strict=True)]
+            assert out.records[-1].diagnostics[said] == pytest.approx(np.mean(norms))
+            assert out.records[-1].diagnostics[said] > out.records[0].diagnostics[said] > 0.0
+    assert ("visual_moved" in out.records[-1].diagnostics) == (name != "promptfl")
+
+
+def test_twenty_epochs_move_the_context_far_more_than_one():  # D-81: four shots are one step an epoch
+    data, clients = federation(sizes=(12, 20))
+    far, near = (go("promptfl", {"n_ctx": 2, **e}, data, clients, rounds=2, participation=None)
+                 for e in ({}, {"epochs": 1}))  # fmt: skip
+    moved = [out.records[-1].diagnostics["context_moved"] for out in (far, near)]
+    assert moved[0] > 5 * moved[1]
 
 
 def test_local_prompts_are_each_clients_own_and_scored_everywhere():
@@ -527,7 +555,8 @@ def test_without_a_step_the_approximation_is_zero_shot():
 @pytest.mark.parametrize("pull", [0.0, 3.0])
 def test_a_step_of_the_approximation_by_torch(csc, pull):
     data, clients = federation(sizes=(20,), per_client=6)
-    settings = {"csc": csc, "batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 0.01, "a": 0.7, "scale": 20.0}
+    settings = {"csc": csc, "batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 0.01, "a": 0.7, "scale": 20.0,
+                "epochs": 1}  # fmt: skip
     settings |= {"mu_aug": pull, "gamma_aug": 0.2, "sched_unit": "none"}
     out = go("atpfl-feat", settings, data, clients, rounds=3, participation=None)
     x, y = data.x[clients[0].train, 0], data.y[clients[0].train]
@@ -550,7 +579,8 @@ def test_a_step_of_the_approximation_by_torch(csc, pull):
 
 def test_the_pull_of_the_approximation_by_torch():
     data, clients = federation(sizes=(20, 12), per_client=6)
-    settings = {"batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 0.01, "mu_aug": 3.0, "gamma_aug": 0.2}
+    settings = {"batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 0.01, "mu_aug": 3.0, "gamma_aug": 0.2,
+                "epochs": 1}  # fmt: skip
     saved = []
     go("atpfl-feat", {**settings, "sched_unit": "none"}, data, clients, rounds=2, participation=None,
        on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors))  # fmt: skip
