@@ -79,6 +79,7 @@ METHOD = Method(
     predict=predict,
     embed=lambda down, _own, x, ctx: model.embed(down, {}, x, ctx),
     check=model.check,
+    zero_shot=model.zero_shot,
     one_shot=True,
     central=True,
     paper_count=lambda *_: (0, 0),

@@ -79,5 +79,6 @@ METHOD = Method(
     embed=embed,
     protocol=protocol,
     check=model.check,
+    zero_shot=model.zero_shot,
     paper_count=paper_count,
 )

@@ -179,6 +179,7 @@ METHOD = Method(
     fidelity=lambda hp, _views:
         "approx" if hp["synth"] != "exact" else "cached_views" if hp["train_view"] == "aug" else "exact",
     check=check,
+    zero_shot=model.by_text,
     diagnose=self_training,
     paper_count=paper_count,
 )  # fmt: skip

@@ -89,6 +89,7 @@ METHOD = Method(
     executions=("sequential",),
     fidelity=lambda hp, _views: "cached_views" if hp["train_view"] == "aug" else "exact",
     check=check,
+    zero_shot=prompts.zero_shot,
     diagnose=prompts.moved,
     paper_count=None,
 )

@@ -82,6 +82,7 @@ METHOD = Method(
     needs=frozenset({"labels", "pixels", "text tower", "image tower"}),
     executions=("sequential",),
     check=prompts.check,
+    zero_shot=prompts.zero_shot,
     diagnose=prompts.moved,
     paper_count=None,
 )

@@ -123,9 +123,9 @@ def test_an_evaluated_prompt_runs_through_the_tower_once(monkeypatch):
     data = replace(data, x=data.x, towers=TinyTowers(11))
     everything = [replace(clients[0], test=np.arange(26))]
     go("promptfl", {**FEW, "epochs": 0}, data, everything)
-    assert data.towers.text.calls == 1
+    assert data.towers.text.calls == 1 + 1  # and once with the template as it is, for zero-shot beside it
     go("promptfl", {**FEW, "batch": 7}, data, everything, rounds=2)
-    assert data.towers.text.calls == 1 + 2 * 3 + 1  # 20 rows make three batches, and one evaluation
+    assert data.towers.text.calls == 2 + 2 * 3 + 2  # 20 rows make three batches, and one evaluation
 
 
 def test_every_class_has_vectors_of_its_own_with_csc():
@@ -404,7 +404,7 @@ def test_fixed_features_are_made_once_per_round_and_not_per_batch(settings, firs
     for rounds, rows in ((1, first), (2, second)):
         towers = TinyTowers(11)
         out = go("atpfl", {**FEW, **settings, "batch": 5}, replace(data, towers=towers), clients, rounds=rounds)
-        assert towers.image.rows == rows + len(out.evaluation.rows)
+        assert towers.image.rows == rows + 2 * len(out.evaluation.rows)  # of the model, and of zero-shot beside it
 
 
 # Who sends what, and who is scored on what.

@@ -7,7 +7,7 @@ of both towers are frozen, and only what is under ``ctx`` and ``v`` is trained, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -21,7 +21,7 @@ from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, minibatches, train
 from fedcache.federate.methods.common.switches import TRAINING, declare
-from fedcache.heads.linear import Tree
+from fedcache.heads.linear import Tree, affine
 from fedcache.heads.prompt import border, canvas, slots, square, weave
 
 PAPER_ROUNDS = 20
@@ -237,6 +237,27 @@ def frozen_text(vectors: Tensor, names: Names, ctx: Ctx) -> Tensor:
     """``text_features`` without a gradient."""
     with torch.no_grad():
         return text_features(vectors, names, ctx)
+
+
+def template_features(ctx: Ctx) -> Tensor:
+    """Unit class features [C, D] of the backbone's template as it is, without a gradient."""
+    tower, template = ctx.towers.text, ctx.towers.template
+    with torch.no_grad():
+        tokens, end = tower.embed([template.replace("{}", name) for name in ctx.env.names])
+        return tower.encode(tokens, end).to(ctx.env.dtype)
+
+
+def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor]:
+    """The zero-shot classifier of the template: scores [N, C] of features [N, D], or of images uint8 [N, H W 3]."""
+    T = template_features(ctx)
+    if ctx.env.image is None:
+        return lambda x: affine(x, T)
+
+    def scores(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.cat([affine(image_features(part, None, ctx), T) for part in torch.split(x, _at_once(ctx))])
+
+    return scores
 
 
 def image_features(x: Tensor, painted: Tensor | None, ctx: Ctx) -> Tensor:
