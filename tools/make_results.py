@@ -1,6 +1,6 @@
 """Make the tables of docs/results.md with the real command line.
 
-    python tools/make_results.py [--home DIR] [--cifar cifar10.zip] [--only digits-fst,digits-shift,cifar]
+    python tools/make_results.py [--home DIR] [--cifar cifar10.zip] [--only digits-fst,fst-readings,digits-shift,cifar]
 
 Every number comes from ``fedcache ... --json``; the command stands above its table. One thread computes: another
 number of threads sums in another order, which fifty rounds of Adam turn into tenths of a point. Without ``--cifar``
@@ -260,14 +260,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--home", help="FEDCACHE_HOME of the runs")
     parser.add_argument("--cifar", help="CIFAR-10 as a zip of cifar10/{train,test}/<class>/*.jpg")
-    parser.add_argument("--only", default="digits-fst,digits-shift,cifar")
+    parser.add_argument("--only", default="digits-fst,fst-readings,digits-shift,cifar")
     options = parser.parse_args()
     if options.home:
         os.environ["FEDCACHE_HOME"] = options.home
+    from fst_readings import fst_readings
+
     page = PAGE.read_text() if PAGE.exists() else "# Results\n"
     wanted = options.only.split(",")
     for name, make in (
         ("digits-fst", digits_fst),
+        ("fst-readings", fst_readings),
         ("digits-shift", digits_shift),
         ("cifar", lambda: cifar(options.cifar)),
     ):
