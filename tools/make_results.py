@@ -1,6 +1,6 @@
 """Make the tables of docs/results.md with the real command line.
 
-    python tools/make_results.py [--home DIR] [--cifar cifar10.zip] [--only digits-fst,digits-shift,cifar]
+    python tools/make_results.py [--home DIR] [--cifar cifar10.zip] [--only digits-fst,fst-readings,digits-shift,cifar]
 
 Every number comes from ``fedcache ... --json``; the command stands above its table. One thread computes: another
 number of threads sums in another order, which fifty rounds of Adam turn into tenths of a point. Without ``--cifar``
@@ -25,7 +25,7 @@ PAGE = ROOT / "docs" / "results.md"
 
 FST = ["--rounds", "30", "--participation", "10", "--clients", "20"]
 CHOSEN = {"lr": "0.03", "beta": "0.5", "epochs": "3"}
-"""The best row of the sweep on optdigits, written down before mnist was looked at. q0_scale stays 1, as eq 2 prints."""
+"""The best row of the sweep on optdigits, written down before mnist was looked at; no logit scale is printed: 1."""
 SWEEP = [
     {"lr": lr, "beta": beta, "epochs": epochs}
     for lr in ("0.01", "0.03", "0.1")
@@ -35,7 +35,7 @@ SWEEP = [
 
 
 READING = [
-    "How to read it. With `q0_scale` 1 the soft labels of `ist_only` are nearly uniform and its gradient "
+    "How to read it. With `logit_scale` 1 the soft labels of `ist_only` are nearly uniform and its gradient "
     "is zero up to weight decay: it stays where it started, as eqs 1 to 4 say. `tsamp_only` gains as much "
     "as the whole method, and the control that starts from uniform instead of zero-shot labels "
     "(`pseudo=uniform`) loses nothing: here the gain comes from the synthetic rows, drawn so that they "
@@ -108,7 +108,7 @@ def digits_fst() -> list[str]:
     ]
     lines += [
         "The setting is the best of this sweep on `optdigits` (20 clients, 10 a round, iid, 30 rounds, seeds 0 to 2), "
-        "fixed before `mnist` was looked at; `q0_scale` stays 1, as eq 2 prints it:",
+        "fixed before `mnist` was looked at; `logit_scale` stays 1, as no equation prints one:",
         "",
     ]
     rows = []
@@ -260,14 +260,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--home", help="FEDCACHE_HOME of the runs")
     parser.add_argument("--cifar", help="CIFAR-10 as a zip of cifar10/{train,test}/<class>/*.jpg")
-    parser.add_argument("--only", default="digits-fst,digits-shift,cifar")
+    parser.add_argument("--only", default="digits-fst,fst-readings,digits-shift,cifar")
     options = parser.parse_args()
     if options.home:
         os.environ["FEDCACHE_HOME"] = options.home
+    from fst_readings import fst_readings
+
     page = PAGE.read_text() if PAGE.exists() else "# Results\n"
     wanted = options.only.split(",")
     for name, make in (
         ("digits-fst", digits_fst),
+        ("fst-readings", fst_readings),
         ("digits-shift", digits_shift),
         ("cifar", lambda: cifar(options.cifar)),
     ):

@@ -223,8 +223,9 @@ def grid(
     check_config(config)
     file, preset = read_file(config, observer.note), presets.find_preset(ready) if ready is not None else None
     if preset is not None:
-        note_preset(preset, file, given["scheme"], observer)
-        file = preset.merged_with(file, given["scheme"])
+        schemes = asked_schemes(sweep, given) or presets.of_file(file)
+        note_preset(preset, schemes, observer)
+        file = preset.merged_with(file, schemes)
     resolved, partition = train_config(file, given), partition_config(file, given)
     sweeps = swept_values(sweep, given, preset)
     home = Home.from_environment()
@@ -293,13 +294,16 @@ def list_ready_grids() -> CommandResult:
     return CommandResult({"grids": [g.to_dict() for g in grids]}, [last], renderables=[shown])
 
 
-def note_preset(
-    preset: presets.GridPreset, file: Mapping[str, Mapping[str, Any]], scheme: str | None, observer: TerminalObserver
-) -> None:
-    """Say what is to know of a ready grid, and which arguments of its scheme another scheme leaves out."""
-    left_out = preset.unused_arguments(scheme or file.get("partition", {}).get("scheme"))
-    if left_out:
-        own = preset.partition["scheme"]
+def asked_schemes(sweep: Sequence[str] | None, given: Given) -> tuple[str, ...]:
+    """The partition schemes that the command line names or sweeps."""
+    swept = pairs(sweep, "--sweep", once=True).get("scheme")
+    return split_list([swept], "--sweep scheme") if swept else (given["scheme"],) if given["scheme"] else ()
+
+
+def note_preset(preset: presets.GridPreset, schemes: Sequence[str], observer: TerminalObserver) -> None:
+    """Say what is to know of a ready grid, and which arguments of its schemes mean nothing to those asked for."""
+    if left_out := preset.unused_arguments(schemes):
+        own = " or ".join(s for s in preset.schemes if s not in schemes)
         observer.note(f"Left out, as the grid's own scheme {own} is not used: {', '.join(left_out)}.")
     for note in preset.notes:
         observer.note(note)

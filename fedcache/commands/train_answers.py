@@ -55,7 +55,12 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     how = f"a round, {result['rounds']} rounds" if buffer is None else (
         f"at a time, {result['rounds']} steps of {buffer} updates")  # fmt: skip
     setting = f"{part['scheme']}, {part['clients']} clients, {result['participation']} {how}"
-    lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}", f"  {what}; {setting}, {result['execution']}"]
+    zero = accuracy.get("zero_shot")
+    untrained = "" if zero is None else f"; zero-shot (no training) {percent(zero)} %"
+    lines = [
+        f"{name}: accuracy {percent(accuracy['mean'])} %{spread}{untrained}",
+        f"  {what}; {setting}, {result['execution']}",
+    ]
     if (held := result.get("validation")) is not None:
         of_seeds = "" if held["std"] is None else f" +- {percent(held['std'])}"
         pooled = "" if result["protocol"] == "global" else f"; over all rows {percent(held['pooled'])} %"

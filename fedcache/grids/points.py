@@ -202,10 +202,23 @@ def point_groups(todo: Sequence[tuple[str, dict[str, str]]]) -> list[list[int]]:
     return list(groups.values())
 
 
-def partition_of_point(base: PartitionConfig, sweep: Mapping[str, str]) -> PartitionConfig:
-    """The partition of a point: the base with the swept scheme, clients and arguments."""
+def swept_schemes(points: Sequence[tuple[str, Mapping[str, str]]]) -> tuple[str, ...]:
+    """The partition schemes that points differ in; () where their scheme is not swept."""
+    named = (values_of_place(sweep, "partition").get("scheme") for _, sweep in points)
+    return tuple(dict.fromkeys(scheme for scheme in named if scheme is not None))
+
+
+def partition_of_point(base: PartitionConfig, sweep: Mapping[str, str], schemes: Sequence[str] = ()) -> PartitionConfig:
+    """The partition of a point: the base with the swept scheme, clients and arguments.
+
+    Of ``schemes``, those that are swept, each takes the arguments of the base that it has; one that none of them has
+    stays, and is refused by the scheme.
+    """
     mine = values_of_place(sweep, "partition")
-    options: dict[str, Any] = {**base.options, **{k: v for k, v in mine.items() if k not in ("scheme", "clients")}}
+    had = {name: {a.name for a in SCHEMES[name].arguments} for name in schemes}
+    elsewhere = set().union(*had.values()) - had.get(mine.get("scheme", ""), set())
+    kept = {k: v for k, v in base.options.items() if k not in elsewhere}
+    options: dict[str, Any] = {**kept, **{k: v for k, v in mine.items() if k not in ("scheme", "clients")}}
     if "hold_out" in mine:  # one value, whatever characters it has: as words it would be split at commas
         options["hold_out"] = (mine["hold_out"],)
     clients = int(mine["clients"]) if "clients" in mine else base.clients

@@ -7,7 +7,7 @@ A file has ``title``, ``paper``, ``methods``, ``sweep`` (key -> values, as ``--s
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.resources import files
@@ -49,32 +49,46 @@ class GridPreset:
             "command": f"fedcache grid --ready {self.name}",
         }
 
-    def unused_arguments(self, scheme: str | None) -> tuple[str, ...]:
-        """Arguments of this grid's scheme that mean nothing to the ``scheme`` that is asked for instead."""
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """The partition schemes it names, or sweeps; () where each method takes its paper's."""
         own = self.partition.get("scheme")
-        if scheme is None or own is None or scheme == own:
+        return tuple(self.sweep.get("scheme", () if own is None else (own,)))
+
+    def unused_arguments(self, schemes: Sequence[str]) -> tuple[str, ...]:
+        """Arguments of this grid's schemes that mean nothing to the ``schemes`` that are asked for instead."""
+        if not schemes or not self.schemes:
             return ()
-        known = {a.name for a in SCHEMES[scheme].arguments} if scheme in SCHEMES else set()
+        known = {a.name for scheme in schemes if scheme in SCHEMES for a in SCHEMES[scheme].arguments}
+        other = not set(schemes) & set(self.schemes)  # then a name in common means nothing
         clients = ("clients",) if "clients" in self.partition and "clients" not in known else ()
-        return (*clients, *self.partition.get("options", {}))
+        return (*clients, *(o for o in self.partition.get("options", {}) if other or o not in known))
 
     def merged_with(
-        self, file: Mapping[str, Mapping[str, Any]], scheme: str | None = None
+        self, file: Mapping[str, Mapping[str, Any]], schemes: Sequence[str] = ()
     ) -> dict[str, dict[str, Any]]:
         """The sections of a configuration file over those of this grid; ``set`` and ``options`` are merged.
 
         Args:
             file: sections.
-            scheme: asked for besides; another one than this grid's leaves the arguments of this grid's out.
+            schemes: asked for besides; others than this grid's leave the arguments of this grid's out.
         """
         merged = {name: dict(section) for name, section in file.items()}
-        gone = self.unused_arguments(scheme or file.get("partition", {}).get("scheme"))
-        partition = {k: v for k, v in self.partition.items() if k not in gone and not (gone and k == "options")}
+        gone = self.unused_arguments(schemes or of_file(file))
+        partition = {k: v for k, v in self.partition.items() if k not in gone and k != "options"}
+        if options := {k: v for k, v in self.partition.get("options", {}).items() if k not in gone}:
+            partition["options"] = options
         for name, inner, own in (("train", "set", self.train), ("partition", "options", partition)):
             mine, theirs = own, file.get(name, {})
             both = {**mine.get(inner, {}), **theirs.get(inner, {})}
             merged[name] = {**mine, **theirs, **({inner: both} if both else {})}
         return merged
+
+
+def of_file(file: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """The partition scheme that a configuration file names, if it does."""
+    scheme = file.get("partition", {}).get("scheme")
+    return () if scheme is None else (str(scheme),)
 
 
 @cache

@@ -29,6 +29,7 @@ from fedcache.grids.points import (
     partition_of_point,
     point_groups,
     sampled,
+    swept_schemes,
     typed_sweep_values,
     values_of_place,
 )
@@ -79,7 +80,7 @@ class GridRequest:
 
     def partition_of(self, number: int) -> PartitionConfig:
         """How the rows of a point are dealt."""
-        return partition_of_point(self.partition, self.points[number][1])
+        return partition_of_point(self.partition, self.points[number][1], swept_schemes(self.points))
 
     def words_of(self, number: int) -> str:
         """Method and swept values of a point: ``fedavg lr=0.1``."""

@@ -31,6 +31,7 @@ class Head:
         bn: BatchNorm after the ReLU of P.
         z_norm: L2-normalise the projection.
         relu_l2: the released classifier's ReLU and L2 on the logits (D-13).
+        scale: factor of the logits, after all else; a tensor has leading axes only.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Head:
     bn: bool = False
     z_norm: bool = True
     relu_l2: bool = False
+    scale: float | Tensor = 1.0
 
     def trained(self) -> tuple[str, ...]:
         """Names of the tensors a gradient moves."""
@@ -107,14 +109,21 @@ def embed(head: Head, p: Tree, x: Tensor, w: Tensor | None = None) -> tuple[Tens
 
 def classify(head: Head, p: Tree, z: Tensor) -> Tensor:
     """Logits [.., B, C] of projections z [.., B, dim]."""
-    u = affine(z, p["Q.W"], p["Q.b"])
-    return normalize(torch.relu(u), dim=-1) if head.relu_l2 else u
+    return finish(head, affine(z, p["Q.W"], p["Q.b"]))
+
+
+def finish(head: Head, u: Tensor) -> Tensor:
+    """What is done with the outputs [.., B, C] of the last linear map: ReLU and L2 if the head has them, the scale."""
+    if head.relu_l2:
+        u = normalize(torch.relu(u), dim=-1)
+    if isinstance(head.scale, Tensor):
+        return head.scale.reshape(head.scale.shape + (1,) * (u.dim() - head.scale.dim())) * u
+    return u if head.scale == 1.0 else head.scale * u
 
 
 def logits(head: Head, p: Tree, x: Tensor, w: Tensor | None = None) -> tuple[Tensor, Tree]:
     """Logits [.., B, C] of features x [.., B, D], and BatchNorm's updates; ``w`` as in ``embed``."""
     if head.kind == "linear":
-        u = affine(x, p["W"], p["b"])
-        return (normalize(torch.relu(u), dim=-1) if head.relu_l2 else u), {}
+        return finish(head, affine(x, p["W"], p["b"])), {}
     z, updates = embed(head, p, x, w)
     return classify(head, p, z), updates

@@ -60,6 +60,7 @@ class SeedResult:
     # on the rows to choose by, None where there are none: accuracy (the headline), client_mean and pooled; rows
     validation: dict[str, float | None] | None = None
     validation_per_client: NDArray[np.float64] | None = None  # [M] fractions; NaN for a client that was not scored
+    zero_shot: float | None = None  # accuracy of the class texts that the method starts from, without training
 
     @property
     def choice(self) -> float | None:
@@ -145,6 +146,7 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, s
             "pooled": number(chosen_by.pooled),
         },
         validation_per_client=None if chosen_by is None else chosen_by.client_accuracy,
+        zero_shot=number(outcome.zero_shot),
     )  # fmt: skip
 
 
@@ -277,6 +279,7 @@ def _accuracy(seeds: Sequence[SeedResult], clients: ClientColumns | None, drawn:
         "per_domain": {name: mean_std([s.by_domain.get(name) for s in seeds])[0] for name in first.by_domain},
         "client_mean": mean_std([s.mean_client for s in seeds])[0],
         "per_round": _curve(seeds),
+        **({} if first.zero_shot is None else {"zero_shot": mean_std([s.zero_shot for s in seeds])[0]}),
     }
 
 

@@ -90,6 +90,7 @@ def test_what_train_extracts_on_its_own_leaves_the_chosen_template(words: tuple[
     ok(*words)
     path = Path(ok(*words, "--text", OTHER).data["path"])
     done = ok("train", "--method", "tpfl", "--dataset", words[2], "--scheme", "iid", "--clients", 2, "--rounds", 1,
+              "--set", "epochs=1",
               "--backbones", "glyph-clip,pixels")  # fmt: skip
     assert "Nothing extracted yet" in done.err, "the images were not there"
     assert done.data["text_templates"] == [OTHER]

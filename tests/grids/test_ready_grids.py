@@ -13,10 +13,12 @@ from fedcache.config import PartitionConfig, TrainConfig, resolve
 from fedcache.extract.backbones import lookup
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import make
-from fedcache.grids.points import combinations, partition_of_point, values_of_place
+from fedcache.grids.points import combinations, partition_of_point, swept_schemes, values_of_place
 from fedcache.grids.presets import find_preset, preset_names
+from fedcache.reproduce.registry import entry as find_entry
 
 DIGITS = even_columns(160, 60, 10, domains=4)
+MANY_CLASSES = even_columns(20, 4, 100)
 ABLATIONS = {
     *("fedpcl-terms", "local-losses", "backbones", "alpha", "client-count", "noise-prototypes", "noise-features"),
     *("fst-terms", "fst-sampling", "flesd-rounds", "flesd-local-epochs", "prompt-shots", "prompt-clients"),
@@ -42,14 +44,48 @@ def test_a_ready_grid_expands(name: str) -> None:
         METHODS[method].resolve(config.preset, {**config.set, **settings})
         for backbone in (*sweep.get("backbones", "").split("+"), *config.backbones):
             assert not backbone or lookup(backbone).name
-        part = partition_of_point(base, sweep)
+        part = partition_of_point(base, sweep, swept_schemes(points))
         defaults = METHODS[method].defaults
         clients = part.clients or (None if part.scheme == "feature-shift" else defaults.clients)
         if repr(part) not in tried and part.scheme != "flesd":  # which cuts the public rows out first
             count = {} if part.scheme in ("feature-shift", "feature-label-shift") else {"clients": clients}
             typed = {k: float(v) if k == "alpha" else int(v) if k == "shots" else v for k, v in part.options.items()}
-            assert make(part.scheme or defaults.scheme, DIGITS, seed=0, **count, **typed).clients
+            # the disjoint few shots of figure 3 go to at most as many clients as there are classes
+            rows = MANY_CLASSES if part.scheme == "few-shot" else DIGITS
+            assert make(part.scheme or defaults.scheme, rows, seed=0, **count, **typed).clients
             tried.add(repr(part))
+
+
+def test_ready_grids_of_a_table_have_its_partition() -> None:
+    def partitions(name: str) -> set[tuple[str | None, int | None, tuple[tuple[str, object], ...]]]:
+        grid = find_preset(name)
+        points = combinations(grid.methods, grid.sweep)
+        base = resolve(PartitionConfig, grid.partition, {})
+        parts = [partition_of_point(base, sweep, swept_schemes(points)) for _, sweep in points]
+        return {(p.scheme, p.clients, tuple(p.options.items())) for p in parts}
+
+    for name, entry, labels in (
+        ("fst-terms", "fst-table3", ["CIFAR-10"]),
+        ("fst-sampling", "fst-table4", ["CIFAR-10", "CIFAR-100"]),
+        ("prompt-clients", "tpfl-fig3", None),
+    ):
+        cells = [c for c in find_entry(entry).cells if labels is None or c.labels["dataset"] in labels]
+        of_table = {
+            (c.scheme, c.args["clients"], frozenset(c.args.items()) - {("clients", c.args["clients"])}) for c in cells
+        }
+        assert {(s, n, frozenset(options)) for s, n, options in partitions(name)} == of_table
+
+
+def test_arguments_hold_for_the_swept_schemes_that_have_them() -> None:
+    base = PartitionConfig(None, 10, 0, {"shards": 5, "alpha": 0.5, "none": 1})
+    points = [("fedavg", {"scheme": name}) for name in ("shards", "iid", "dirichlet")]
+    assert swept_schemes(points) == ("shards", "iid", "dirichlet")
+    options = [partition_of_point(base, sweep, swept_schemes(points)).options for _, sweep in points]
+    # ``none`` is nobody's: it stays, and each scheme refuses it
+    assert options == [{"shards": 5, "none": 1}, {"none": 1}, {"alpha": 0.5, "none": 1}]
+    alone = [("fedavg", {"scheme": "iid"})]  # nothing that is swept has it: it stays, and the scheme refuses it
+    assert "shards" in partition_of_point(base, alone[0][1], swept_schemes(alone)).options
+    assert partition_of_point(base, {}).options == base.options
 
 
 def test_list_shows_them_and_a_wrong_name_gets_the_right_one() -> None:
@@ -106,12 +142,16 @@ def test_a_configuration_file_is_laid_over_a_ready_grid() -> None:
 
 def test_another_scheme_leaves_the_arguments_of_the_grids_own_out(tmp_path: Path) -> None:
     grid = find_preset("prompt-clients")
-    assert grid.merged_with({})["partition"]["options"] == {"shots": 16, "skew": "dirichlet"}
-    assert "options" not in grid.merged_with({}, "dirichlet")["partition"]
-    assert grid.merged_with({"partition": {"options": {"alpha": 1}}}, "iid")["partition"]["options"] == {"alpha": 1}
+    assert grid.merged_with({})["partition"]["options"] == {"shots": 4, "skew": "disjoint"}
+    assert "options" not in grid.merged_with({}, ["dirichlet"])["partition"]
+    assert grid.merged_with({"partition": {"options": {"alpha": 1}}}, ["iid"])["partition"]["options"] == {"alpha": 1}
     assert grid.merged_with({"partition": {"scheme": "iid"}})["partition"] == {"scheme": "iid"}
-    assert find_preset("alpha").unused_arguments("feature-shift") == ("clients",)
-    assert find_preset("alpha").unused_arguments("iid") == find_preset("alpha").unused_arguments("label-shift") == ()
+    assert find_preset("alpha").unused_arguments(["feature-shift"]) == ("clients",)
+    for scheme in ("iid", "label-shift"):
+        assert find_preset("alpha").unused_arguments([scheme]) == ()
+    swept = find_preset("fst-sampling")  # which has shards = 10, for one of the schemes that it sweeps
+    assert swept.unused_arguments(["iid"]) == ("shards",)
+    assert swept.unused_arguments(["iid", "shards"]) == swept.unused_arguments([]) == ()
     images = f"folder:{folder(tmp_path / 'shapes', train=12, test=4)}"
     done = ok("grid", "--ready", "prompt-clients", "--scheme", "dirichlet", "--dataset", images, "--rounds", 1,
               "--method", "clip-zs", "--backbones", "glyph-clip", "--seeds", "0", "--sweep", "clients=2",

@@ -16,6 +16,7 @@ from fedcache.store.store import Store
 
 SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
 IID = ("--scheme", "iid", "--clients", 2, "--participation", "all", "--rounds", 2)
+ONE = ("--set", "epochs=1")  # each step runs a tower
 
 
 def extracted(place: Path) -> Path:
@@ -41,7 +42,7 @@ def test_images_that_are_missing_come_by_the_command_that_is_named(store: Path) 
     ok("extract", "--store", store, "--backbones", "pixels", "--recipe", "pixels:size=24", *SMALL)
     assert "it has pixels@24" in refused("train", "--method", "tpfl", *IID)[1]
     ok(*shlex.split(hint)[1:])
-    done = ok("train", "--method", "tpfl", *IID, "--backbones", "glyph-clip,pixels").data
+    done = ok("train", "--method", "tpfl", *IID, *ONE, "--backbones", "glyph-clip,pixels").data
     assert done["backbones"] == ["glyph-clip", "pixels"]
     assert [k.split("-")[0] for k in done["arrays"]] == ["glyph", "pixels"]
     assert done["fidelity"] == "exact"
@@ -49,7 +50,7 @@ def test_images_that_are_missing_come_by_the_command_that_is_named(store: Path) 
     assert done["traffic"]["paper"]["per_client_round"]["up"] == 16 * 128 + 6 * 4 * (64 - 8)
     again = ok("train", "--config", Path(done["path"]) / "config.toml").data
     assert again["accuracy"] == done["accuracy"]
-    other = ok("train", "--method", "tpfl", *IID, "--preset", "official").data
+    other = ok("train", "--method", "tpfl", *IID, *ONE, "--preset", "official").data
     assert other["hyperparameters"]["vp_init"] == "randn"
 
 
@@ -58,7 +59,7 @@ def test_nothing_extracted_brings_tower_and_images(tmp_path: Path) -> None:
     code, _, hint = refused("train", "--method", "atpfl", "--dataset", f"folder:{images}", "--no-extract", *IID)
     assert code == 4
     assert hint.endswith("--backbones glyph-clip,pixels --recipe pixels:size=32 --recipe pixels:resize=squash")
-    done = ok("train", "--method", "atpfl", "--dataset", f"folder:{images}", *IID).data
+    done = ok("train", "--method", "atpfl", "--dataset", f"folder:{images}", *IID, *ONE).data
     held = Store.open(next((tmp_path / "home" / "stores").glob("*.zarr")))
     assert {k.split("-")[0] for k in held.arrays} == {"glyph", "pixels"}
     assert done["backbones"] == ["glyph-clip", "pixels"]
@@ -73,9 +74,9 @@ def test_a_prompt_of_the_templates_words_starts_at_zero_shot(store: Path) -> Non
 def test_the_template_is_part_of_a_runs_identity(store: Path) -> None:
     images = ("--recipe", "pixels:size=32,pixels:resize=squash")
     ok("extract", "--store", store, "--backbones", "pixels", *images, *SMALL)
-    first = ok("train", "--method", "tpfl", *IID).data
+    first = ok("train", "--method", "tpfl", *IID, *ONE).data
     ok("extract", "--store", store, "--backbones", "glyph-clip", "--text", "the character {} here", *SMALL)
-    second = ok("train", "--method", "tpfl", *IID).data
+    second = ok("train", "--method", "tpfl", *IID, *ONE).data
     assert not second["reused"]
     assert second["digest"] != first["digest"]
 
@@ -124,8 +125,8 @@ def test_features_of_other_weights_are_exit_6(store: Path, monkeypatch: pytest.M
 def test_client_stores_serve_text_prompts_and_refuse_images(store: Path, tmp_path: Path) -> None:
     saved = ok("partition", "--scheme", "iid", "--clients", 2).data["name"]
     ok("shard", "--partition", saved, "--out", tmp_path / "sites")
-    by_index = ok("train", "--method", "promptfl", "--partition", saved, "--rounds", 2).data
-    by_store = ok("train", "--method", "promptfl", "--clients-from", tmp_path / "sites", "--rounds", 2).data
+    by_index = ok("train", "--method", "promptfl", "--partition", saved, "--rounds", 2, *ONE).data
+    by_store = ok("train", "--method", "promptfl", "--clients-from", tmp_path / "sites", "--rounds", 2, *ONE).data
     assert by_store["accuracy"] == by_index["accuracy"]
     assert by_store["traffic"] == by_index["traffic"]
     code, message, _ = refused("train", "--method", "tpfl", "--clients-from", tmp_path / "sites")

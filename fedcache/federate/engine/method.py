@@ -114,6 +114,8 @@ Deploy = Callable[[Tree, Tree, ClientData, Ctx], Tree]
 PersonalPart = Callable[[Tree, Tree, ClientData, Ctx], Tree]
 Diagnose = Callable[[Tree, Mapping[int, Tree], Mapping[int, Tensor], Ctx], dict[str, float]]
 Aggregate = Callable[[Tree, Tree, Ctx], Tree]
+Scorer = Callable[[Tensor], Tensor]
+ZeroShot = Callable[[Ctx], Scorer | None]
 DeclareUploads = Callable[[Tree, Ctx], Uploads]
 
 
@@ -140,6 +142,10 @@ def less_training_state(_down: Tree, state: Tree, _data: ClientData, _ctx: Ctx) 
 def features_as_read(_down: Tree, _personal: Tree, x: Tensor, _ctx: Ctx) -> Tensor:
     """A classifier that stands on the features themselves."""
     return x
+
+
+def no_zero_shot(_ctx: Ctx) -> None:
+    """A method that does not start from class texts."""
 
 
 def replace_names(server: Tree, up: Tree, _ctx: Ctx) -> Tree:
@@ -239,6 +245,8 @@ class Method:
         trainable: (server, one client's state) -> scalars of a deployed model that training sets.
         fidelity: (hp, views stored) -> exact | cached_views | approx.
         diagnose: (server, states, labels of each client's rows, ctx) -> numbers to log when a round is evaluated.
+        zero_shot: (ctx) -> the zero-shot classifier of the class texts that the method starts from, rows x [N, D] (or
+            images) -> scores [N, C]; None where it starts from none. Its accuracy stands beside the method's own.
         reads_test: (hp) -> True when ``predict`` is handed the client's labelled test rows in place of its training
             rows: a leak that some released code has. The engine warns of it.
         check: (hp, ctx) -> None; raises when the switches and the data do not fit.
@@ -279,6 +287,7 @@ class Method:
     trainable: Callable[[Tree, Tree], int] = head_weights
     fidelity: Callable[[Hp, int], str] = lambda _hp, _views: "exact"
     diagnose: Diagnose = lambda _server, _states, _labels, _ctx: {}
+    zero_shot: ZeroShot = no_zero_shot
     reads_test: Callable[[Hp], bool] = lambda _hp: False
     check: Callable[[Hp, Ctx], None] = lambda _hp, _ctx: None
     lifts: InitVar[tuple[str, ...] | None] = None

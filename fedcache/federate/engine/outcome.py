@@ -304,6 +304,9 @@ class TrainingOutput:
     """The model of a client by its number, or (None) the one for all; None for one that is not there."""
     broadcast: Callable[[], Tree]
     """What the server sends after the last round; the tensors that all clients' models share."""
+    # accuracy of the class texts that the method starts from, without training, on the same test rows; None where it
+    # starts from none, or the rows are at sites
+    zero_shot: float | None = None
 
     @property
     def accuracy(self) -> float:

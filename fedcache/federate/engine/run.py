@@ -27,6 +27,7 @@ from fedcache.federate.engine.sampling import UNIFORM, SamplingRule
 from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.engine.timed_run import TimedRun
+from fedcache.federate.engine.zero_shot import zero_shot_accuracy
 from fedcache.federate.execution.cache import LruCache
 from fedcache.federate.execution.choose import choose, find_executor
 from fedcache.federate.execution.executor import Executor
@@ -263,11 +264,13 @@ def _run(
         if callbacks.after_round is not None:
             callbacks.after_round(number)
     owned = classes_of_clients(jobs[0].data.y.cpu().numpy(), jobs[0].clients)
+    zero_shot = cache(lambda: zero_shot_accuracy(jobs[0], chosen))  # of all points: they differ in floats alone
 
     def ended(g: int, job: RunState) -> TrainingOutput | FedcacheError:
         if g in failed:
             return failed[g]
-        return _outcome(job, executor.batch, records[g], scored[g] or score_job(job, chosen), owned)
+        out = _outcome(job, executor.batch, records[g], scored[g] or score_job(job, chosen), owned)
+        return replace(out, zero_shot=zero_shot())
 
     return [ended(g, job) for g, job in enumerate(jobs)]
 

@@ -7,8 +7,11 @@ z_g comes from the prompts received this round, z_prev from the client's own at 
 received ones in its first); neither takes a gradient. They are constant during the round, so they are computed once
 per class and image; a random patch moves, so its images are encoded again with each batch, at that batch's place.
 
-mu and G are not printed (D-62: 0.5 and 0.5). Limits: mu = 0 is ``tpfl`` bit for bit; in a client's first round l_aug
-is log 2 until the first step moves its prompts, and its first gradient 0.
+The paper writes one Gamma in eqs 2 and 4 and prints no value of it: ``gamma_aug=auto`` is that of eq 2, 1/scale (0.01
+with CLIP's), and a number, for example 0.5, takes eq 4's for another (D-82). mu is not printed (D-62: 0.5).
+
+Limits: mu = 0 is ``tpfl`` bit for bit; in a client's first round l_aug is log 2 until the first step moves its prompts,
+and its first gradient 0.
 """
 
 from __future__ import annotations
@@ -54,7 +57,11 @@ def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> Fixe
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """``epochs`` of eq 5 from the received prompts; the client remembers what it sends."""
-    names, mu, gamma = prompts.class_names(ctx, down["ctx"].shape[-2]), ctx.number("mu_aug"), ctx.number("gamma_aug")
+    names, mu, gamma = (
+        prompts.class_names(ctx, down["ctx"].shape[-2]),
+        ctx.number("mu_aug"),
+        prompts.pull_temperature(ctx),
+    )
     previous = {k: state[PREVIOUS + k] for k in down}
     if not is_zero(mu):
         t_g, t_prev = (prompts.frozen_text(p["ctx"], names, ctx) for p in (down, previous))

@@ -2,7 +2,8 @@
 
 Not of the paper. ATPFL's eqs 4 and 5 on the features of ``tpfl-feat``: z_g from the vectors received this round, z_prev
 from the client's own at the end of its last participation (the received ones in its first). On cached features both
-cost an addition, so they are made with each batch.
+cost an addition, so they are made with each batch. The paper prints one Gamma for eqs 2 and 4, which is what
+``gamma_aug=auto`` takes (1/scale); a number sets eq 4's alone (D-82).
 
 Limits: mu_aug = 0 is ``tpfl-feat`` bit for bit.
 """
@@ -16,7 +17,7 @@ from torch import Tensor
 from fedcache.federate.engine.local_training import Batch, keep_optimiser, train
 from fedcache.federate.methods import tpfl_feat
 from fedcache.federate.methods.common import ClientData, Ctx, Tree, is_zero, over
-from fedcache.federate.methods.common.prompts import AUG, scheduled
+from fedcache.federate.methods.common.prompts import AUG, pull_temperature, scheduled
 from fedcache.federate.methods.tpfl_feat import NAMES, images, texts
 from fedcache.heads.prompt import l_aug
 
@@ -31,7 +32,7 @@ def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
 def loss(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> Tensor:
     """l_con + mu (mean_c l_aug(t'_c) + mean_i l_aug(z_v,i)); p holds the vectors of before, which nothing moves."""
     value, z, t = tpfl_feat.forward(p, batch, ctx)
-    mu, gamma = ctx.number("mu_aug"), ctx.number("gamma_aug")
+    mu, gamma = ctx.number("mu_aug"), pull_temperature(ctx)
     if is_zero(mu):
         return value  # the same bits as tpfl-feat, at the same price
     x, w = batch["x"], batch["w"]

@@ -2,7 +2,8 @@
 
 E table 1, "FC-central": SGD 0.01, momentum 0.9, decay 1e-5, 10 epochs (E prints no batch or epochs, D-52: 50 and 10).
 ``probe=lbfgs`` is the deterministic reference of linear probing: mean cross-entropy + (l2/2) |W|^2 by L-BFGS from zero
-weights to convergence, in float64; it ignores the switches of SGD.
+weights to convergence, in float64; it ignores the switches of SGD. ``logit_scale`` s makes the logits s (W x + b), for
+both (D-83).
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from torch.nn.functional import cross_entropy
 from fedcache.federate.engine.local_training import local
 from fedcache.federate.engine.method import server_tensors
 from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, Tree, affine, model
-from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, declare, init_param
+from fedcache.federate.methods.common.switches import FEAT_POST, LOGIT_SCALE, TRAINING, declare, init_param
 from fedcache.heads.projection import logits
 
 sgd = local(model.ce_loss, model.names, model.trained, send=model.names)
 
 
-def lbfgs(x: Tensor, y: Tensor, classes: int, l2: float, steps: int) -> tuple[Tensor, Tensor]:
-    """W [C, D] and b [C] that minimise mean CE + (l2/2) |W|^2 on rows x [N, D] in float64; b is not penalised."""
+def lbfgs(x: Tensor, y: Tensor, classes: int, l2: float, steps: int, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """W [C, D] and b [C] that minimise mean CE of scale (W x + b) + (l2/2) |W|^2 on rows x [N, D] in float64; b is not
+    penalised.
+    """
     W = x.new_zeros(classes, x.shape[1]).requires_grad_()
     b = x.new_zeros(classes).requires_grad_()
     solver = torch.optim.LBFGS(
@@ -30,7 +33,7 @@ def lbfgs(x: Tensor, y: Tensor, classes: int, l2: float, steps: int) -> tuple[Te
 
     def objective() -> Tensor:
         solver.zero_grad()
-        value = cross_entropy(affine(x, W, b), y) + 0.5 * l2 * (W**2).sum()
+        value = cross_entropy(scale * affine(x, W, b), y) + 0.5 * l2 * (W**2).sum()
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
@@ -43,7 +46,9 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     if ctx.hp["probe"] == "sgd":
         return sgd(down, state, data, ctx)
     x, y = data.full()[0].double().flatten(0, -2), data.labels(data.positions()).flatten()
-    W, b = lbfgs(x, y, ctx.env.classes, float(ctx.number("l2")), ctx.count("lbfgs_steps"))
+    W, b = lbfgs(
+        x, y, ctx.env.classes, float(ctx.number("l2")), ctx.count("lbfgs_steps"), float(ctx.number("logit_scale"))
+    )
     up = {"W": W.to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
     return {}, {k: t.reshape(ctx.lead + tuple(t.shape)) for k, t in up.items()}
 
@@ -59,7 +64,7 @@ METHOD = Method(
     summary="One linear head on all labelled rows, by SGD or L-BFGS; not federated.",
     hparams=(
         *declare(
-            FEAT_POST, init_param(independent=False), TRAINING,
+            FEAT_POST, LOGIT_SCALE, init_param(independent=False), TRAINING,
             feat_post="l2", opt="sgd", lr=0.01, wd=1e-5, momentum=0.9, batch=50, epochs=10, drop_last=False,
         ),
         HParam("head", "linear", "choice", "the head", choices=("linear",)),
@@ -74,6 +79,7 @@ METHOD = Method(
     predict=predict,
     embed=lambda down, _own, x, ctx: model.embed(down, {}, x, ctx),
     check=model.check,
+    zero_shot=model.zero_shot,
     one_shot=True,
     central=True,
     paper_count=lambda *_: (0, 0),

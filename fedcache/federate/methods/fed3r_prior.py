@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.methods import fedncm
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, Uploads, UploadTensor
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, Uploads, UploadTensor, model
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
 from fedcache.federate.methods.fedncm import add_up, class_sums
 from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
@@ -75,6 +75,7 @@ METHOD = replace(
     aggregate=aggregate,
     prepare=prepare,
     needs=frozenset({"labels", "text"}),
+    zero_shot=model.by_text,
     text_travels=False,
     paper_count=lambda D, C, _clients, _hp: (D * (D + 1) // 2 + C * D, C * (D + 1)),
 )  # fmt: skip

@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, Tree, Uploads, UploadTensor
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Defaults,
+    HParam,
+    Method,
+    Tree,
+    Uploads,
+    UploadTensor,
+    model,
+)
 from fedcache.federate.methods.fedncm import class_sums
 from fedcache.federate.methods.tip_local import CACHE, cached_logits
 
@@ -65,6 +75,7 @@ METHOD = Method(
     aggregate=aggregate,
     predict=predict,
     needs=frozenset({"labels", "text"}),
+    zero_shot=model.by_text,
     gradient=False,
     one_shot=True,
     sent=sent,

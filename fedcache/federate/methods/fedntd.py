@@ -6,7 +6,9 @@ baseline of FST-CBDG [E]. With the logits l of the client's model and g of the b
 
 Defaults are [E]'s setting: a linear head from text features, SGD 0.01 with momentum 0.9 and decay 1e-5, one epoch, ten
 rounds of 10 of 100 clients, and tau = beta = 1 of the released configuration. Released code also multiplies the
-learning rate by 0.99 every round, of which [E] says nothing: ``lr_decay``. With ``bn`` the broadcast model normalises
+learning rate by 0.99 every round, of which [E] says nothing: ``lr_decay``. On unit features without a scale, logits
+span less than 2 and the divergence is next to nothing, so that FedNTD is FedAvg: ``logit_scale`` multiplies l and g
+alike (D-83). With ``bn`` the broadcast model normalises
 with the statistics of the batch, as the client's does, so the two agree at the first step.
 
 Limits: beta = 0 is ``fedavg`` bit for bit; at l = g the added term is 0; it never moves the logit of the true class.
@@ -22,7 +24,7 @@ from torch import Tensor
 from fedcache.federate.engine.local_training import local
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Tree, is_zero, model, over
-from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, init_param
+from fedcache.federate.methods.common.switches import AGG, FEAT_POST, LOGIT_SCALE, MODEL, TRAINING, declare, init_param
 from fedcache.heads.losses import cross_entropy, not_true_divergence
 from fedcache.heads.projection import logits
 
@@ -56,7 +58,7 @@ METHOD = replace(
     summary="FedAvg whose clients keep the broadcast model's view of the classes a row is not of.",
     hparams=(
         *declare(
-            FEAT_POST, MODEL, init_param(independent=False), AGG, TRAINING, feat_post="l2", head="linear",
+            FEAT_POST, MODEL, LOGIT_SCALE, init_param(independent=False), AGG, TRAINING, feat_post="l2", head="linear",
             logit_head="plain", agg="weighted", opt="sgd", lr=0.01, wd=1e-5, momentum=0.9, batch=50, drop_last=False,
         ),
         HParam("beta", 1.0, "float", "weight of the distillation; 0 is fedavg", low=0.0),

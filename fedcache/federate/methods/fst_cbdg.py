@@ -9,10 +9,13 @@ W = [T_1 .. T_C]', b = 0 (eq 1), q_j = softmax(I_j.T) (eq 2). Every step, in alg
     L_tSamp = mean of -log f(z_ki)_k                        (eq 6)
     step on L_iST + lambda L_tSamp                          (eq 8)
 The server takes the uniform mean (D-53). No code was released. Readings where the paper is silent or at odds with
-itself: no logit scale in eq 2 (D-50, ``q0_scale``); eq 6 as a mean, so that lambda = 1 balances the terms (D-51,
-``tsamp_reduce``); sigma = 1/sqrt(D), noise of about unit norm (D-52); m_k counted over the client once per epoch, its
-rows shuffled and dealt to the steps (D-56; ``tsamp_scope=batch`` counts per batch). ``synth=strata`` draws ``strata``
-rows of every class and weighs them by n_k: not eq 5, and labelled approx.
+itself: f and q_j have one logit scale s, f(z) = softmax(s (W z + b)), q_j = softmax(s I_j.T), which the paper prints
+nothing of (s = 1; CLIP's is 100; D-83, ``logit_scale``); eq 6 as a mean, so that lambda = 1 balances the terms (D-51,
+``tsamp_reduce``; ``joint`` is one mean over real and synthetic rows, D-84); sigma = 1/sqrt(D), noise of about unit norm
+(D-52); m_k counted over the client once per epoch, its rows shuffled and dealt to the steps (D-56). Algorithm 1 to the
+letter is ``tsamp_scope=iteration``: m_k of all the client's rows after every update of q, and all n_k rows drawn anew
+in every step, up to C max m of them (D-84); ``batch`` counts the batch alone.
+``synth=strata`` draws ``strata`` rows of every class and weighs them by n_k: not eq 5, and labelled approx.
 
 Limits: ``ist_only`` without decay never moves (f - q = beta (f - q_old) = 0 from text weights): it is clip-zs; beta = 1
 keeps q; sigma = 0 makes every synthetic row T_k; lambda = 0 is ``ist_only``.
@@ -31,9 +34,10 @@ from fedcache.federate.engine.method import Defaults, Method, server_tensors
 from fedcache.federate.engine.outcome import self_training
 from fedcache.federate.methods import central
 from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, affine, is_zero, model, over
-from fedcache.federate.methods.common.switches import AGG, FEAT_POST, TRAINING, declare
-from fedcache.federate.methods.common.synthesis import SYNTHESIS, at_once, dealt, synthetic, with_rows
+from fedcache.federate.methods.common.switches import AGG, FEAT_POST, LOGIT_SCALE, TRAINING, declare
+from fedcache.federate.methods.common.synthesis import SYNTHESIS, at_once, dealt, joined, synthetic, with_rows
 from fedcache.heads.losses import cross_entropy, soft_cross_entropy
+from fedcache.heads.projection import logits
 
 NAMES = ("W", "b")
 
@@ -45,7 +49,7 @@ def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
         q = x.new_full((*x.shape[:-1], ctx.env.classes), 1.0 / ctx.env.classes)
     else:
         u = affine(x, ctx.text)
-        q = torch.softmax(over(ctx.number("q0_scale"), u) * u, -1)
+        q = torch.softmax(over(ctx.number("logit_scale"), u) * u, -1)
     return {"rows/q": q, **keep_optimiser(down, NAMES, ctx)}
 
 
@@ -53,16 +57,23 @@ def schedule(q: Tensor, data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tupl
     """Batches of an epoch; with ``tsamp_scope=client`` each brings its part of the epoch's synthetic rows."""
     views = drawn_views(data, ctx, epoch, 1) if ctx.hp["train_view"] == "aug" else (0,)
     batches = minibatches(data, ctx, epoch, views=views)
-    if ctx.hp["ablation"] == "ist_only" or is_zero(ctx.hp["lambda"]) or ctx.hp["tsamp_scope"] == "batch":
+    if ctx.hp["ablation"] == "ist_only" or is_zero(ctx.hp["lambda"]) or ctx.hp["tsamp_scope"] != "client":
         for t, (k, batch) in enumerate(batches):
-            yield k, {**batch, "at": torch.tensor([epoch, t])}
+            # the step itself draws the rows, as its soft labels say; m_k is of all rows of the clients that still step
+            whole = {"all": data.narrow(k).mask()} if ctx.hp["tsamp_scope"] == "iteration" else {}
+            yield k, {**batch, **whole, "at": torch.tensor([epoch, t])}
         return
     yield from with_rows(batches, dealt(q, data.mask(), ctx), data, ctx, epoch)
 
 
+def classify(p: Tree, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits s (W x + b) [.., B, C] of the classifier of eq 1, for rows x [.., B, D]."""
+    return logits(model.head_of(ctx.hp), p, x)[0]
+
+
 def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """L_iST + lambda L_tSamp, and the soft labels it was computed with."""
-    u = affine(batch["x"], p["W"], p["b"])
+    u = classify(p, batch["x"], ctx)
     index = batch["i"].unsqueeze(-1).expand(u.shape)
     real = (batch["w"] > 0).to(u.dtype).unsqueeze(-1)
     old = p["rows/q"].gather(-2, index)
@@ -73,13 +84,14 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     updates = {"rows/q": p["rows/q"].scatter_add(-2, index, change)}
     ablation = ctx.hp["ablation"]
     value = u.new_zeros(ctx.lead) if ablation == "tsamp_only" else soft_cross_entropy(u, q, batch["w"])
-    lam = ctx.number("lambda")
-    if ablation == "ist_only" or is_zero(lam):
+    if ablation == "ist_only" or is_zero(ctx.hp["lambda"]):
         return value, updates
-    if "z" not in batch:  # tsamp_scope=batch
+    if "z" not in batch:
         epoch, t = batch["at"].tolist()
-        batch = {**batch, **at_once(dealt(q, batch["w"], ctx), ctx, epoch, t)}
-    return value + lam * cross_entropy(affine(batch["z"], p["W"], p["b"]), batch["k"], batch["kw"]), updates
+        counted = (updates["rows/q"], batch["all"]) if "all" in batch else (q, batch["w"])
+        batch = {**batch, **at_once(dealt(*counted, ctx), ctx, epoch, t)}
+    fake = cross_entropy(classify(p, batch["z"], ctx), batch["k"], batch["kw"])
+    return joined(value, fake, batch, ctx), updates
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -113,8 +125,9 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
         for t, start in enumerate(range(0, len(deal), size)):
             yield 1, synthetic([deal[start : start + size]], ctx, epoch, t)
 
-    def tsamp(p: Tree, batch: Batch, _down: Tree, _ctx: Ctx) -> Tensor:
-        return cross_entropy(affine(batch["z"], p["W"], p["b"]), batch["k"], batch["kw"])
+    def tsamp(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
+        value = cross_entropy(classify(p, batch["z"], ctx), batch["k"], batch["kw"])
+        return value / batch["kw"].sum(-1) if ctx.hp["tsamp_reduce"] == "joint" else value  # there are no real rows
 
     none = ClientData(ctx.text, None, torch.zeros(0, dtype=torch.int64), (0,))
     done = train(head, NAMES, ctx.count("epochs"), tsamp, {}, none, ctx, batches=batches)
@@ -139,16 +152,20 @@ METHOD = Method(
     summary="Self-training from zero-shot soft labels, balanced by synthetic text features; reads no labels.",
     hparams=(
         *declare(
-            FEAT_POST, AGG, TRAINING, feat_post="l2", agg="uniform",
+            FEAT_POST, LOGIT_SCALE, AGG, TRAINING, feat_post="l2", agg="uniform",
             opt="sgd", lr=0.01, wd=1e-5, momentum=0.9, batch=50, drop_last=False,
         ),
         HParam("head", "linear", "choice", "the head", choices=("linear",)),
         HParam("init", "text", "choice", "initial W: text features, or zero", choices=("text", "zero")),
         HParam("beta", 0.9, "float", "memory of the soft labels (eq 4); 1 keeps them", low=0.0, high=1.0),
         HParam("lambda", 1.0, "float", "weight of the synthetic term (eq 8); 0 is ist_only", low=0.0),
-        HParam("q0_scale", 1.0, "float", "logit scale of the first soft labels (eq 2, D-50)", low=0.0),
         HParam("train_view", "center", "choice", "view 0, or stored augmentations (D-50)", choices=("center", "aug")),
-        HParam("tsamp_scope", "client", "choice", "where m_k is counted (D-56)", choices=("client", "batch")),
+        HParam(
+            "tsamp_scope", "client", "choice",
+            "m_k of the client's rows, once an epoch, n_k dealt to its steps; of the batch; or of the client's rows in "
+            "every step, which draws all n_k anew (algorithm 1; D-56, D-84)",
+            choices=("client", "batch", "iteration"),
+        ),
         *SYNTHESIS,
         HParam("ablation", "none", "choice", "terms of eq 8 (table 3)",
                choices=("none", "ist_only", "tsamp_only", "tsamp_central")),
@@ -162,6 +179,7 @@ METHOD = Method(
     fidelity=lambda hp, _views:
         "approx" if hp["synth"] != "exact" else "cached_views" if hp["train_view"] == "aug" else "exact",
     check=check,
+    zero_shot=model.by_text,
     diagnose=self_training,
     paper_count=paper_count,
 )  # fmt: skip

@@ -46,5 +46,6 @@ METHOD = Method(
     protocol=personal_model,
     mixed=frozenset({"backbones", "dim"}),
     check=model.check,
+    zero_shot=model.zero_shot,
     paper_count=lambda *_: (0, 0),
 )

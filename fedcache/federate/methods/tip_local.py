@@ -17,7 +17,7 @@ from torch.nn.functional import normalize, one_hot
 
 from fedcache.federate.engine.method import Defaults, personal_model
 from fedcache.federate.methods import clip_zs
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, affine, over
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, affine, model, over
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
 
 KEYS = 1024
@@ -72,4 +72,5 @@ METHOD = replace(
     predict=predict,
     protocol=personal_model,
     needs=frozenset({"labels", "text"}),
+    zero_shot=model.by_text,
 )

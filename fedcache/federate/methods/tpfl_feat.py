@@ -12,13 +12,15 @@ Limits: u = rho = 0 is clip-zs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcache.federate.engine.local_training import Batch, keep_optimiser, local
 from fedcache.federate.engine.method import server_tensors
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Hp, HParam, Method, Tree, affine, over
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Hp, HParam, Method, Tree, affine, model, over
 from fedcache.federate.methods.common.prompts import PROMPT_TRAINING, scheduled
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare
 from fedcache.heads.losses import cross_entropy
@@ -79,6 +81,12 @@ def embed(down: Tree, _own: Tree, x: Tensor, _ctx: Ctx) -> Tensor:
     return images(down["u"], x)
 
 
+def moved(server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx) -> dict[str, float]:
+    """Euclidean norms of both vectors, which begin at 0: ``context_moved`` of rho and ``visual_moved`` of u."""
+    norm = torch.linalg.vector_norm
+    return {"context_moved": float(norm(server["rho"].double())), "visual_moved": float(norm(server["u"].double()))}
+
+
 METHOD = Method(
     name="tpfl-feat",
     paper="after Zhao et al., UbiComp companion 2023; an approximation of tpfl",
@@ -99,5 +107,7 @@ METHOD = Method(
     embed=embed,
     needs=frozenset({"labels", "text"}),
     fidelity=lambda _hp, _views: "approx",
+    zero_shot=model.by_text,
+    diagnose=moved,
     paper_count=None,
 )

@@ -21,7 +21,7 @@ from fedcache.testing.towers import SIDES, E, L, TinyText, TinyTowers
 
 LIVE = ("promptfl", "tpfl", "atpfl", "local-prompt")
 PIXELS = ("tpfl", "atpfl", "local-prompt")
-FEW = {"n_ctx": 2, "batch": 16}
+FEW = {"n_ctx": 2, "batch": 16, "epochs": 1}
 
 
 def context(name, settings=None, *, classes=6, width=11, towers=None, image=SIDES, round_=0, dtype=torch.float64):
@@ -123,9 +123,9 @@ def test_an_evaluated_prompt_runs_through_the_tower_once(monkeypatch):
     data = replace(data, x=data.x, towers=TinyTowers(11))
     everything = [replace(clients[0], test=np.arange(26))]
     go("promptfl", {**FEW, "epochs": 0}, data, everything)
-    assert data.towers.text.calls == 1
+    assert data.towers.text.calls == 1 + 1  # and once with the template as it is, for zero-shot beside it
     go("promptfl", {**FEW, "batch": 7}, data, everything, rounds=2)
-    assert data.towers.text.calls == 1 + 2 * 3 + 1  # 20 rows make three batches, and one evaluation
+    assert data.towers.text.calls == 2 + 2 * 3 + 2  # 20 rows make three batches, and one evaluation
 
 
 def test_every_class_has_vectors_of_its_own_with_csc():
@@ -198,7 +198,8 @@ def test_the_schedule_reaches_the_optimiser(name):
     data, clients = federation(sizes=(9, 20))
     moved = []
     for rounds in (1, 2):
-        out = go(name, {"opt": "sgd", "sched_rounds": 1, "lr": 0.05}, data, clients, rounds=rounds, participation=None)
+        settings = {"opt": "sgd", "sched_rounds": 1, "lr": 0.05, "epochs": 2}
+        out = go(name, settings, data, clients, rounds=rounds, participation=None)
         moved.append(out.server or {k: t for k, t in out.states[1].items() if not k.startswith("opt/")})
     assert gap(*moved) < 1e-12  # a rate of zero in the second round
 
@@ -315,7 +316,8 @@ def test_the_pull_is_a_softplus_of_the_difference():  # T-V2
 def atpfl_loss(settings, seed):
     """eq 5 of one full batch written out, and what ``atpfl.fit`` descends: both after one SGD step."""
     data, clients = one_client("atpfl")
-    settings = {"n_ctx": 2, "batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 1e-3, "sched_unit": "none", **settings}
+    settings = {"n_ctx": 2, "batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 1e-3, "sched_unit": "none", "epochs": 1,
+                **settings}  # fmt: skip
     ctx = context("atpfl", settings, towers=data.towers)
     ctx = replace(ctx, env=replace(ctx.env, names=data.names))
     g = np.random.default_rng(seed)
@@ -335,7 +337,7 @@ def atpfl_loss(settings, seed):
 
     leaf = {k: t.clone().requires_grad_() for k, t in down.items()}
     (z, t), (z_g, t_g), (z_p, t_p) = features(leaf), features(down), features(prev)
-    mu, G = float(ctx.number("mu_aug")), float(ctx.number("gamma_aug"))
+    mu, G = float(ctx.number("mu_aug")), settings.get("gamma_aug", 0.01)  # eq 2 has 1/100, and eq 4 the same Gamma
 
     def pull(a, b, c):
         near, far = torch.exp((a * b).sum(-1) / G), torch.exp((a * c).sum(-1) / G)
@@ -351,6 +353,16 @@ def test_a_step_of_atpfl_is_a_step_of_eq_5(settings):
     state, up, want = atpfl_loss(settings, 3)
     assert gap(up, want) < 1e-12
     assert gap(state, {f"prev/{k}": t for k, t in up.items()}) == 0.0  # z_prev of its next participation
+
+
+@pytest.mark.parametrize("name", ["atpfl", "atpfl-feat"])
+def test_both_equations_have_one_gamma_unless_another_is_set(name):  # D-82
+    data, clients = federation(sizes=(20, 12))
+    settings = {**({"n_ctx": 2} if name == "atpfl" else {}), "batch": 16, "epochs": 2, "lr": 0.02, "scale": 20.0}
+    auto, same, half = (go(name, {**settings, "mu_aug": 3.0, **g}, data, clients, rounds=2, participation=None)
+                        for g in ({}, {"gamma_aug": 1 / 20.0}, {"gamma_aug": 0.5}))  # fmt: skip
+    assert gap(auto.server, same.server) == 0.0
+    assert gap(auto.server, half.server) > 1e-6
 
 
 def test_the_pull_changes_the_step():
@@ -392,7 +404,7 @@ def test_fixed_features_are_made_once_per_round_and_not_per_batch(settings, firs
     for rounds, rows in ((1, first), (2, second)):
         towers = TinyTowers(11)
         out = go("atpfl", {**FEW, **settings, "batch": 5}, replace(data, towers=towers), clients, rounds=rounds)
-        assert towers.image.rows == rows + len(out.evaluation.rows)
+        assert towers.image.rows == rows + 2 * len(out.evaluation.rows)  # of the model, and of zero-shot beside it
 
 
 # Who sends what, and who is scored on what.
@@ -451,7 +463,7 @@ def paper_sized(pixels):
 )
 def test_traffic_of_the_papers_sizes(name, settings, scalars):  # methods.md section 1, T-X4
     data, clients = paper_sized(name in PIXELS)
-    out = go(name, settings, data, clients, rounds=2, participation=None, dtype=torch.float32)
+    out = go(name, {"epochs": 1, **settings}, data, clients, rounds=2, participation=None, dtype=torch.float32)
     assert out.traffic.up.tolist() == out.traffic.down.tolist() == [2 * scalars] * 2
     totals = out.traffic.totals()
     assert totals["paper_up"] == totals["up"]
@@ -462,7 +474,7 @@ def test_traffic_of_the_papers_sizes(name, settings, scalars):  # methods.md sec
 @pytest.mark.parametrize(("csc", "rows"), [(False, 1), (True, 6)])
 @pytest.mark.parametrize("name", ["tpfl-feat", "atpfl-feat"])
 def test_an_approximation_reports_its_own_traffic(name, csc, rows):
-    out = go(name, {"csc": csc}, *federation(), rounds=1, participation=None)
+    out = go(name, {"csc": csc, "epochs": 1}, *federation(), rounds=1, participation=None)
     assert out.traffic.up.tolist() == [11 * (1 + rows)] * 9
     assert out.traffic.down.tolist() == [11 * (1 + rows) + 6 * 11] * 9  # and the class texts, once
     assert out.fidelity == "approx"
@@ -470,11 +482,11 @@ def test_an_approximation_reports_its_own_traffic(name, csc, rows):
 
 
 @pytest.mark.parametrize("name", [*LIVE, "tpfl-feat", "atpfl-feat"])
-def test_the_presets_are_the_papers(name):  # D-62, D-64, D-66
+def test_the_presets_are_the_papers(name):  # D-62, D-64, D-66, D-81
     paper, official = (METHODS[name].resolve(preset) for preset in ("paper", "official"))
-    assert (paper["opt"], paper["lr"], paper["epochs"], paper["sched_unit"]) == ("adam", 1e-3, 1, "round")
+    assert (paper["opt"], paper["lr"], paper["epochs"], paper["sched_unit"]) == ("adam", 1e-3, 20, "round")
     assert paper.get("agg", "weighted") == "weighted"
-    assert (paper.get("mu_aug", 0.5), paper.get("gamma_aug", 0.5)) == (0.5, 0.5)
+    assert (paper.get("mu_aug", 0.5), paper.get("gamma_aug")) == (0.5, None)
     changed = {k: v for k, v in official.items() if v != paper[k]}
     released = {"opt": "sgd", "epochs": 5, "warm_rounds": 1, "agg": "uniform"}
     assert changed == (released if name == "promptfl" else {"vp_init": "randn"} if name in PIXELS else {})
@@ -485,6 +497,32 @@ def test_the_presets_are_the_papers(name):  # D-62, D-64, D-66
 @pytest.mark.parametrize("name", LIVE)
 def test_on_live_encoders_the_methods_are_exact(name):
     assert METHODS[name].fidelity(METHODS[name].resolve(), 1) == "exact"
+
+
+@pytest.mark.parametrize("name", [*LIVE, "tpfl-feat", "atpfl-feat"])
+def test_results_say_how_far_prompts_moved(name):
+    data, clients = federation(sizes=(12, 20))
+    settings = {"batch": 16, "lr": 0.02, "sched_unit": "none", **({} if name.endswith("feat") else {"n_ctx": 2})}
+    begun, out = (go(name, {**settings, "epochs": e}, data, clients, rounds=2, participation=None, eval_every=1)
+                  for e in (0, 2))  # fmt: skip
+    assert set(begun.records[-1].diagnostics.values()) == {0.0}
+    own = out.server.keys() == set()
+    now, first = ([o.states[c] for c in (0, 1)] if own else [o.server] for o in (out, begun))
+    for said, key in (("context_moved", "ctx"), ("visual_moved", "v")):
+        key = {"ctx": "rho", "v": "u"}[key] if name.endswith("feat") else key
+        if key in now[0]:
+            norms = [np.sqrt(((a[key] - b[key]).numpy() ** 2).sum()) for a, b in zip(now, first, strict=True)]
+            assert out.records[-1].diagnostics[said] == pytest.approx(np.mean(norms))
+            assert out.records[-1].diagnostics[said] > out.records[0].diagnostics[said] > 0.0
+    assert ("visual_moved" in out.records[-1].diagnostics) == (name != "promptfl")
+
+
+def test_twenty_epochs_move_the_context_far_more_than_one():  # D-81: four shots are one step an epoch
+    data, clients = federation(sizes=(12, 20))
+    far, near = (go("promptfl", {"n_ctx": 2, **e}, data, clients, rounds=2, participation=None)
+                 for e in ({}, {"epochs": 1}))  # fmt: skip
+    moved = [out.records[-1].diagnostics["context_moved"] for out in (far, near)]
+    assert moved[0] > 5 * moved[1]
 
 
 def test_local_prompts_are_each_clients_own_and_scored_everywhere():
@@ -517,7 +555,8 @@ def test_without_a_step_the_approximation_is_zero_shot():
 @pytest.mark.parametrize("pull", [0.0, 3.0])
 def test_a_step_of_the_approximation_by_torch(csc, pull):
     data, clients = federation(sizes=(20,), per_client=6)
-    settings = {"csc": csc, "batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 0.01, "a": 0.7, "scale": 20.0}
+    settings = {"csc": csc, "batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 0.01, "a": 0.7, "scale": 20.0,
+                "epochs": 1}  # fmt: skip
     settings |= {"mu_aug": pull, "gamma_aug": 0.2, "sched_unit": "none"}
     out = go("atpfl-feat", settings, data, clients, rounds=3, participation=None)
     x, y = data.x[clients[0].train, 0], data.y[clients[0].train]
@@ -540,7 +579,8 @@ def test_a_step_of_the_approximation_by_torch(csc, pull):
 
 def test_the_pull_of_the_approximation_by_torch():
     data, clients = federation(sizes=(20, 12), per_client=6)
-    settings = {"batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 0.01, "mu_aug": 3.0, "gamma_aug": 0.2}
+    settings = {"batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 0.01, "mu_aug": 3.0, "gamma_aug": 0.2,
+                "epochs": 1}  # fmt: skip
     saved = []
     go("atpfl-feat", {**settings, "sched_unit": "none"}, data, clients, rounds=2, participation=None,
        on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors))  # fmt: skip

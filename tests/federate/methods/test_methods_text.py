@@ -11,7 +11,7 @@ from method_calls import lanes
 from fedcache.federate.engine.context import generator
 from fedcache.federate.engine.outcome import entropy_bits
 from fedcache.federate.methods import fst_cbdg
-from fedcache.federate.methods.common.synthesis import at_once, stratified, synthetic
+from fedcache.federate.methods.common.synthesis import at_once, joined, stratified, synthetic
 
 
 def states(out, name="rows/q"):
@@ -26,10 +26,11 @@ def test_zero_shot_is_the_nearest_text_feature_at_every_scale():  # T-Z1
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.9, 1.0])
-@pytest.mark.parametrize("execution", ["sequential", "batched"])
-def test_self_training_alone_is_a_fixed_point(beta, execution):  # T-F1
+@pytest.mark.parametrize(("execution", "scale"), [("sequential", 1.0), ("batched", 1.0), ("batched", 30.0)])
+def test_self_training_alone_is_a_fixed_point(beta, execution, scale):  # T-F1: f and q have one scale
     data, clients = federation()
-    settings = {"ablation": "ist_only", "wd": 0.0, "beta": beta, "epochs": 2, "batch": 16, "lr": 0.1}
+    settings = {"ablation": "ist_only", "wd": 0.0, "beta": beta, "epochs": 2, "batch": 16,
+                "lr": 0.1 / scale**2, "logit_scale": scale}  # fmt: skip
     out = go("fst-cbdg", settings, data, clients, rounds=4, execution=execution)
     assert gap(out.server["W"], data.text) < 1e-12
     assert float(out.server["b"].abs().max()) < 1e-12
@@ -187,37 +188,89 @@ def test_gradients_of_strata_have_the_mean_of_exact_ones():
     assert float(z.abs().max()) < 4.0
 
 
-def test_one_client_is_algorithm_1():
+READINGS = [
+    {},
+    {"logit_scale": 8.0},
+    {"tsamp_scope": "batch"},
+    {"tsamp_scope": "iteration"},
+    {"tsamp_scope": "iteration", "tsamp_reduce": "joint", "lambda": 0.7, "logit_scale": 3.0},
+    {"tsamp_reduce": "joint", "lambda": 0.7},
+    {"tsamp_reduce": "joint", "lambda": 0.7, "ablation": "tsamp_only"},
+    {"tsamp_reduce": "sum", "tsamp_scope": "iteration"},
+]
+
+
+@pytest.mark.parametrize("reading", READINGS, ids=lambda r: "-".join(f"{v}" for v in r.values()) or "default")
+def test_one_client_is_algorithm_1(reading):
     # An independent reference of one round of one client: eqs 2-8 in numpy, with the engine's draws.
     data, clients = federation(sizes=(40,))
-    out = go("fst-cbdg", {"batch": 16, "lr": 0.1, "gamma": 0.2}, data, clients, rounds=1, participation=None)
+    settings = {"batch": 16, "lr": 0.1, "gamma": 0.2, **reading}
+    out = go("fst-cbdg", settings, data, clients, rounds=1, participation=None)
+    s, lam = reading.get("logit_scale", 1.0), reading.get("lambda", 1.0)
+    scope, reduce = reading.get("tsamp_scope", "client"), reading.get("tsamp_reduce", "mean")
     x, T = data.x[clients[0].train, 0].numpy(), data.text.numpy()
     W, b, vW, vb = T.copy(), np.zeros(6), np.zeros_like(T), np.zeros(6)
 
     def f(rows):
-        u = rows @ W.T + b
+        u = s * (rows @ W.T + b)
         e = np.exp(u - u.max(1, keepdims=True))
         return e / e.sum(1, keepdims=True)
 
+    def lacking(labels):  # eq 7: the class of every synthetic row
+        m = np.bincount(labels.argmax(1), minlength=6)
+        return np.repeat(np.arange(6), np.round(1.2 * m.max()).astype(int) - m)
+
     q = f(x)  # W = T, b = 0: eq 2
-    m = np.bincount(q.argmax(1), minlength=6)
-    deal = np.repeat(np.arange(6), np.round(1.2 * m.max()).astype(int) - m)
+    deal = lacking(q)
     generator(0, "deal", 0, "client-0", 0).shuffle(deal)
     order = generator(0, "batch", 0, "client-0", 0).permutation(40)
     ctx = lanes("fst-cbdg", {}, text=data.text, who=("client-0",))
     draws = type(ctx.rng)(0, 0, ("client-0",), 0, torch.float64, torch.device("cpu"))
     for t in range(3):
-        i, part = order[16 * t : 16 * t + 16], deal[t * len(deal) // 3 : (t + 1) * len(deal) // 3]
+        i = order[16 * t : 16 * t + 16]
         p = f(x[i])
         q[i] = 0.9 * q[i] + 0.1 * p
+        part = {"client": deal[t * len(deal) // 3 : (t + 1) * len(deal) // 3], "batch": lacking(q[i]),
+                "iteration": lacking(q)}[scope]  # fmt: skip
         z = T[part] + draws.normal("synth", [len(part)], 11, 0, t).numpy() / np.sqrt(11)
-        du, dz = (p - q[i]) / len(i), (f(z) - np.eye(6)[part]) / len(part)
+        B, R = len(i), len(part)
+        real, fake = {"mean": (1 / B, lam / R), "sum": (1 / B, lam),
+                      "joint": (1 / (B + lam * R), lam / (B + lam * R))}[reduce]  # fmt: skip
+        real = 0.0 if "ablation" in reading else real
+        du, dz = s * real * (p - q[i]), s * fake * (f(z) - np.eye(6)[part])
         gW, gb = du.T @ x[i] + dz.T @ z + 1e-5 * W, du.sum(0) + dz.sum(0) + 1e-5 * b
         vW, vb = 0.9 * vW + gW, 0.9 * vb + gb
         W, b = W - 0.1 * vW, b - 0.1 * vb
-    assert np.abs(out.server["W"].numpy() - W).max() < 1e-12
-    assert np.abs(out.server["b"].numpy() - b).max() < 1e-12
-    assert np.abs(out.states[0]["rows/q"].numpy() - q).max() < 1e-12
+    assert np.abs(out.server["W"].numpy() - W).max() < 1e-11
+    assert np.abs(out.server["b"].numpy() - b).max() < 1e-11
+    assert np.abs(out.states[0]["rows/q"].numpy() - q).max() < 1e-11
+
+
+def test_the_readings_differ():
+    data, clients = federation(sizes=(40,))
+    made = [go("fst-cbdg", {"batch": 16, "lr": 0.1, "gamma": 0.2, **r}, data, clients, rounds=1, participation=None)
+            for r in READINGS]  # fmt: skip
+    assert all(gap(a.server, b.server) > 1e-5 for i, a in enumerate(made) for b in made[:i])
+
+
+@pytest.mark.parametrize("synth", ["exact", "strata"])
+def test_the_joint_mean_counts_every_row_once(synth):
+    """Two real rows and three synthetic ones, lambda 1: (2 x 5 + sum) / 5; of strata the weights are the counts."""
+    ctx = lanes("fst-cbdg", {"tsamp_reduce": "joint", "synth": synth, "sigma": 0.0}, lead=(1,), classes=4, width=5,
+                text=torch.eye(4, 5, dtype=torch.float64))  # fmt: skip
+    drawn = at_once([np.array([0, 3, 3])], ctx, 0, 0)
+    value = drawn["k"].double() + 1.0  # a made-up loss of each row: 1, 4, 4
+    fake = (drawn["kw"] * value).sum(-1)
+    assert fake.tolist() == [9.0]
+    batch = {**drawn, "w": torch.tensor([[0.5, 0.5, 0.0]]).double()}
+    assert joined(torch.tensor([5.0]).double(), fake, batch, ctx).tolist() == [(2 * 5 + 9) / 5]
+
+
+def test_the_server_alone_takes_a_mean_under_joint_too():
+    data, clients = federation()
+    settings = {"ablation": "tsamp_central", "central_rows": 9, "lr": 0.1}
+    a, b = (go("fst-cbdg", {**settings, "tsamp_reduce": r}, data, clients) for r in ("mean", "joint"))
+    assert gap(a.server, b.server) < 1e-12
 
 
 def test_the_server_only_ablation_hears_nothing_from_clients():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -11,7 +12,7 @@ from fedcache.errors import StoreError, UsageError
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.heads import projection
-from fedcache.heads.linear import Tree, text_head, zero_head
+from fedcache.heads.linear import Tree, affine, text_head, zero_head
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import Head, logits
 
@@ -24,6 +25,7 @@ def head_of(hp: Hp, kind: str | None = None) -> Head:
         bn=bool(hp.get("bn", False)),
         z_norm=hp.get("z_norm") == "l2",
         relu_l2=hp.get("logit_head") == "relu_l2",
+        scale=cast(float | Tensor, hp.get("logit_scale", 1.0)),
     )
 
 
@@ -37,12 +39,28 @@ def trained(hp: Hp) -> tuple[str, ...]:
     return head_of(hp).trained()
 
 
+def begins(ctx: Ctx) -> str:
+    """How weights begin, ``auto`` resolved: shared, independent, text or zero."""
+    how = str(ctx.hp.get("init", "shared"))
+    if how != "auto":
+        return how
+    return "text" if ctx.hp["head"] == "linear" and ctx.env.text is not None else "shared"
+
+
+def by_text(ctx: Ctx) -> Callable[[Tensor], Tensor]:
+    """The zero-shot classifier: scores [N, C] of rows x [N, D] are I.T'."""
+    return lambda x: affine(x, ctx.text)
+
+
+def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor] | None:
+    """The zero-shot classifier, for a head that begins as it."""
+    return by_text(ctx) if begins(ctx) == "text" else None
+
+
 def init(ctx: Ctx) -> Tree:
     """Initial weights by the ``head`` and ``init`` switches, leading axes full or 1."""
     head, env = head_of(ctx.hp), ctx.env
-    how = ctx.hp["init"]
-    if how == "auto":
-        how = "text" if head.kind == "linear" and env.text is not None else "shared"
+    how = begins(ctx)
     if how in ("text", "zero"):
         if how == "text":
             made = text_head(ctx.text)

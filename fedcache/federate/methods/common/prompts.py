@@ -7,7 +7,7 @@ of both towers are frozen, and only what is under ``ctx`` and ``v`` is trained, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -21,6 +21,7 @@ from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, minibatches, train
 from fedcache.federate.methods.common.switches import TRAINING, declare
+from fedcache.heads.linear import Tree, affine
 from fedcache.heads.prompt import border, canvas, slots, square, weave
 
 PAPER_ROUNDS = 20
@@ -65,13 +66,17 @@ SCHEDULE = (
     HParam("warm_lr", 1e-5, "float", "lr of those rounds", low=0.0),
 )
 
-# Adam and its rate are the paper's; it prints no decay. Few-shot clients have less than one batch: never drop it.
-PROMPT_TRAINING = declare(TRAINING, SCHEDULE, wd=0.0, drop_last=False)
+# Adam, its rate and "epoch=20" are the paper's, read as local epochs of a round (D-81): with one, a few-shot client
+# takes a single step and prompts hardly move. It prints no decay. Few shots are less than one batch: never drop it.
+PROMPT_TRAINING = declare(TRAINING, SCHEDULE, wd=0.0, drop_last=False, epochs=20)
 
 AUG = (
     HParam("mu_aug", 0.5, "float", "weight of the pull towards the global prompts (eq 5, D-62); 0 is tpfl", low=0.0),
-    HParam("gamma_aug", 0.5, "float", "temperature of that pull (eq 4, D-62)", low=1e-6),
-)
+    HParam(
+        "gamma_aug", None, "float", "temperature of that pull; the paper prints one Gamma for eqs 2 and 4 (D-82)",
+        low=1e-6, auto="1/scale, that of eq 2",
+    ),
+)  # fmt: skip
 
 
 def scheduled(ctx: Ctx) -> Ctx:
@@ -88,6 +93,11 @@ def scheduled(ctx: Ctx) -> Ctx:
 def scale(ctx: Ctx) -> float | Tensor:
     """The factor of the cosines."""
     return ctx.towers.scale if ctx.hp["scale"] is None else ctx.number("scale")
+
+
+def pull_temperature(ctx: Ctx) -> float | Tensor:
+    """Gamma of ATPFL's eq 4: that of eq 2, whose cosines are multiplied by ``scale`` = 1/Gamma, unless it is set."""
+    return 1.0 / scale(ctx) if ctx.hp["gamma_aug"] is None else ctx.number("gamma_aug")
 
 
 def trained(hp: Hp) -> tuple[str, ...]:
@@ -143,6 +153,27 @@ def init_context(ctx: Ctx) -> Tensor:
         return words.expand(ctx.env.classes, *words.shape).clone() if ctx.hp["csc"] else words.clone()
     whole = (ctx.env.classes, *shape) if ctx.hp["csc"] else shape
     return 0.02 * ctx.rng.shared("ctx", lambda g: g.standard_normal(whole))
+
+
+def moved(server: Tree, states: Mapping[int, Tree], _labels: Mapping[int, Tensor], ctx: Ctx) -> dict[str, float]:
+    """How far prompts are from where they began, as Euclidean norms; the mean over clients where each has its own.
+
+    Returns:
+        ``context_moved`` of the context vectors, and ``visual_moved`` of the visual prompt where there is one; {} while
+        no client has prompts.
+    """
+    prompts = [server] if "ctx" in server else [states[c] for c in sorted(states)]
+    if not prompts:
+        return {}
+    found = {"context_moved": [distance(p["ctx"], init_context(ctx)) for p in prompts]}
+    if "v" in prompts[0]:
+        found["visual_moved"] = [distance(p["v"], init_visual(ctx)) for p in prompts]
+    return {name: sum(norms) / len(norms) for name, norms in found.items()}
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """The Euclidean norm of a - b over all numbers."""
+    return float(torch.linalg.vector_norm((a - b).double()))
 
 
 def prompt_size(ctx: Ctx) -> int:
@@ -206,6 +237,27 @@ def frozen_text(vectors: Tensor, names: Names, ctx: Ctx) -> Tensor:
     """``text_features`` without a gradient."""
     with torch.no_grad():
         return text_features(vectors, names, ctx)
+
+
+def template_features(ctx: Ctx) -> Tensor:
+    """Unit class features [C, D] of the backbone's template as it is, without a gradient."""
+    tower, template = ctx.towers.text, ctx.towers.template
+    with torch.no_grad():
+        tokens, end = tower.embed([template.replace("{}", name) for name in ctx.env.names])
+        return tower.encode(tokens, end).to(ctx.env.dtype)
+
+
+def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor]:
+    """The zero-shot classifier of the template: scores [N, C] of features [N, D], or of images uint8 [N, H W 3]."""
+    T = template_features(ctx)
+    if ctx.env.image is None:
+        return lambda x: affine(x, T)
+
+    def scores(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.cat([affine(image_features(part, None, ctx), T) for part in torch.split(x, _at_once(ctx))])
+
+    return scores
 
 
 def image_features(x: Tensor, painted: Tensor | None, ctx: Ctx) -> Tensor:

@@ -43,6 +43,12 @@ LOGIT_HEAD = HParam(
 
 MLP = HParam("head", "mlp", "choice", "P and Q: prototypes need a projection", choices=("mlp",))
 
+LOGIT_SCALE = HParam(
+    "logit_scale", 1.0, "float",
+    "factor of the logits everywhere, of first soft labels, students and teachers alike; CLIP's is 100 (D-50, D-83)",
+    low=1e-6,
+)  # fmt: skip
+
 MODEL = (
     HParam("head", "mlp", "choice", "mlp: P and Q; linear: one map on the features", choices=("mlp", "linear")),
     *PROJECTION,

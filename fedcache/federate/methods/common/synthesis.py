@@ -18,7 +18,13 @@ from fedcache.heads.class_balance import deficits, votes
 SYNTHESIS = (
     HParam("gamma", 0.0, "float", "synthetic rows beyond the largest class (eq 7, D-55)", low=0.0),
     HParam("sigma", None, "float", "noise around text features (eq 5, D-52)", low=0.0, auto="1/sqrt(D)"),
-    HParam("tsamp_reduce", "mean", "choice", "eq 6 over its rows (D-51)", choices=("mean", "sum")),
+    HParam(
+        "tsamp_reduce",
+        "mean",
+        "choice",
+        "eq 6 as a mean over its rows, the sum as printed, or one mean over real and synthetic rows (D-51, D-84)",
+        choices=("mean", "sum", "joint"),
+    ),
     HParam("renorm_synth", False, "bool", "bring synthetic rows to unit length"),
     HParam(
         "synth",
@@ -54,6 +60,25 @@ def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
     if ctx.hp["renorm_synth"]:
         z = normalize(z, dim=-1)
     return {"z": z, "k": cls, "kw": torch.from_numpy(w).to(ctx.env.device, ctx.env.dtype).reshape(shape)}
+
+
+def joined(real: Tensor, fake: Tensor, batch: Batch, ctx: Ctx) -> Tensor:
+    """L_iST + lambda L_tSamp (eq 8), one value per client.
+
+    Under ``tsamp_reduce=joint`` they are one mean over the B real and R synthetic rows of a step, in which a synthetic
+    row weighs lambda: (sum over real rows + lambda sum over synthetic ones) / (B + lambda R).
+
+    Args:
+        real: [..], L_iST, a mean over the real rows; 0 where it is left out.
+        fake: [..], L_tSamp as ``tsamp_reduce`` has it; its sum for ``joint``.
+        batch: weights ``w`` [.., B] of the real rows (0 is padding) and ``kw`` [.., R] of the synthetic ones.
+        ctx: reads ``lambda`` and ``tsamp_reduce``.
+    """
+    lam = ctx.number("lambda")
+    if ctx.hp["tsamp_reduce"] != "joint":
+        return real + lam * fake
+    rows, synthetic_rows = (batch["w"] > 0).to(real.dtype).sum(-1), batch["kw"].sum(-1)
+    return (rows * real + lam * fake) / (rows + lam * synthetic_rows)
 
 
 def at_once(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:

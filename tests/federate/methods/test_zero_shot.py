@@ -1,0 +1,89 @@
+"""Zero-shot beside a method that starts from class texts: the accuracy of clip-zs on the rows that it is scored on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import federation, fitted, go, go_tiny, small, tiny
+
+from fedcache.commands.train_answers import result_lines
+from fedcache.federate.methods import METHODS
+
+LINEAR = {"head": "linear"}
+FROM_TEXT = {
+    "fst-cbdg": {}, "fedavg": LINEAR, "fedprox": LINEAR, "fedntd": {}, "scaffold": LINEAR, "ditto": LINEAR,
+    "pfedme": LINEAR, "perfedavg": LINEAR, "solo": LINEAR, "central": {}, "fed3r-prior": {}, "tip-local": {},
+    "fed-tip-proto": {}, "tpfl-feat": {}, "atpfl-feat": {},
+}  # fmt: skip
+LIVE = ("promptfl", "tpfl", "atpfl", "local-prompt")
+
+
+@pytest.mark.parametrize("name", FROM_TEXT)
+def test_it_is_clip_zs_on_the_same_rows(name):
+    data, clients = tiny(dtype=torch.float64)
+    out = go_tiny(name, FROM_TEXT[name], data, clients)
+    right = (data.x[:, 0] @ data.text.T).argmax(-1) == data.y
+    if out.protocol == "personalised":
+        want = np.mean([right[c.test].double().mean() for c in clients])
+    else:
+        want = right[np.unique(np.concatenate([c.test for c in clients]))].double().mean()
+    assert out.zero_shot == pytest.approx(float(want))
+    assert 0.0 < out.zero_shot < 1.0
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_prompts_stand_beside_the_template_as_it_is(name):
+    data, clients = federation(sizes=(12, 20))
+    data = fitted(METHODS[name], data)
+    out = go(name, {**small(name), "epochs": 1}, data, clients, rounds=1, participation=None)
+    text = data.towers.text.encode(*data.towers.text.embed([f"it is {n}!" for n in data.names]))
+    rows = np.unique(np.concatenate([c.test for c in clients]))
+    x = data.x[rows, 0]
+    if name != "promptfl":
+        x = data.towers.image.encode(data.towers.image.normalise(x.view(-1, *data.image, 3)))
+    want = ((x.double() @ text.double().T).argmax(-1) == data.y[rows]).double().mean()
+    assert out.zero_shot == pytest.approx(float(want))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("clip-zs", {}), ("fedavg", {}), ("fedavg", {"head": "linear", "init": "zero"}), ("fedpcl", {}), ("fed3r", {})],
+)
+def test_what_does_not_start_from_texts_has_none(name, settings):
+    assert go_tiny(name, settings).zero_shot is None
+
+
+def test_without_text_features_there_is_none():
+    data, clients = tiny()
+    assert go_tiny("fedavg", LINEAR, replace(data, text=None), clients).zero_shot is None
+
+
+def test_of_clients_that_were_drawn_for_scoring_only_those_count():
+    data, clients = tiny(dtype=torch.float64)
+    out = go_tiny("solo", LINEAR, data, clients, eval_clients=2)
+    scored = np.flatnonzero(~np.isnan(out.client_accuracy))
+    right = (data.x[:, 0] @ data.text.T).argmax(-1) == data.y
+    assert len(scored) == 2
+    assert out.zero_shot == pytest.approx(np.mean([float(right[clients[i].test].double().mean()) for i in scored]))
+
+
+def result(**accuracy):
+    """The parts of a result that are shown."""
+    per_round = {"up": 1.0, "down": 1.0}
+    return {
+        "method": "fst-cbdg", "preset": "paper", "fidelity": "exact", "protocol": "global", "rounds": 1, "seeds": [0],
+        "participation": "all", "execution": "batched", "classes": 10,
+        "accuracy": {"mean": 0.8469, "std": None, "per_domain": {}, **accuracy},
+        "fairness": {}, "macro_f1": {"mean": 0.5}, "classes_owned": {"per_client": [1.0]},
+        "parameters": {"trainable": 1, "fixed": None}, "partition": {"scheme": "iid", "clients": 2},
+        "traffic": {"exact": {"per_client_round": per_round}, "paper": {"per_client_round": per_round}},
+    }  # fmt: skip
+
+
+def test_the_first_line_of_train_says_it():
+    first = result_lines(result(zero_shot=0.8417), {}, "runs/x")[0]
+    assert first == "fst-cbdg (paper, exact): accuracy 84.69 %; zero-shot (no training) 84.17 %"
+    assert result_lines(result(), {}, "runs/x")[0] == "fst-cbdg (paper, exact): accuracy 84.69 %"
