@@ -3,8 +3,9 @@
 Fani et al., "Accelerating heterogeneous federated learning with closed-form classifiers", ICML 2024. Each client sends
 A_i = Z'Z and B_i = Z'Y; the server solves W = (sum_i A_i + lam I)^-1 sum_i B_i.
 
-Paper: no bias. Released code: a column of ones is appended and regularised like the others, and every class column of W
-(its bias too) is divided by its norm, which can change the argmax (D-74): ``bias``, ``reg_bias``, ``w_normalize``.
+Paper: no bias. Released code: a column of ones is appended and regularised like the others, and weights and bias of each
+class are divided by the norm of its weights, in which the bias does not count (D-74, D-85); that can change the argmax:
+``bias``, ``reg_bias``, ``w_normalize``.
 
 Only the upper triangle of A_i is computed and sent, D(D+1)/2 numbers; the bias column costs the feature sums and class
 counts, D + C more. Statistics are float64 and add up, so the model is the centralised ridge (T-K2).
@@ -128,10 +129,11 @@ def head(sums: Tree, ctx: Ctx) -> Tree:
         W = solve_spectrum(sums, lam)
     else:
         W = solve(*system(sums, ctx), lam, free=int(bias and not ctx.hp["reg_bias"]))
-    if ctx.hp["w_normalize"]:
-        W = W / W.norm(dim=-2, keepdim=True).clamp(min=1e-12)
-    b = W[..., -1, :] if bias else torch.zeros_like(W[..., 0, :])
     weights = W[..., :-1, :] if bias else W
+    b = W[..., -1, :] if bias else torch.zeros_like(W[..., 0, :])
+    if ctx.hp["w_normalize"]:  # the norm is that of the weights alone, and divides the bias too (D-85)
+        norm = weights.norm(dim=-2).clamp(min=1e-12)
+        weights, b = weights / norm.unsqueeze(-2), b / norm
     return {"W": weights.mT.contiguous().to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
 
 
@@ -180,7 +182,8 @@ METHOD = replace(
         HParam("lam", 0.01, "float", "ridge; in units of summed squared features", low=0.0, fit=False),
         HParam("bias", False, "bool", "append a column of ones (D-74)", official=True),
         HParam("reg_bias", False, "bool", "regularise that column too (D-74)", official=True, fit=False),
-        HParam("w_normalize", False, "bool", "divide each class column by its norm (D-74)", official=True, fit=False),
+        HParam("w_normalize", False, "bool", "divide weights and bias of a class by the norm of its weights (D-74, D-85)",
+               official=True, fit=False),
         HParam("class_weight", "none", "choice", "weigh rows by 1 / the client's own n_c", choices=("none", "local")),
         HParam("omega", 0.0, "float", "extra weight of a client's own rows in its own model; 0 is one model", low=0.0,
                fit=False),
