@@ -18,7 +18,7 @@ from torch import Tensor
 from fedcache.config import execution_name
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.context import Ctx, RunConstants
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
 from fedcache.heads.linear import Tree
 from fedcache.heads.projection import TRAINED
@@ -111,6 +111,7 @@ Predict = Callable[[Tree, Tree, ClientData, Tensor, Ctx], Tensor]
 Embed = Callable[[Tree, Tree, Tensor, Ctx], Tensor]
 Server = Callable[[Tree, Ctx], Tree]
 Deploy = Callable[[Tree, Tree, ClientData, Ctx], Tree]
+Settle = Callable[[Hp, RunConstants], Hp]
 PersonalPart = Callable[[Tree, Tree, ClientData, Ctx], Tree]
 Diagnose = Callable[[Tree, Mapping[int, Tree], Mapping[int, Tensor], Ctx], dict[str, float]]
 Aggregate = Callable[[Tree, Tree, Ctx], Tree]
@@ -165,6 +166,11 @@ def average(hp: Hp) -> Mapping[str, Pooling]:
 def as_pooled(pooled: Tree, _ctx: Ctx) -> Tree:
     """Nothing is worth computing once for several points."""
     return pooled
+
+
+def as_given(hp: Hp, _env: RunConstants) -> Hp:
+    """No hyperparameter depends on what the run reads."""
+    return hp
 
 
 def global_model(_hp: Hp) -> Protocol:
@@ -241,6 +247,7 @@ class Method:
         diagnose: (server, states, labels of each client's rows, ctx) -> numbers to log when a round is evaluated.
         reads_test: (hp) -> True when ``predict`` is handed the client's labelled test rows in place of its training
             rows: a leak that some released code has. The engine warns of it.
+        settle: (hp, constants of the run) -> hp, with a number for ``auto`` where that follows from what the run reads.
         check: (hp, ctx) -> None; raises when the switches and the data do not fit.
     """
 
@@ -280,6 +287,7 @@ class Method:
     fidelity: Callable[[Hp, int], str] = lambda _hp, _views: "exact"
     diagnose: Diagnose = lambda _server, _states, _labels, _ctx: {}
     reads_test: Callable[[Hp], bool] = lambda _hp: False
+    settle: Settle = as_given
     check: Callable[[Hp, Ctx], None] = lambda _hp, _ctx: None
     lifts: InitVar[tuple[str, ...] | None] = None
 

@@ -68,7 +68,7 @@ class RunState:
         trust: TrustPolicy | None = None,
         identity: str = "",
     ) -> None:
-        self.method, self.hp, self.seed = method, hp, seed
+        self.method, self.seed = method, seed
         self.trust = trust or TrustPolicy()
         self.trust.check(method, hp)
         self.memo, self.cuts = memo, memo or LruCache()
@@ -83,10 +83,11 @@ class RunState:
         text = None if data.text is None else data.text.to(data.x.device, dtype)
         self.env = RunConstants(
             data.classes, data.x.shape[2], data.x.shape[1], len(self.training_clients), text, dtype, data.x.device,
-            names=data.names, image=data.image, towers=data.towers,
+            names=data.names, image=data.image, towers=data.towers, backbones=data.backbones,
         )  # fmt: skip
         if watch is not None:
             self.env = replace(self.env, watch=watch)
+        self.hp = hp = method.settle(hp, self.env)
         self._dealt = LruCache(DEALT_BYTES)
         self.warnings: list[str] = []
         self.private = PrivateDraws(self.trust.privacy, seed, (identity, method.name), hp, self.training_clients)

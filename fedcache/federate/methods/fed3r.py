@@ -3,7 +3,7 @@
 Fani et al., "Accelerating heterogeneous federated learning with closed-form classifiers", ICML 2024. Each client sends
 A_i = Z'Z and B_i = Z'Y; the server solves W = (sum_i A_i + lam I)^-1 sum_i B_i.
 
-Paper: no bias. Released code: a column of ones is appended and regularised like the others, and weights and bias of each
+Paper: no bias. Released code: a column of ones is appended and regularised like the others, and weights and bias of a
 class are divided by the norm of its weights, in which the bias does not count (D-74, D-85); that can change the argmax:
 ``bias``, ``reg_bias``, ``w_normalize``.
 
@@ -182,7 +182,7 @@ METHOD = replace(
         HParam("lam", 0.01, "float", "ridge; in units of summed squared features", low=0.0, fit=False),
         HParam("bias", False, "bool", "append a column of ones (D-74)", official=True),
         HParam("reg_bias", False, "bool", "regularise that column too (D-74)", official=True, fit=False),
-        HParam("w_normalize", False, "bool", "divide weights and bias of a class by the norm of its weights (D-74, D-85)",
+        HParam("w_normalize", False, "bool", "divide weights and bias of a class by its weights' norm (D-74, D-85)",
                official=True, fit=False),
         HParam("class_weight", "none", "choice", "weigh rows by 1 / the client's own n_c", choices=("none", "local")),
         HParam("omega", 0.0, "float", "extra weight of a client's own rows in its own model; 0 is one model", low=0.0,

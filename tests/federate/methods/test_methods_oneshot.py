@@ -295,9 +295,28 @@ def test_automatic_gamma_follows_the_scale_of_the_features():
     assert gap(auto.server["W"], scaled.server["W"]) < 1e-9
 
 
+@pytest.mark.parametrize(
+    ("names", "gamma"),
+    [(("mobilenetv2-birds",), 0.1), (("hf:google/MobileNet_v2_1.0_224",), 0.1), (("vit-b16",), 1.0),
+     (("squeezenet1_1",), 1.0), (("efficientnet-lite0",), 1.0), (("mobilevit-s",), 1.0), ((), 1.0),
+     (("mobilenetv2-birds", "mobilenetv2-insects"), 0.1), (("mobilenetv2-birds", "glyph-clip"), 1.0)],
+)  # fmt: skip
+def test_the_released_gamma_follows_the_backbone(names, gamma):  # D-86
+    official = METHODS["fedcof"].resolve("official")
+    assert (official["gamma"], official["gamma_auto"]) == (None, "backbone")
+    out = go("fedcof", {k: official[k] for k in ("gamma", "gamma_auto")}, replace(DATA, backbones=names), CLIENTS,
+             **EVERYONE)  # fmt: skip
+    assert np.abs(out.server["W"].numpy() - by_hand(gamma, CLIENTS)[0]).max() < 1e-10
+    assert out.records[-1].diagnostics["gamma"] == out.hp["gamma"] == gamma
+    told = go("fedcof", {"gamma": 0.3, "gamma_auto": "backbone"}, replace(DATA, backbones=names), CLIENTS, **EVERYONE)
+    assert told.hp["gamma"] == 0.3
+
+
 def test_the_number_of_clients_behind_each_class_is_logged():
     has = np.array([[(DATA.y[c.train] == k).any() for k in range(6)] for c in CLIENTS]).sum(0)
     out = go("fedcof", {}, DATA, CLIENTS, **EVERYONE)
+    gamma = out.records[-1].diagnostics.pop("gamma")
+    assert gamma == float(out.server["gamma"]) > 0.0
     assert out.records[-1].diagnostics == {"owners_min": has.min(), "owners_mean": has.mean()}
     assert out.server["owners"].tolist() == has.tolist()
     assert set(fedcof.broadcast(out.server, lanes("fedcof", {}))) == {"W", "b"}  # K_c stays with the server
