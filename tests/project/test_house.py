@@ -24,7 +24,8 @@ API_LINES = 300  # api.py is signatures, docstrings and one call each; what they
 # 43,000 after step 1; sealed files, bounded claims, real noise, saved models, files read by block and a million clients
 # come on top, who is there and who drops out, closed forms by blocks, asynchronous rounds, states in a file, clients on
 # a cluster, answers that are remembered, what newcomers are told; then data, images, backbones and methods of one's own
-PACKAGE_LINES = 70_000
+# (five more of ours: afl, gda, gh-ofl, lp-plus-plus, fedclip)
+PACKAGE_LINES = 71_000
 LONG = {"file": 0, "function": 1, "parameters": 0, "class": 0}  # 0 of each
 
 

@@ -96,6 +96,8 @@ VARIANTS = [
     ("fed3r-prior", {"lam": 0.3, "kappa": 2.0}),
     ("fedcgs", {"cov": "total", "gamma_shrink": 0.01}),
     ("fedcof", {"gamma": 0.1}),
+    ("afl", {"gamma": 0.3, "clean": False}),
+    ("gda", {"alpha": 0.05, "scale": 20.0}),
     ("fedpft", {"k_mix": 3, "cov": "diag", "epochs": 2}),
     ("fedpft", {"k_mix": 2, "cov": "full", "epochs": 2, "reg_covar": 1e-3}),
     ("tip-local", {"a": 3.0, "b": 2.0, "feat_post": "none"}),

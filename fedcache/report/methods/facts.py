@@ -186,6 +186,7 @@ _KINDS: dict[str, tuple[str, str]] = {
     "key": ("mean feature of each class", _ROW),
     "sum": ("sum of the features of each class", _ROW),
     "class_sum": ("sum of the features of each class", _ROW),
+    "head": ("ridge solution of its own rows", "with the sum of z z', the sum of the features of each class"),
     "gram": ("sum of z z' over its rows, upper triangle", "the span of its rows while they are fewer than features"),
     "mean": ("means of each class's Gaussians", _ROW),
     "scale": ("spread of each class's Gaussians", "0 where a class has one row"),

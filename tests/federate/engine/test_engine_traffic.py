@@ -104,9 +104,10 @@ SAME |= {"fedavg-scratch": SCRATCH, "local-supervised": 0}
 SAME |= {"promptfl": PROMPT, "tpfl": PROMPT + VISUAL, "atpfl": PROMPT + VISUAL, "tpfl-feat": 2 * D, "atpfl-feat": 2 * D}
 SAME |= dict.fromkeys(("solo", "supcon", "central", "non-fl", "min-local", "local-prompt", "clip-zs", "tip-local"), 0)
 UP = {**SAME, "fst-cbdg": LINEAR, "fed3r": GRAM, "fed3r-prior": GRAM, "fedcgs": GRAM + C, "fedcof": T + C,
-      "fedncm": T + C, "flesd": N * Z, "flesd-head": N * Z, "flesd-cc": N * Z}  # fmt: skip
+      "afl": GRAM, "gda": GRAM + C, "fedncm": T + C, "flesd": N * Z, "flesd-head": N * Z,
+      "flesd-cc": N * Z}  # fmt: skip
 PER_CLASS = {"fedproto": P + 1, "fedpcl": P + 1, "fedpft": D + 3, "fed-tip-proto": D}
-ONE_SHOT = ("fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft")
+ONE_SHOT = ("afl", "gda", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft")
 DOWN = {**SAME, "fst-cbdg": LINEAR, **dict.fromkeys(ONE_SHOT, LINEAR), "flesd": RESNET, "flesd-head": SIMCLR,
         "flesd-cc": SIMCLR}  # fmt: skip
 LATER = {"fedproto": C * P, "fedpcl": (M + 1) * C * P}  # nothing before the first round

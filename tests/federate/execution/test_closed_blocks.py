@@ -27,6 +27,8 @@ SUMS = [
     ("fed3r", {"bias": True, "rff_dim": 20}),
     ("fed3r-prior", {}),
     ("fedcgs", {}),
+    ("gda", {}),
+    ("afl", {}),
 ]
 CASES = pytest.mark.parametrize("case", SUMS, ids=[f"{name}-{len(hp)}" for name, hp in SUMS])
 
