@@ -98,6 +98,7 @@ VARIANTS = [
     ("fedcof", {"gamma": 0.1}),
     ("afl", {"gamma": 0.3, "clean": False}),
     ("gda", {"alpha": 0.05, "scale": 20.0}),
+    ("lp-plus-plus", {"bias": True, "momentum": 0.9, "alpha_grad": "sum", "alpha_every": 1, "agg": "uniform"}),
     ("fedpft", {"k_mix": 3, "cov": "diag", "epochs": 2}),
     ("fedpft", {"k_mix": 2, "cov": "full", "epochs": 2, "reg_covar": 1e-3}),
     ("tip-local", {"a": 3.0, "b": 2.0, "feat_post": "none"}),

@@ -191,6 +191,7 @@ _KINDS: dict[str, tuple[str, str]] = {
     "mean": ("means of each class's Gaussians", _ROW),
     "scale": ("spread of each class's Gaussians", "0 where a class has one row"),
     "weight": ("weights of each class's Gaussians", "how its rows cluster"),
+    "alpha": ("trained multipliers of the class texts", "how well its rows fit the texts of its classes"),
     "R": ("representations of the public rows", "of public rows only, by a model made from its own"),
     "ctx": ("trained prompt vectors", "which rows were trained on can be guessed"),
     "v": ("trained visual prompt", "which rows were trained on can be guessed"),
