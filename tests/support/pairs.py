@@ -19,6 +19,7 @@ NOT_BY_ROWS = {
     "fedavg-scratch": "BatchNorm: a row's loss depends on the batch it is in",
     "fedavg-simclr": "a row is contrasted with the other rows of its batch",
     "fedprox-simclr": "a row is contrasted with the other rows of its batch",
+    "fedclip": "a row is contrasted with the texts of the other rows of its batch",
     "fst-cbdg": "each client draws rows of its own for the classes it has few of",
     "scaffold": "the control variates of clients are averaged with equal weights",
 }

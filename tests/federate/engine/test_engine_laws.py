@@ -97,7 +97,7 @@ def test_dual_serves_sgd_on_features(case):
         "perfedavg",
     )
     other = {"central", "fedpft", "fst-cbdg", "scaffold", "flesd-head", "flesd-cc", "min-local", "non-fl", "promptfl",
-             "fedavg-simclr", "fedprox-simclr", "tpfl-feat", "atpfl-feat"}  # fmt: skip
+             "fedavg-simclr", "fedprox-simclr", "tpfl-feat", "atpfl-feat", "fedclip"}  # fmt: skip
     if method.gradient and takes_sgd and "batched" in method.executions and case[0] not in other:
         assert "gram" in method.executions
     else:

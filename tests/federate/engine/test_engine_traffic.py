@@ -100,18 +100,18 @@ SCRATCH = RESNET - (8 * 8 + 8) - (Z * 8 + Z) + 8 * C + C  # a classifier in the 
 PROMPT, VISUAL = 2 * E, 3 * (4 * 3 - 2 * 1)  # two tokens; a frame of one pixel in 4 x 3
 SAME = dict.fromkeys(("fedavg", "fedprox", "pfedme", "perfedavg", "ditto", "moon"), MLP)
 SAME |= {"scaffold": 2 * MLP, "fedrep": P * D + P, "fedntd": LINEAR, "fedavg-simclr": SIMCLR, "fedprox-simclr": SIMCLR}
-SAME |= {"fedavg-scratch": SCRATCH, "local-supervised": 0, "lp-plus-plus": LINEAR}
+SAME |= {"fedavg-scratch": SCRATCH, "local-supervised": 0, "lp-plus-plus": LINEAR, "fedclip": 2 * D * (D + 1)}
 SAME |= {"promptfl": PROMPT, "tpfl": PROMPT + VISUAL, "atpfl": PROMPT + VISUAL, "tpfl-feat": 2 * D, "atpfl-feat": 2 * D}
 SAME |= dict.fromkeys(("solo", "supcon", "central", "non-fl", "min-local", "local-prompt", "clip-zs", "tip-local"), 0)
 UP = {**SAME, "fst-cbdg": LINEAR, "fed3r": GRAM, "fed3r-prior": GRAM, "fedcgs": GRAM + C, "fedcof": T + C,
-      "afl": GRAM, "gda": GRAM + C, "fedncm": T + C, "flesd": N * Z, "flesd-head": N * Z,
+      "afl": GRAM, "gda": GRAM + C, "gh-ofl": 2 * T + C, "fedncm": T + C, "flesd": N * Z, "flesd-head": N * Z,
       "flesd-cc": N * Z}  # fmt: skip
 PER_CLASS = {"fedproto": P + 1, "fedpcl": P + 1, "fedpft": D + 3, "fed-tip-proto": D}
 ONE_SHOT = ("afl", "gda", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft")
-DOWN = {**SAME, "fst-cbdg": LINEAR, **dict.fromkeys(ONE_SHOT, LINEAR), "flesd": RESNET, "flesd-head": SIMCLR,
-        "flesd-cc": SIMCLR}  # fmt: skip
+DOWN = {**SAME, "fst-cbdg": LINEAR, **dict.fromkeys(ONE_SHOT, LINEAR), "gh-ofl": 2 * T + C, "flesd": RESNET,
+        "flesd-head": SIMCLR, "flesd-cc": SIMCLR}  # fmt: skip
 LATER = {"fedproto": C * P, "fedpcl": (M + 1) * C * P}  # nothing before the first round
-TEXT = {"clip-zs", "fst-cbdg", "tip-local", "fed-tip-proto", "tpfl-feat", "atpfl-feat", "lp-plus-plus"}
+TEXT = {"clip-zs", "fst-cbdg", "tip-local", "fed-tip-proto", "tpfl-feat", "atpfl-feat", "lp-plus-plus", "fedclip"}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -29,6 +29,9 @@ SUMS = [
     ("fedcgs", {}),
     ("gda", {}),
     ("afl", {}),
+    ("gh-ofl", {}),
+    ("gh-ofl", {"variance": "pooled"}),
+    ("gh-ofl", {"head": "qda"}),
 ]
 CASES = pytest.mark.parametrize("case", SUMS, ids=[f"{name}-{len(hp)}" for name, hp in SUMS])
 

@@ -58,7 +58,7 @@ def test_some_hyperparameters_are_the_servers():
         ("gda", "alpha"),
         ("afl", "clean"),
     } <= set(FREE)
-    assert {"fed3r", "fed3r-prior", "fedcgs", "fedncm", "gda"} == set(ADDITIVE)
+    assert {"fed3r", "fed3r-prior", "fedcgs", "fedncm", "gda", "gh-ofl"} == set(ADDITIVE)
 
 
 @pytest.mark.parametrize(("name", "key"), FREE)
@@ -99,6 +99,8 @@ GRIDS = [
     ("fedcof", {}),
     ("afl", {}),
     ("gda", {}),
+    ("gh-ofl", {"head": "lda"}),
+    ("gh-ofl", {"head": "qda"}),
     ("fedpft", {}),
 ]
 
@@ -171,7 +173,7 @@ def test_one_singular_ridge_of_a_grid_ends_alone():
 
 
 def test_methods_of_one_round_are_those_whose_papers_say_so():
-    closed = {"afl", "gda", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft"}
+    closed = {"afl", "gda", "gh-ofl", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft"}
     alone = {"central", "clip-zs", "fed-tip-proto", "flesd-cc", "non-fl", "tip-local"}
     assert {name for name, method in METHODS.items() if method.one_shot} == closed | alone
 
