@@ -490,7 +490,7 @@ What epsilon does not cover is refused, or must be allowed by name:
 | floating-point tensors of its upload (`fedcache methods info NAME`) | covered |
 | number of its rows | not used: every client weighs the same |
 | rows of all clients together, by which sums are scaled (fed3r) | `--dp-allow rows` |
-| mean and deviation of every feature over all clients' rows (`feat_post=standardize`); a saved model holds them | `--dp-allow statistics` |
+| mean and deviation of every feature over all clients' rows (`feat_post=standardize`), or the mean length of all rows (`rff_sigma=auto`); a saved model holds them | `--dp-allow statistics` |
 | clients' own models, which have no noise and tell who was never drawn | not saved |
 | rows, features and images in a report | not drawn, refused |
 | rows of each class | refused; of fedproto which classes it has is sent, and covered |

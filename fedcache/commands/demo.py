@@ -36,7 +36,7 @@ ROUNDS = 10
 
 SHOWN = (
     "central", "clip-zs", "fed-tip-proto", "fed3r", "fed3r-prior", "fedavg", "fedcgs", "fedcof", "fedncm",
-    "fedpcl", "fedproto", "fedprox", "fst-cbdg", "solo",
+    "fedpcl", "fedproto", "fedprox", "gda", "gh-ofl", "fst-cbdg", "lp-plus-plus", "solo",
 )  # fmt: skip
 """One of each kind, in a minute on two cores; the others take longer or train encoders. ``--methods`` takes any."""
 

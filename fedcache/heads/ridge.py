@@ -91,11 +91,21 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def unpack(packed: Tensor, width: int) -> Tensor:
-    """The symmetric matrices [.., D, D] of packed upper triangles [.., D(D+1)/2]."""
+def pack(full: Tensor) -> Tensor:
+    """The upper triangles of matrices [.., D, D], row by row, [.., D(D+1)/2]."""
+    return full.flatten(-2).index_select(-1, _triangle(full.shape[-1], full.device))
+
+
+def unpack_triangle(packed: Tensor, width: int) -> Tensor:
+    """The upper triangular matrices [.., D, D] of packed triangles [.., D(D+1)/2]."""
     full = packed.new_zeros(*packed.shape[:-1], width * width)
     full[..., _triangle(width, packed.device)] = packed
-    upper = full.view(*packed.shape[:-1], width, width)
+    return full.view(*packed.shape[:-1], width, width)
+
+
+def unpack(packed: Tensor, width: int) -> Tensor:
+    """The symmetric matrices [.., D, D] of packed upper triangles [.., D(D+1)/2]."""
+    upper = unpack_triangle(packed, width)
     return upper + upper.triu(1).mT
 
 

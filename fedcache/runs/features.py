@@ -152,6 +152,7 @@ def with_text(
         text=None if text is None else torch.from_numpy(text),
         widths=widths,
         domain=torch.from_numpy(domain),
+        backbones=tuple(str(store.arrays[key].recipe.get("backbone", key)) for key in keys),
     )
     recipes, how = zip(*((store.arrays[key].recipe, store.arrays[key].how) for key in keys), strict=True)
     return RunFeatures(tuple(keys), data, tuple(digests), tuple(templates), recipes, how=how)

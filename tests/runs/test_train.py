@@ -140,12 +140,13 @@ def test_result_holds_no_time_and_no_place(store: Path, tmp_path: Path) -> None:
 
 def test_what_a_method_watches_is_kept_and_shown(store: Path) -> None:
     data = ok("train", "--method", "fedcof", *IID, "--seeds", "0,1").data
-    assert data["diagnostics"] == {"owners_min": 3.0, "owners_mean": 3.0}  # three clients, each with all classes
+    assert set(data["diagnostics"]) == {"gamma", "owners_min", "owners_mean"}
+    assert data["diagnostics"]["owners_min"] == data["diagnostics"]["owners_mean"] == 3.0  # each client has all classes
     lines = [json.loads(line) for line in (Path(data["path"]) / "rounds.jsonl").read_text().splitlines()]
     assert [line["diagnostics"] for line in lines] == [data["diagnostics"]] * 2
-    assert (
-        "at the end owners_mean 3, owners_min 3" in fedcache("train", "--method", "fedcof", *IID, "--seeds", "0,1").out
-    )
+    shown = fedcache("train", "--method", "fedcof", *IID, "--seeds", "0,1").out
+    assert f"at the end gamma {data['diagnostics']['gamma']:.3g}" in shown
+    assert ", owners_mean 3, owners_min 3" in shown
 
 
 def test_the_config_of_a_run_runs_it_again(store: Path) -> None:

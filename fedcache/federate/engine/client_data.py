@@ -88,6 +88,7 @@ class Data:
     text: Tensor | None = None  # [C, D] unit class text features, or None
     widths: tuple[int, ...] = ()  # features of each backbone, in the order they were concatenated
     domain: Tensor | None = None  # int64 [N] domain of each row, or None
+    backbones: tuple[str, ...] = ()  # names of those that made the features, in the same order; () where nobody knows
     names: tuple[str, ...] = ()  # C class names, for methods with a text tower
     image: tuple[int, int] | None = None  # (H, W) when ``x`` holds images, uint8 [N, 1, H * W * 3]
     towers: FrozenEncoders | None = None  # live frozen encoders, or None

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedcache.config import execution_name
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.context import Ctx, RunConstants
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
 from fedcache.heads.linear import Tree
 from fedcache.heads.projection import TRAINED
@@ -111,6 +111,7 @@ Predict = Callable[[Tree, Tree, ClientData, Tensor, Ctx], Tensor]
 Embed = Callable[[Tree, Tree, Tensor, Ctx], Tensor]
 Server = Callable[[Tree, Ctx], Tree]
 Deploy = Callable[[Tree, Tree, ClientData, Ctx], Tree]
+Settle = Callable[[Hp, RunConstants], Hp]
 PersonalPart = Callable[[Tree, Tree, ClientData, Ctx], Tree]
 Diagnose = Callable[[Tree, Mapping[int, Tree], Mapping[int, Tensor], Ctx], dict[str, float]]
 Aggregate = Callable[[Tree, Tree, Ctx], Tree]
@@ -173,6 +174,11 @@ def as_pooled(pooled: Tree, _ctx: Ctx) -> Tree:
     return pooled
 
 
+def as_given(hp: Hp, _env: RunConstants) -> Hp:
+    """No hyperparameter depends on what the run reads."""
+    return hp
+
+
 def global_model(_hp: Hp) -> Protocol:
     """One model, scored on every client's test rows."""
     return "global"
@@ -231,8 +237,9 @@ class Method:
         mixed: in what clients of one run may differ: ``backbones``, and names of hyperparameters.
         needs: what clients read: ``labels``, ``text`` (class text features), ``views`` (stored augmentations),
             ``pixels`` (images instead of features), ``text tower`` and ``image tower`` (live frozen encoders),
-            ``public`` (client 0 is the public set, whose rows everybody reads and which does not train). Without
-            ``labels`` the engine hands over data that has none.
+            ``public`` (client 0 is the public set, whose rows everybody reads and which does not train), ``row norms``
+            (the mean length of all training rows: one number of each client, and one to it, before the first round).
+            Without ``labels`` the engine hands over data that has none.
         needs_for: (hp) -> what is needed under these switches, where that differs from ``needs``.
         text_travels: False when the server alone reads the class text features, so clients are not sent them.
         gradient: False for clients that take no step.
@@ -249,6 +256,7 @@ class Method:
             images) -> scores [N, C]; None where it starts from none. Its accuracy stands beside the method's own.
         reads_test: (hp) -> True when ``predict`` is handed the client's labelled test rows in place of its training
             rows: a leak that some released code has. The engine warns of it.
+        settle: (hp, constants of the run) -> hp, with a number for ``auto`` where that follows from what the run reads.
         check: (hp, ctx) -> None; raises when the switches and the data do not fit.
     """
 
@@ -289,6 +297,7 @@ class Method:
     diagnose: Diagnose = lambda _server, _states, _labels, _ctx: {}
     zero_shot: ZeroShot = no_zero_shot
     reads_test: Callable[[Hp], bool] = lambda _hp: False
+    settle: Settle = as_given
     check: Callable[[Hp, Ctx], None] = lambda _hp, _ctx: None
     lifts: InitVar[tuple[str, ...] | None] = None
 

@@ -23,6 +23,7 @@ from fedcache.federate.engine.eligibility import eligible_clients
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import ClientOverrides, Method, Uploads, check_mixed
 from fedcache.federate.engine.outcome import RoundTraffic, Traffic, itemsize
+from fedcache.federate.engine.row_norms import count_exchange, mean_training_length
 from fedcache.federate.engine.sampling import UNIFORM, ClientSampler, Participation, SamplingRule
 from fedcache.federate.engine.stored_rows import Features
 from fedcache.federate.execution.cache import LruCache, SameObject
@@ -68,25 +69,25 @@ class RunState:
         trust: TrustPolicy | None = None,
         identity: str = "",
     ) -> None:
-        self.method, self.hp, self.seed = method, hp, seed
+        self.method, self.seed = method, seed
         self.trust = trust or TrustPolicy()
         self.trust.check(method, hp)
         self.memo, self.cuts = memo, memo or LruCache()
         as_is = data.x.dtype == dtype or data.image is not None  # images stay bytes
         self.data = data if as_is else replace(data, x=data.x.to(dtype))
         self.own = own or {}
-        if self.own:
-            check_mixed(method, self.own, data.x.shape[2], len(clients))
+        check_mixed(method, self.own, data.x.shape[2], len(clients))
         self.columns = FeatureColumns(self.data.x)
         self.clients = clients
         self.training_clients: Sequence[ClientRows] = [AllClients(clients)] if method.central else clients
         text = None if data.text is None else data.text.to(data.x.device, dtype)
         self.env = RunConstants(
             data.classes, data.x.shape[2], data.x.shape[1], len(self.training_clients), text, dtype, data.x.device,
-            names=data.names, image=data.image, towers=data.towers,
+            names=data.names, image=data.image, towers=data.towers, backbones=data.backbones,
         )  # fmt: skip
-        if watch is not None:
-            self.env = replace(self.env, watch=watch)
+        norm = mean_training_length(self.data.x, clients, self.cuts) if "row norms" in method.reads(hp) else None
+        self.env = replace(self.env, row_norm=norm, watch=watch or self.env.watch)
+        self.hp = hp = method.settle(hp, self.env)
         self._dealt = LruCache(DEALT_BYTES)
         self.warnings: list[str] = []
         self.private = PrivateDraws(self.trust.privacy, seed, (identity, method.name), hp, self.training_clients)
@@ -142,11 +143,8 @@ class RunState:
                 f"{self.method.name} needs class text features, but these features have none.",
                 "Use a backbone with a text tower, for example --backbones glyph-clip.",
             )
-        for need, found in (
-            ("image tower", self.env.towers),
-            ("text tower", self.env.towers),
-            ("pixels", self.env.image),
-        ):
+        env = self.env
+        for need, found in (("image tower", env.towers), ("text tower", env.towers), ("pixels", env.image)):
             if need in self.method.reads(self.hp) and found is None:
                 raise StoreError(
                     f"{self.method.name} needs {need}, and this run was given none.",
@@ -377,6 +375,8 @@ class RunState:
             paper = method.paper_count(env.width, env.classes, env.clients, self.hp)
         totals = dict.fromkeys(("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down"), 0)
         lost = set(self.lost)
+        if env.row_norm is not None and self.round == 0:
+            count_exchange(self.traffic, self.eligible, totals)
         for c, (sent, width) in zip((*ids, *self.lost), (*ups, *[NOTHING] * len(self.lost)), strict=True):
             # Class text features reach a client once, with its first broadcast.
             text = once if not self.met[c] else 0

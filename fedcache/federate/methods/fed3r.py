@@ -3,16 +3,23 @@
 Fani et al., "Accelerating heterogeneous federated learning with closed-form classifiers", ICML 2024. Each client sends
 A_i = Z'Z and B_i = Z'Y; the server solves W = (sum_i A_i + lam I)^-1 sum_i B_i.
 
-Paper: no bias. Released code: a column of ones is appended and regularised like the others, and every class column of W
-(its bias too) is divided by its norm, which can change the argmax (D-74): ``bias``, ``reg_bias``, ``w_normalize``.
+Paper: no bias. Released code: a column of ones is appended and regularised like the others, and weights and bias of a
+class are divided by the norm of its weights, in which the bias does not count (D-74, D-85); that can change the argmax:
+``bias``, ``reg_bias``, ``w_normalize``.
 
 Only the upper triangle of A_i is computed and sent, D(D+1)/2 numbers; the bias column costs the feature sums and class
 counts, D + C more. Statistics are float64 and add up, so the model is the centralised ridge (T-K2).
 ``precision=float32`` (ours) multiplies blocks of rows in float32 and adds the products in float64: an entry of A is
 then off by at most 6.2e-5 sqrt(a_jj a_kk), and A by 6.2e-5 tr(A) (``gram_single``), so the model is the same where lam
-or the smallest eigenvalue of A is well above that. Limits:
-lam -> infinity gives lam W -> sum B (T-K5); ``rff_dim`` > 0 works on random Fourier features made from the shared seed;
+or the smallest eigenvalue of A is well above that. Limits: lam -> infinity gives lam W -> sum B (T-K5);
 ``class_weight=local`` weighs a row by 1 / (the client's own n_c), which does depend on the partition.
+
+``rff_dim`` > 0 works on random Fourier features made from the shared seed. Their bandwidth has to follow the scale of
+the features: ``rff_sigma=auto`` is the mean length of all clients' training rows, 1 for unit features (D-87). It costs
+one exchange more: each client tells the sum of its rows' lengths beside their number, and is told the mean. That is
+computed over all clients, also where the round has some of them, and counted in the traffic of the round: one scalar
+up and one down for every client. The log of the round has it as ``rff_sigma``. Sites of a real federation do not have
+that exchange; they are given a number.
 
 ``omega`` > 0 (ours) is a personal model: client i solves (A + omega A_i + lam I)^-1 (B + omega B_i) from the sums that
 come back to it, so its own rows count 1 + omega times. omega = 0 is the global model, omega -> infinity its rows alone.
@@ -20,6 +27,7 @@ come back to it, so its own rows count 1 + omega times. omega = 0 is the global 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import cast
@@ -27,7 +35,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.context import generator
+from fedcache.federate.engine.context import RunConstants, generator
 from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
@@ -128,10 +136,11 @@ def head(sums: Tree, ctx: Ctx) -> Tree:
         W = solve_spectrum(sums, lam)
     else:
         W = solve(*system(sums, ctx), lam, free=int(bias and not ctx.hp["reg_bias"]))
-    if ctx.hp["w_normalize"]:
-        W = W / W.norm(dim=-2, keepdim=True).clamp(min=1e-12)
-    b = W[..., -1, :] if bias else torch.zeros_like(W[..., 0, :])
     weights = W[..., :-1, :] if bias else W
+    b = W[..., -1, :] if bias else torch.zeros_like(W[..., 0, :])
+    if ctx.hp["w_normalize"]:  # the norm is that of the weights alone, and divides the bias too (D-85)
+        norm = weights.norm(dim=-2).clamp(min=1e-12)
+        weights, b = weights / norm.unsqueeze(-2), b / norm
     return {"W": weights.mT.contiguous().to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
 
 
@@ -158,6 +167,21 @@ def embed(_down: Tree, _own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
     return feature_map(x, ctx).to(ctx.env.dtype) if ctx.count("rff_dim") else x
 
 
+def asks_norms(hp: Hp) -> bool:
+    """Whether the bandwidth follows the lengths of the rows."""
+    return bool(hp["rff_dim"]) and hp["rff_sigma"] is None
+
+
+def settle(hp: Hp, env: RunConstants) -> Hp:
+    """The bandwidth of the run, where it is automatic."""
+    return {**hp, "rff_sigma": max(cast(float, env.row_norm), 1e-6)} if asks_norms(hp) else hp
+
+
+def bandwidth(_server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], ctx: Ctx) -> dict[str, float]:
+    """The bandwidth of random Fourier features."""
+    return {"rff_sigma": float(ctx.number("rff_sigma"))} if ctx.count("rff_dim") else {}
+
+
 def personal(hp: Hp) -> bool:
     """Whether clients weigh their own rows more."""
     return bool(hp["omega"])
@@ -180,18 +204,22 @@ METHOD = replace(
         HParam("lam", 0.01, "float", "ridge; in units of summed squared features", low=0.0, fit=False),
         HParam("bias", False, "bool", "append a column of ones (D-74)", official=True),
         HParam("reg_bias", False, "bool", "regularise that column too (D-74)", official=True, fit=False),
-        HParam("w_normalize", False, "bool", "divide each class column by its norm (D-74)", official=True, fit=False),
+        HParam("w_normalize", False, "bool", "divide weights and bias of a class by its weights' norm (D-74, D-85)",
+               official=True, fit=False),
         HParam("class_weight", "none", "choice", "weigh rows by 1 / the client's own n_c", choices=("none", "local")),
         HParam("omega", 0.0, "float", "extra weight of a client's own rows in its own model; 0 is one model", low=0.0,
                fit=False),
         HParam("rff_dim", 0, "int", "random Fourier features; 0 is none", low=0),
-        HParam("rff_sigma", 1.0, "float", "bandwidth of their Gaussian kernel", low=1e-6),
+        HParam("rff_sigma", None, "float", "bandwidth of their Gaussian kernel (D-87)", low=1e-6,
+               auto="mean length of all clients' training rows"),
         HParam("precision", "float64", "choice", "of the products in A_i; float32 is faster, for well-conditioned A",
                choices=("float64", "float32")),
     ),
     fit=fit, uploads=uploads,
     aggregate=aggregate, prepare=prepare, personal_part=personal_part, predict=scores, embed=embed,
     additive=lambda hp: hp["class_weight"] == "none" and not hp["rff_dim"],
+    needs_for=lambda hp: frozenset({"labels", "row norms"} if asks_norms(hp) else {"labels"}),
+    settle=settle, diagnose=bandwidth,
     protocol=lambda hp: "personalised" if personal(hp) else "global",
     paper_count=paper_count,
 )  # fmt: skip

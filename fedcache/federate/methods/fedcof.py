@@ -11,7 +11,9 @@ estimate: ``owners_min`` and ``owners_mean``, over classes, are K_c in the log o
 Sig_c is the sample covariance itself.
 
 The paper takes gamma from 0.1 to 1 for unnormalised features. On unit-length features that is tens of variances and the
-method is FedNCM; ``gamma=auto`` follows the scale of the features.
+method is FedNCM; ``gamma=auto`` follows the scale of the features, or with ``gamma_auto=backbone`` is what the released
+scripts give the backbone: 0.1 to MobileNets, 1.0 to ViTs and SqueezeNets; others get their program's default, 1.0
+(D-86). Of joined features all backbones have to be MobileNets. The gamma that was taken is in the log of the round.
 """
 
 from __future__ import annotations
@@ -23,11 +25,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from fedcache.federate.engine.context import RunConstants
 from fedcache.federate.methods import fedncm
-from fedcache.federate.methods.common import Ctx, HParam, Tree
+from fedcache.federate.methods.common import Ctx, Hp, HParam, Tree
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import solve
+
+MOBILENET, OTHERS = 0.1, 1.0
+"""gamma of the released scripts."""
+
+
+def settle(hp: Hp, env: RunConstants) -> Hp:
+    """gamma of the released scripts, where that is asked for."""
+    if hp["gamma"] is not None or hp["gamma_auto"] != "backbone":
+        return hp
+    names = [name.lower() for name in env.backbones]
+    return {**hp, "gamma": MOBILENET if names and all("mobilenet" in name for name in names) else OTHERS}
 
 
 def scatter(sums: Tensor, counts: Tensor) -> Tensor:
@@ -46,7 +60,7 @@ def scatter(sums: Tensor, counts: Tensor) -> Tensor:
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """The ridge head of the estimated Gram matrix, and K_c, which stays here."""
+    """The ridge head of the estimated Gram matrix, and K_c and gamma, which stay here."""
     S, N = up["sum"].sum(0), up["count"].sum(0)
     mean = S.sum(0, keepdim=True) / N.sum()
     G = scatter(up["sum"], up["count"]) + N.sum() * mean.mT @ mean
@@ -59,6 +73,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         "W": normalize(W.mT, dim=-1).to(ctx.env.dtype).contiguous(),
         "b": b.to(ctx.env.dtype),
         "owners": (up["count"] > 0).sum(0),
+        "gamma": G.new_tensor(gamma),
     }
 
 
@@ -67,10 +82,10 @@ def broadcast(server: Tree, _ctx: Ctx) -> Tree:
     return {k: server[k] for k in ("W", "b") if k in server}
 
 
-def owners(server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx) -> dict[str, float]:
-    """K_c, smallest and mean over the classes that somebody has."""
+def estimate(server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx) -> dict[str, float]:
+    """gamma, and K_c, smallest and mean over the classes that somebody has."""
     known = server["owners"][server["owners"] > 0].double()
-    return {"owners_min": float(known.min()), "owners_mean": float(known.mean())}
+    return {"gamma": float(server["gamma"]), "owners_min": float(known.min()), "owners_mean": float(known.mean())}
 
 
 METHOD = replace(
@@ -82,12 +97,18 @@ METHOD = replace(
         FEAT_POST,
         HParam(
             "gamma", None, "float", "added to the diagonal of every class covariance; the paper has 0.1 to 1",
-            low=0.0, official=0.1, auto="1e-2 of the mean diagonal of G/N",
+            low=0.0, auto="what gamma_auto says",
+        ),
+        HParam(
+            "gamma_auto", "scale", "choice",
+            "gamma=auto is 1e-2 of the mean diagonal of G/N, or what the released scripts give the backbone (D-86)",
+            choices=("scale", "backbone"), official="backbone", fit=False,
         ),
     ),
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate,
     broadcast=broadcast,
     additive=lambda _hp: False,
-    diagnose=owners,
+    settle=settle,
+    diagnose=estimate,
 )  # fmt: skip

@@ -43,7 +43,8 @@ UNCOVERED = {
     "owned",
     "participants": "who took part in which round",
     "rows": "how many training rows all clients have together",
-    "statistics": "mean and deviation of every feature over all clients' training rows (feat_post=standardize)",
+    "statistics": "mean and deviation of every feature over all clients' training rows (feat_post=standardize), or the "
+    "mean length of these rows (rff_sigma=auto)",
 }
 """What a run may tell although epsilon does not cover it: word of ``--dp-allow`` -> what it is."""
 

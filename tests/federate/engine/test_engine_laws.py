@@ -105,7 +105,7 @@ def test_dual_serves_sgd_on_features(case):
     )
     other = {"central", "fedpft", "fst-cbdg", "scaffold", "flesd-head", "flesd-cc", "min-local", "non-fl", "promptfl",
              "fedavg-simclr", "fedprox-simclr", "tpfl-feat", "atpfl-feat", "fedavgm", "fedadam", "fedyogi",
-             "fedadagrad", "feddyn", "fednova", "feddisco", "ifca"}  # fmt: skip
+             "fedadagrad", "feddyn", "fednova", "feddisco", "ifca", "fedclip"}  # fmt: skip
     if method.gradient and takes_sgd and "batched" in method.executions and case[0] not in other:
         assert "gram" in method.executions
     else:

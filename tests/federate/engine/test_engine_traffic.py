@@ -102,19 +102,19 @@ SAME = dict.fromkeys(("fedavg", "fedprox", "pfedme", "perfedavg", "ditto", "moon
                       "fedyogi", "feddyn", "fedlc"), MLP)  # fmt: skip
 SAME |= {"fedper": P * D + P, "lg-fedavg": C * P + C}
 SAME |= {"scaffold": 2 * MLP, "fedrep": P * D + P, "fedntd": LINEAR, "fedavg-simclr": SIMCLR, "fedprox-simclr": SIMCLR}
-SAME |= {"fedavg-scratch": SCRATCH, "local-supervised": 0}
+SAME |= {"fedavg-scratch": SCRATCH, "local-supervised": 0, "lp-plus-plus": LINEAR, "fedclip": 2 * D * (D + 1)}
 SAME |= {"promptfl": PROMPT, "tpfl": PROMPT + VISUAL, "atpfl": PROMPT + VISUAL, "tpfl-feat": 2 * D, "atpfl-feat": 2 * D}
 SAME |= dict.fromkeys(("solo", "supcon", "central", "non-fl", "min-local", "local-prompt", "clip-zs", "tip-local"), 0)
 UP = {**SAME, "fst-cbdg": LINEAR, "fed3r": GRAM, "fed3r-prior": GRAM, "fedcgs": GRAM + C, "fedcof": T + C,
-      "fedncm": T + C, "fedbabu": P * D + P, "fednova": MLP + 1, "feddisco": MLP + 2, "ifca": MLP + 1,
-      "flesd": N * Z, "flesd-head": N * Z, "flesd-cc": N * Z}  # fmt: skip
+      "afl": GRAM, "gda": GRAM + C, "gh-ofl": 2 * T + C, "fedncm": T + C, "fedbabu": P * D + P, "fednova": MLP + 1,
+      "feddisco": MLP + 2, "ifca": MLP + 1, "flesd": N * Z, "flesd-head": N * Z, "flesd-cc": N * Z}  # fmt: skip
 PER_CLASS = {"fedproto": P + 1, "fedpcl": P + 1, "fedpft": D + 3, "fed-tip-proto": D}
-ONE_SHOT = ("fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft")
+ONE_SHOT = ("afl", "gda", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft")
 DOWN = {**SAME, "fedbabu": MLP, "fednova": MLP, "feddisco": MLP, "ifca": 2 * MLP + 2, "fst-cbdg": LINEAR,
-        **dict.fromkeys(ONE_SHOT, LINEAR), "flesd": RESNET, "flesd-head": SIMCLR,
+        **dict.fromkeys(ONE_SHOT, LINEAR), "gh-ofl": 2 * T + C, "flesd": RESNET, "flesd-head": SIMCLR,
         "flesd-cc": SIMCLR}  # fmt: skip
 LATER = {"fedproto": C * P, "fedpcl": (M + 1) * C * P}  # nothing before the first round
-TEXT = {"clip-zs", "fst-cbdg", "tip-local", "fed-tip-proto", "tpfl-feat", "atpfl-feat"}
+TEXT = {"clip-zs", "fst-cbdg", "tip-local", "fed-tip-proto", "tpfl-feat", "atpfl-feat", "lp-plus-plus", "fedclip"}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -486,6 +486,7 @@ def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path: 
         ({"method": "flesd"}, "a public set of rows"),
         ({"method": "promptfl"}, "shards hold features"),
         ({"method": "fedavg", "set": {"feat_post": "standardize"}}, "over all clients' rows"),
+        ({"method": "fed3r", "set": {"rff_dim": "8"}}, "the mean length of all clients' rows: --set rff_sigma="),
         ({"method": "fedavg", "attack": "sign-flip:0.2"}, "sites are real"),
         ({"method": "fedavg", "asynchronous": 2}, "--asynchronous simulates who takes part"),
         ({"method": "fedavg", "client_dropout": 0.1}, "--client-dropout simulates who takes part"),

@@ -27,6 +27,11 @@ SUMS = [
     ("fed3r", {"bias": True, "rff_dim": 20}),
     ("fed3r-prior", {}),
     ("fedcgs", {}),
+    ("gda", {}),
+    ("afl", {}),
+    ("gh-ofl", {}),
+    ("gh-ofl", {"variance": "pooled"}),
+    ("gh-ofl", {"head": "qda"}),
 ]
 CASES = pytest.mark.parametrize("case", SUMS, ids=[f"{name}-{len(hp)}" for name, hp in SUMS])
 

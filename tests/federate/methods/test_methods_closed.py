@@ -46,19 +46,31 @@ def test_a_bias_that_is_not_regularised_is_scikit_learns_intercept():
     assert np.abs(out.server["b"].numpy() - ridge.intercept_).max() < 1e-10
 
 
-def test_a_regularised_and_normalised_bias_is_the_released_code():  # D-74
-    out = go(
-        "fed3r",
-        {"lam": 0.5, "bias": True, "reg_bias": True, "w_normalize": True},
-        DATA,
-        parts(0, 7),
-        participation=None,
-    )
-    Z = np.c_[X, np.ones(len(X))]
-    W = np.linalg.solve(Z.T @ Z + 0.5 * np.eye(Z.shape[1]), Z.T @ Y)
-    W /= np.linalg.norm(W, axis=0)
+@pytest.mark.parametrize("reg_bias", [True, False])
+def test_a_normalised_head_is_the_released_code(reg_bias):  # D-74, D-85
+    group = parts(0, 7)
+    settings = {"lam": 0.5, "bias": True, "reg_bias": reg_bias, "w_normalize": True}
+    out = go("fed3r", settings, DATA, group, participation=None)
+    # The released steps: sums over clients of features with a one appended, one system, then the norm of each class
+    # over the rows of W that belong to features divides all of its column.
+    A, B = np.zeros((12, 12)), np.zeros((12, 6))
+    for client in group:
+        Z = np.c_[DATA.x[client.train, 0].numpy(), np.ones(len(client.train))]
+        A += Z.T @ Z
+        B += Z.T @ np.eye(6)[DATA.y[client.train].numpy()]
+    W = np.linalg.inv(A + 0.5 * np.diag([1.0] * 11 + [float(reg_bias)])) @ B
+    W = W / np.sqrt((W[:-1] ** 2).sum(0))
     assert np.abs(out.server["W"].numpy() - W[:-1].T).max() < 1e-10
     assert np.abs(out.server["b"].numpy() - W[-1]).max() < 1e-10
+    assert np.abs(np.linalg.norm(W, axis=0) - 1.0).max() > 1e-3  # a bias in the norm would be seen
+    scores = np.c_[DATA.x[:, 0], np.ones(len(DATA.y))] @ W
+    assert np.array_equal(out.predict(DATA.x).numpy(), scores.argmax(1))
+
+
+def test_without_a_bias_the_normalised_columns_are_unit():
+    out = go("fed3r", {"lam": 0.5, "w_normalize": True}, DATA, parts(0, 7), participation=None)
+    W = np.linalg.solve(X.T @ X + 0.5 * np.eye(11), X.T @ Y)
+    assert np.abs(out.server["W"].numpy() - (W / np.linalg.norm(W, axis=0)).T).max() < 1e-10
 
 
 def test_a_huge_ridge_leaves_the_class_sums():  # T-K5

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import Rows, federation, gap, go
+from federation import Rows, federation, gap, go, run, run_points
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from method_calls import lanes, paper, wide
@@ -17,6 +17,7 @@ from sklearn.linear_model import Ridge
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import stack_clients
+from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.methods import METHODS, fedcof
 from fedcache.federate.methods.fed3r import feature_map
 from fedcache.federate.methods.fedcgs import covariance
@@ -123,12 +124,51 @@ def test_personal_models_of_several_clients_at_once_are_each_ones_own(bias):
 @settings(max_examples=5, deadline=None)
 def test_random_features_are_one_draw_for_all_clients(seed, m):
     out = go("fed3r", {"rff_dim": 30, "lam": 0.1}, DATA, parts(seed, m), seed=seed, **EVERYONE)
-    ctx = lanes("fed3r", {"rff_dim": 30})
+    ctx = lanes("fed3r", {"rff_dim": 30, "rff_sigma": 1.0})
     phi = feature_map(DATA.x[POOL, 0], replace(ctx, rng=replace(ctx.rng, seed=seed))).numpy()
     W = np.linalg.solve(phi.T @ phi + 0.1 * np.eye(30), phi.T @ Y)
     assert np.abs(out.server["W"].numpy() - W.T).max() < 1e-9 * np.abs(W).max()
     other = feature_map(DATA.x[POOL, 0], replace(ctx, rng=replace(ctx.rng, seed=seed + 1))).numpy()
     assert np.abs(phi - other).max() > 0.1
+
+
+def test_the_bandwidth_follows_the_length_of_the_training_rows():  # D-87
+    data = replace(DATA, x=DATA.x * torch.linspace(2.0, 30.0, len(DATA.x), dtype=torch.float64)[:, None, None])
+    holed = data.x.clone()
+    holed[TEST] = torch.nan  # of training rows alone
+    sigma = float(np.linalg.norm(data.x[POOL, 0].numpy(), axis=1).mean())
+    for group in (parts(0, 4), parts(1, 9), CLIENTS):
+        auto = go("fed3r", {"rff_dim": 30}, replace(data, x=holed), group, **EVERYONE)
+        told = go("fed3r", {"rff_dim": 30, "rff_sigma": sigma}, data, group, **EVERYONE)
+        assert abs(auto.hp["rff_sigma"] - sigma) < 1e-12 * sigma
+        assert auto.records[-1].diagnostics == {"rff_sigma": auto.hp["rff_sigma"]}
+        assert gap(auto.server, told.server) < 1e-9
+    assert abs(go("fed3r", {"rff_dim": 30}, DATA, CLIENTS, **EVERYONE).hp["rff_sigma"] - 1.0) < 1e-12  # unit rows
+    assert go("fed3r", {}, DATA, CLIENTS, **EVERYONE).hp["rff_sigma"] is None  # nobody asks without random features
+
+
+@pytest.mark.parametrize("participation", [None, 4])
+def test_the_mean_length_costs_every_client_a_number_each_way(participation):
+    plain, auto = (
+        go("fed3r", {"rff_dim": 30, **sigma}, DATA, CLIENTS, participation=participation).traffic
+        for sigma in ({"rff_sigma": 1.0}, {})
+    )
+    for way in ("up", "down"):
+        assert [b - a for a, b in zip(getattr(plain, way), getattr(auto, way), strict=True)] == [1] * 9
+        assert auto.totals()[way] - plain.totals()[way] == 9 == sum(getattr(auto, way)) - sum(getattr(plain, way))
+        assert auto.totals()[f"{way}_bytes"] - plain.totals()[f"{way}_bytes"] == 72
+
+
+def test_points_of_a_grid_on_other_rows_have_their_own_bandwidth():
+    method = METHODS["fed3r"]
+    data = replace(DATA, x=DATA.x * torch.linspace(2.0, 30.0, len(DATA.x), dtype=torch.float64)[:, None, None])
+    shared, hp = GridCache(), method.resolve("paper", {"rff_dim": 30})
+    for group in (CLIENTS, [*CLIENTS[:4], replace(CLIENTS[4], train=CLIENTS[5].train)]):
+        how = {"rounds": 1, "participation": None, "dtype": torch.float64}
+        (point,) = run_points(method, [hp], data, group, cache=shared, **how)
+        alone = run(method, hp, data, group, **how)
+        assert point.hp == alone.hp
+        assert gap(point.server, alone.server) < 1e-12
 
 
 # fed3r-prior
@@ -295,9 +335,28 @@ def test_automatic_gamma_follows_the_scale_of_the_features():
     assert gap(auto.server["W"], scaled.server["W"]) < 1e-9
 
 
+@pytest.mark.parametrize(
+    ("names", "gamma"),
+    [(("mobilenetv2-birds",), 0.1), (("hf:google/MobileNet_v2_1.0_224",), 0.1), (("vit-b16",), 1.0),
+     (("squeezenet1_1",), 1.0), (("efficientnet-lite0",), 1.0), (("mobilevit-s",), 1.0), ((), 1.0),
+     (("mobilenetv2-birds", "mobilenetv2-insects"), 0.1), (("mobilenetv2-birds", "glyph-clip"), 1.0)],
+)  # fmt: skip
+def test_the_released_gamma_follows_the_backbone(names, gamma):  # D-86
+    official = METHODS["fedcof"].resolve("official")
+    assert (official["gamma"], official["gamma_auto"]) == (None, "backbone")
+    out = go("fedcof", {k: official[k] for k in ("gamma", "gamma_auto")}, replace(DATA, backbones=names), CLIENTS,
+             **EVERYONE)  # fmt: skip
+    assert np.abs(out.server["W"].numpy() - by_hand(gamma, CLIENTS)[0]).max() < 1e-10
+    assert out.records[-1].diagnostics["gamma"] == out.hp["gamma"] == gamma
+    told = go("fedcof", {"gamma": 0.3, "gamma_auto": "backbone"}, replace(DATA, backbones=names), CLIENTS, **EVERYONE)
+    assert told.hp["gamma"] == 0.3
+
+
 def test_the_number_of_clients_behind_each_class_is_logged():
     has = np.array([[(DATA.y[c.train] == k).any() for k in range(6)] for c in CLIENTS]).sum(0)
     out = go("fedcof", {}, DATA, CLIENTS, **EVERYONE)
+    gamma = out.records[-1].diagnostics.pop("gamma")
+    assert gamma == float(out.server["gamma"]) > 0.0
     assert out.records[-1].diagnostics == {"owners_min": has.min(), "owners_mean": has.mean()}
     assert out.server["owners"].tolist() == has.tolist()
     assert set(fedcof.broadcast(out.server, lanes("fedcof", {}))) == {"W", "b"}  # K_c stays with the server

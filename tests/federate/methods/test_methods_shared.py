@@ -51,8 +51,14 @@ def uploads(name, hp, clients=None):
 
 
 def test_some_hyperparameters_are_the_servers():
-    assert {("fed3r", "lam"), ("fed3r-prior", "kappa"), ("fedcgs", "gamma_shrink"), ("fedncm", "metric")} <= set(FREE)
-    assert {"fed3r", "fed3r-prior", "fedcgs", "fedncm"} == set(ADDITIVE)
+    assert {
+        ("fed3r", "lam"),
+        ("fed3r-prior", "kappa"),
+        ("fedcgs", "gamma_shrink"),
+        ("gda", "alpha"),
+        ("afl", "clean"),
+    } <= set(FREE)
+    assert {"fed3r", "fed3r-prior", "fedcgs", "fedncm", "gda", "gh-ofl"} == set(ADDITIVE)
 
 
 @pytest.mark.parametrize(("name", "key"), FREE)
@@ -91,6 +97,10 @@ GRIDS = [
     ("fedcgs", {"gamma_shrink": 0.1}),
     ("fedcgs", {"cov": "total", "gamma_shrink": 0.1}),
     ("fedcof", {}),
+    ("afl", {}),
+    ("gda", {}),
+    ("gh-ofl", {"head": "lda"}),
+    ("gh-ofl", {"head": "qda"}),
     ("fedpft", {}),
 ]
 
@@ -163,7 +173,7 @@ def test_one_singular_ridge_of_a_grid_ends_alone():
 
 
 def test_methods_of_one_round_are_those_whose_papers_say_so():
-    closed = {"fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft"}
+    closed = {"afl", "gda", "gh-ofl", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft"}
     alone = {"central", "clip-zs", "fed-tip-proto", "flesd-cc", "non-fl", "tip-local"}
     assert {name for name, method in METHODS.items() if method.one_shot} == closed | alone
 

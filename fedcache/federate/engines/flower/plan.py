@@ -73,6 +73,8 @@ def why_not(method: Method, hp: Hp) -> str | None:
         return "its models are scored on all clients' rows"
     if hp.get("feat_post") == "standardize":
         return "feat_post=standardize takes mean and variance over all clients' rows"
+    if "row norms" in needs:
+        return "rff_sigma=auto takes the mean length of all clients' rows: --set rff_sigma=NUMBER"
     return None
 
 

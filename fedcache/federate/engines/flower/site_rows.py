@@ -73,6 +73,7 @@ class SiteRows:
             text=self.text,
             widths=first.widths,
             domain=torch.empty(0, dtype=torch.int64),
+            backbones=first.backbones,
         )
         digests = (*first.recipes, *((first.text,) if first.text else ()))
         recipes = tuple(parse_json(text.encode()) for text in first.made_from)

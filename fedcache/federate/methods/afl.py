@@ -1,0 +1,123 @@
+"""AFL: each client solves its own ridge regression, and the server merges the solutions without loss; one round.
+
+He et al., "AFL: a single-round analytic approach for federated learning with pre-trained models", CVPR 2025. Client k
+sends W_k = C_k^-1 X_k'Y_k and C_k = X_k'X_k + gamma I. The absolute aggregation law merges two of them exactly,
+    W = (I - R_u C_v + R_u C_v (C_u + C_v)^-1 C_v) W_u + (I - R_v C_u + R_v C_u (C_u + C_v)^-1 C_u) W_v,
+    C = C_u + C_v,    R = C^-1,
+and the server merges one client after another. After K of them W is the ridge solution of all rows with K gamma in the
+place of gamma; its removal,
+    W <- W + K gamma (C - K gamma I)^-1 W,
+leaves the least squares of all rows, X'X W = X'Y, whatever the partition: ``fed3r`` with lam = 0, which needs no matrix
+of single clients and no merging. What AFL adds is that each client has a model of its own before anything is sent.
+
+The removal needs X'X to be regular: more rows than features, and no feature that is a sum of others. Where it is not,
+the ridge K gamma stays, and ``cleaned`` is 0 in the log of the round. ``clean=false`` keeps it in any case.
+
+Checked against the released code (ZHUANGHP/Analytic-federated-learning, ``afl.py``): the same steps, with factors in
+the place of inverses; its commands have gamma = 1 and the removal. C_k travels as a triangle; the code holds all of it,
+and its inverse. The server holds all uploads of the round: clients x D (D + 1) / 2 numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcache.errors import FederatedRunError
+from fedcache.federate.methods import fedncm
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, Uploads, UploadTensor
+from fedcache.federate.methods.common.switches import FEAT_POST
+from fedcache.federate.methods.fedncm import add_up, class_sums
+from fedcache.heads.ridge import gram, solve, unpack
+
+
+def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """W_k [C, D] and C_k, packed."""
+
+    def sums(block: ClientData) -> Tree:
+        x, mask = block.full()
+        z = x.double() * mask.double().unsqueeze(-1)
+        total, _ = class_sums(z, block, ctx.env.classes, mask.double())
+        return {"gram": gram(z), "class_sum": total}
+
+    made, D = add_up(data, ctx, ctx.env.width, sums), ctx.env.width
+    i = torch.arange(D, device=ctx.env.device)
+    made["gram"][..., i * D - i * (i - 1) // 2] += float(ctx.number("gamma"))  # of a packed triangle the diagonal
+    W = solve(unpack(made["gram"], D), made["class_sum"].mT, 0.0, switch="gamma")
+    return {}, {"head": W.mT.contiguous(), "gram": made["gram"]}
+
+
+def uploads(_server: Tree, ctx: Ctx) -> Uploads:
+    """W_k [C, D] and the triangle of C_k [D (D + 1) / 2]."""
+    C, D = ctx.env.classes, ctx.env.width
+    return {"head": UploadTensor((C, D), torch.float64), "gram": UploadTensor((D * (D + 1) // 2,), torch.float64)}
+
+
+def merge(Wu: Tensor, Cu: Tensor, Wv: Tensor, Cv: Tensor) -> tuple[Tensor, Tensor]:
+    """The absolute aggregation law: W [D, C] and C [D, D] of two solutions together.
+
+    Both terms have one form: (I - R_u C_v + R_u C_v S^-1 C_v) W_u = W_u - R_u (t - C_v S^-1 t) with t = C_v W_u and
+    S = C_u + C_v.
+    """
+    S = Cu + Cv
+
+    def term(W: Tensor, C: Tensor, other: Tensor) -> Tensor:
+        t = other @ W
+        return W - solve(C, t - other @ solve(S, t, 0.0, switch="gamma"), 0.0, switch="gamma")
+
+    return term(Wu, Cu, Cv) + term(Wv, Cv, Cu), S
+
+
+def remove_ridge(W: Tensor, C: Tensor, ridge: float) -> Tensor | None:
+    """W + ridge (C - ridge I)^-1 W, the solution without its ridge; None where C - ridge I is singular."""
+    bare = C - ridge * torch.eye(len(C), dtype=C.dtype, device=C.device)
+    try:
+        return W + ridge * solve(bare, W, 0.0, switch="gamma")
+    except FederatedRunError:
+        return None
+
+
+def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """The solutions merged in the order of the clients, without their ridge where that can be removed."""
+    W, C = up["head"][0].mT, unpack(up["gram"][0], ctx.env.width)
+    for head, triangle in zip(up["head"][1:], up["gram"][1:], strict=True):
+        W, C = merge(W, C, head.mT, unpack(triangle, ctx.env.width))
+    bare = remove_ridge(W, C, len(up["head"]) * float(ctx.number("gamma"))) if ctx.hp["clean"] else None
+    W = W if bare is None else bare
+    made = {"W": W.mT.contiguous().to(ctx.env.dtype), "b": W.new_zeros(W.shape[1]).to(ctx.env.dtype)}
+    return {**made, "cleaned": torch.tensor(bare is not None)}
+
+
+def broadcast(server: Tree, _ctx: Ctx) -> Tree:
+    """The head."""
+    return {k: server[k] for k in ("W", "b") if k in server}
+
+
+def cleaned(server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx) -> dict[str, float]:
+    """Whether the ridge was removed."""
+    return {"cleaned": float(server["cleaned"])}
+
+
+METHOD = replace(
+    fedncm.METHOD,
+    name="afl",
+    paper="He et al., CVPR 2025",
+    summary="The clients' own ridge solutions, merged without loss into the least squares of all rows; one round.",
+    hparams=(
+        FEAT_POST,
+        HParam("gamma", 1.0, "float", "ridge of each client's own solution", low=0.0),
+        HParam("clean", True, "bool", "remove the clients' ridges from the merged solution, where it is regular",
+               fit=False),
+    ),
+    fit=fit,
+    uploads=uploads,
+    pool=lambda _hp: {"": "stack"},
+    aggregate=aggregate,
+    broadcast=broadcast,
+    additive=lambda _hp: False,
+    diagnose=cleaned,
+    paper_count=lambda D, C, _clients, _hp: (D * (D + 1) // 2 + C * D, C * (D + 1)),
+)  # fmt: skip

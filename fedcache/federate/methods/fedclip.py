@@ -1,0 +1,124 @@
+"""FedCLIP: an attention adapter on CLIP's image features, averaged over clients.
+
+Lu et al., "FedCLIP: fast generalization and personalization for CLIP in federated learning", IEEE Data Engineering
+Bulletin 2023. Both towers stay frozen; a gate of two layers weighs the numbers of an image feature,
+    g(x) = softmax(B tanh(A x + a) + b),    z = g(x) * x / |g(x) * x|,    logits = s z.T',
+and is all that is trained and sent, 2 D (D + 1) numbers. Its loss is CLIP's on a batch, in which row i belongs to the
+text of its own class and to no other's,
+    ( CE_i(s z_i.t_y1 .. s z_i.t_yB; i) + CE_i(s z_1.t_yi .. s z_B.t_yi; i) ) / 2,
+so that rows of one class in a batch are each other's negatives. ``objective=ce`` (ours) is cross-entropy over classes.
+
+The gate, the loss, Adam at 5e-5 and 200 rounds of one epoch are those of the released code (microsoft/PersonalizedFL,
+``fedclip``), read from its page and from two programs built on it (FAA-CLIP among them), not from its own files. It
+averages with equal weights (``official``), reads features before they are brought to unit length (``feat_post=none``),
+and leaves out a batch of one row, whose loss is 0. Here Adam's constants are torch's.
+
+Limits: A = B = 0 weighs all numbers alike and is ``clip-zs``, which the first model nearly is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedcache.federate.engine.local_training import keep_optimiser, local
+from fedcache.federate.methods.common import (
+    Batch,
+    ClientData,
+    Ctx,
+    Defaults,
+    Hp,
+    HParam,
+    Method,
+    Tree,
+    affine,
+    over,
+    server_tensors,
+)
+from fedcache.federate.methods.common.switches import AGG, FEAT_POST, TRAINING, declare
+from fedcache.heads.linear import init_linear
+from fedcache.heads.losses import MASKED, cross_entropy
+
+NAMES = ("A.W", "A.b", "B.W", "B.b")
+
+
+def names(_hp: Hp) -> tuple[str, ...]:
+    """What is trained, sent and averaged."""
+    return NAMES
+
+
+def init(ctx: Ctx) -> Tree:
+    """Both layers [D, D] and [D], drawn as torch draws them."""
+    uniform, D = ctx.rng.uniform("init", independent=False), ctx.env.width
+    return {**init_linear(uniform, D, D, "A."), **init_linear(uniform, D, D, "B.")}
+
+
+def adapted(p: Tree, x: Tensor) -> Tensor:
+    """z [.., N, D], the gated features of unit length, of x [.., N, D]."""
+    gate = affine(affine(x, p["A.W"], p["A.b"]).tanh(), p["B.W"], p["B.b"]).softmax(-1)
+    return normalize(gate * x, dim=-1)
+
+
+def pair_contrast(u: Tensor, w: Tensor) -> Tensor:
+    """CLIP's loss of a batch, one value per client.
+
+    Args:
+        u: [.., B, B] logits of row i and the text of row j's class.
+        w: [.., B] 1/b on real rows, 0 on padding.
+    """
+    real = (w > 0).unsqueeze(-2)
+    both = u.new_zeros(w.shape)
+    for logits in (u, u.mT):  # images among texts, then texts among images
+        log_p = torch.where(real, logits, logits.new_full((), MASKED)).log_softmax(-1)
+        both = both - log_p.diagonal(dim1=-2, dim2=-1)
+    return (0.5 * w * both).sum(-1)
+
+
+def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
+    """The contrast of pairs, or cross-entropy over classes."""
+    z, y = adapted(p, batch["x"]), batch["y"]
+    u = affine(z, ctx.text)
+    u = over(ctx.number("scale"), u) * u
+    if ctx.hp["objective"] == "ce":
+        return cross_entropy(u, y, batch["w"])
+    # Column j of the pairs is the column of class y_j.
+    return pair_contrast(u.gather(-1, y.unsqueeze(-2).expand(*u.shape[:-1], y.shape[-1])), batch["w"])
+
+
+def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
+    """s z.T', [.., N, C]."""
+    u = affine(adapted(down, x), ctx.text)
+    return over(ctx.number("scale"), u) * u
+
+
+def embed(down: Tree, _own: Tree, x: Tensor, _ctx: Ctx) -> Tensor:
+    """Gated features of unit length, [.., N, D]."""
+    return adapted(down, x)
+
+
+METHOD = Method(
+    name="fedclip",
+    paper="Lu et al., IEEE Data Engineering Bulletin 2023",
+    summary="An attention gate on CLIP's image features, trained against class texts and averaged.",
+    hparams=(
+        *declare(FEAT_POST, feat_post="l2"),
+        AGG,
+        HParam(
+            "objective", "contrastive", "choice", "pairs of images and texts of a batch, or classes",
+            choices=("contrastive", "ce"),
+        ),
+        HParam("scale", 100.0, "float", "factor of the cosines", low=1e-6),
+        *declare(TRAINING, lr=5e-5, wd=0.0, drop_last=False),
+    ),
+    defaults=Defaults(rounds=200, participation=None, clients=4, scheme="feature-shift"),
+    init=init,
+    enter=lambda down, _data, ctx: keep_optimiser(down, NAMES, ctx),
+    fit=local(loss, names, names, names),
+    uploads=server_tensors(names),
+    predict=predict,
+    embed=embed,
+    needs=frozenset({"labels", "text"}),
+    trainable=lambda server, _state: sum(t.numel() for t in server.values()),
+    paper_count=lambda D, _classes, _clients, _hp: (2 * D * (D + 1), 2 * D * (D + 1)),
+)  # fmt: skip

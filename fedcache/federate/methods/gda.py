@@ -1,0 +1,77 @@
+"""GDA: Gaussian discriminant analysis of image features beside CLIP's zero-shot logits; one round, no training.
+
+Wang et al., "A hard-to-beat baseline for training-free CLIP-based adaptation", ICLR 2024. Classes are Gaussians with
+one covariance and equal priors, so their discriminants are linear in the features f:
+    W_c = P mu_c,    b_c = -log C - mu_c' P mu_c / 2,    logits = s f.T' + alpha (f W' + b).
+P is the empirical Bayes ridge estimate of the precision (Kubokawa and Srivastava, 2008), which exists with fewer rows
+than features: with the pooled scatter S = sum_c sum_i (f_i - mu_c)(f_i - mu_c)' of N rows and D features,
+    P = D (S + tr(S) / (N - 1) I)^-1.
+
+The upload is that of ``fedcgs``: G, S_c and N_c add up, so the partition does not matter. The server alone reads the
+class text features T, and sends one linear head s T + alpha W, alpha b. A class that nobody has an image of is never
+predicted, as it has no Gaussian. Limits: alpha = 0 is ``clip-zs``; where every class has one row S = 0 and P is 0.
+
+The paper searches alpha among 1e-4, 1e-3 .. 100 on validation rows: ``--sweep alpha=...`` with ``--validation``.
+Checked against the released code (mrflogs/ICLR24, ``main_few_shots.py``): s = 100, the estimator and the priors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcache.federate.methods import fedcgs, fedncm
+from fedcache.federate.methods.common import Ctx, HParam, Tree
+from fedcache.federate.methods.common.switches import FEAT_POST, declare
+from fedcache.heads.losses import MASKED
+from fedcache.heads.ridge import solve, unpack
+
+
+def discriminants(up: Tree) -> tuple[Tensor, Tensor]:
+    """W [C, D] and b [C] of pooled statistics in float64; ``MASKED`` for a class nobody has."""
+    n, mean = up["count"], fedcgs.means(up)
+    C, D = mean.shape
+    # S = G - sum_c N_c mu_c mu_c', as a product of rows sqrt(N_c) mu_c.
+    rows = mean * n.sqrt().unsqueeze(-1)
+    scatter = unpack(up["gram"], D) - rows.mT @ rows
+    ridge = float(scatter.trace()) / max(1.0, float(n.sum()) - 1.0)
+    # With one row a class the scatter is rounding alone, and its pseudo-inverse is 0.
+    known = ridge > D * torch.finfo(scatter.dtype).eps * float(unpack(up["gram"], D).trace())
+    W = D * solve(scatter, mean.mT, ridge).mT if known else torch.zeros_like(mean)
+    b = -torch.log(n.new_tensor(float(C))) - 0.5 * (W * mean).sum(-1)
+    return W, torch.where(n > 0, b, b.new_full((), MASKED))
+
+
+def prepare(up: Tree, _ctx: Ctx) -> Tree:
+    """The discriminants, which serve every alpha and scale."""
+    W, b = discriminants(up)
+    return {**up, "weights": W, "bias": b}
+
+
+def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """s T + alpha W and alpha b, as a linear head."""
+    W, b = (up["weights"], up["bias"]) if "weights" in up else discriminants(up)
+    alpha, scale = float(ctx.number("alpha")), float(ctx.number("scale"))
+    b = torch.where(up["count"] > 0, alpha * b, b)  # a class without a Gaussian stays out
+    return {"W": (scale * ctx.text.double() + alpha * W).to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
+
+
+METHOD = replace(
+    fedcgs.METHOD,
+    name="gda",
+    paper="Wang et al., ICLR 2024",
+    summary="Zero-shot logits and Gaussian discriminants from summed statistics; one round, exact for every partition.",
+    hparams=(
+        *declare(FEAT_POST, feat_post="l2"),
+        HParam("alpha", 1.0, "float", "weight of the discriminants; 0 is clip-zs, the paper searches 1e-4 to 100",
+               low=0.0, fit=False),
+        HParam("scale", 100.0, "float", "logit scale s of the zero-shot term", low=1e-6, fit=False),
+    ),
+    aggregate=aggregate,
+    prepare=prepare,
+    predict=fedncm.predict,
+    needs=frozenset({"labels", "text"}),
+    text_travels=False,
+)  # fmt: skip

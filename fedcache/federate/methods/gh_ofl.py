@@ -1,0 +1,213 @@
+"""GH-OFL: Gaussian heads from summed class statistics; one round, no training.
+
+Turazza et al., "The Gaussian-Head OFL family: one-shot federated learning from client global statistics", ICLR 2026.
+Clients send numbers and sums of the rows of each class, and what the head needs of their squares; the server scores
+    log pi_c - log det Sigma_c / 2 - (x - mu_c)' Sigma_c^-1 (x - mu_c) / 2,    pi_c = N_c / N,
+with one of three covariances (``head``):
+    nb   naive Bayes: the variances of each class, E[x^2] - mu_c^2, at least 1e-6; ``variance=pooled`` has one diagonal
+         for all classes, that of the pooled covariance. Upload: sums of squares, C D (pooled: D).
+    lda  the pooled covariance Sigma = (sum_i x x' - sum_c N_c mu_c mu_c') / (N - C): linear. Upload: a triangle.
+    qda  the covariance of each class, (sum_i x x' - N_c mu_c mu_c') / (N_c - 1), and the pooled one for a class of one
+         row. Upload: a triangle for each class, C D (D + 1) / 2, which is 13 million numbers at C = 100, D = 512.
+The covariances of lda and qda are shrunk, (1 - a) Sigma + a tr(Sigma) / D I + 1e-6 I with a = ``shrink``.
+
+All statistics add up, so the partition does not matter. C counts the classes that somebody has; others are never
+predicted. A client sends what the head needs, and no more. ``lda`` is ``fedcgs`` with another ridge. The paper's heads
+that are trained on samples drawn in a Fisher subspace (FisherMix, Proto-Hyper) and its random projections are not here.
+
+Checked against the released code (FabioTur-dev/One-Shot-FL, ``server/GH_OFL_server.py``), from which the floors and the
+shrinkage are; it counts absent classes in C, gives them a prior of 1e-12, and computes qda in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcache.errors import FederatedRunError
+from fedcache.federate.methods import fedncm
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, Uploads, UploadTensor, affine
+from fedcache.federate.methods.common.switches import FEAT_POST
+from fedcache.federate.methods.fedcgs import means
+from fedcache.federate.methods.fedncm import add_up, class_sums
+from fedcache.heads.losses import MASKED
+from fedcache.heads.ridge import gram, pack, solve, unpack, unpack_triangle
+
+FLOOR = 1e-6
+"""Smallest variance, and what is added to the diagonal of every covariance."""
+
+
+def square_kind(hp: Hp) -> str:
+    """The name of what is sent of squares: class_square | square | gram | class_gram."""
+    if hp["head"] == "nb":
+        return "class_square" if hp["variance"] == "class" else "square"
+    return "gram" if hp["head"] == "lda" else "class_gram"
+
+
+def class_grams(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> Tensor:
+    """Packed z'z of the rows of each class, [.., C, D (D + 1) / 2].
+
+    Args:
+        z: [.., R, D] rows in float64.
+        y: [.., R] class indices.
+        weight: [.., R] 1 on rows, 0 on padding.
+        classes: C.
+    """
+    if z.dim() == 2:  # every row is multiplied once
+        return torch.stack([gram(z[(y == c) & (weight > 0)]) for c in range(classes)])
+    return torch.stack([gram(z * (weight * (y == c)).unsqueeze(-1)) for c in range(classes)], -2)
+
+
+def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """N_c, S_c and the squares that the head needs."""
+    kind, C = square_kind(ctx.hp), ctx.env.classes
+
+    def sums(block: ClientData) -> Tree:
+        x, mask = block.full()
+        weight = mask.double()
+        z, y = x.double() * weight.unsqueeze(-1), block.labels(block.positions())
+        total, count = class_sums(z, block, C, weight)
+        made = {"class_sum": total, "count": count}
+        if kind == "class_square":
+            made[kind] = class_sums(z**2, block, C, weight)[0]
+        elif kind == "square":
+            made[kind] = (z**2).sum(-2)
+        else:
+            made[kind] = gram(z) if kind == "gram" else class_grams(z, y, weight, C)
+        return made
+
+    return {}, add_up(data, ctx, ctx.env.width, sums)
+
+
+def square_shape(hp: Hp, C: int, D: int) -> tuple[int, ...]:
+    """Shape of what is sent of squares, for C classes and D features."""
+    triangle = D * (D + 1) // 2
+    shapes = {"class_square": (C, D), "square": (D,), "gram": (triangle,), "class_gram": (C, triangle)}
+    return shapes[square_kind(hp)]
+
+
+def uploads(_server: Tree, ctx: Ctx) -> Uploads:
+    """S_c [C, D], N_c [C], and the squares."""
+    C, D = ctx.env.classes, ctx.env.width
+    return {
+        "class_sum": UploadTensor((C, D), torch.float64),
+        "count": UploadTensor((C,), torch.float64, counts_rows=True),
+        square_kind(ctx.hp): UploadTensor(square_shape(ctx.hp, C, D), torch.float64),
+    }
+
+
+def pooled(up: Tree, squares: Tensor, between: Tensor) -> Tensor:
+    """(squares - between) / (N - C), a covariance or its diagonal.
+
+    Raises FederatedRunError when there are no more rows than classes.
+    """
+    rows, present = float(up["count"].sum()), int((up["count"] > 0).sum())
+    if rows <= present:
+        raise FederatedRunError(
+            f"A pooled covariance needs more rows than classes; the clients have {rows:.0f} rows of {present} classes.",
+            "Use more rows, or a method without covariances: --method fedncm",
+        )
+    return (squares - between) / (rows - present)
+
+
+def shrunk(S: Tensor, a: float) -> Tensor:
+    """(1 - a) S + a tr(S) / D I + FLOOR I of covariances [.., D, D]."""
+    D = S.shape[-1]
+    level = a * S.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=0.0) / D + FLOOR
+    return (1.0 - a) * S + level[..., None, None] * torch.eye(D, dtype=S.dtype, device=S.device)
+
+
+def class_covariances(up: Tree, mean: Tensor) -> Tensor:
+    """Sigma_c [C, D, D]; the pooled one for classes of fewer than two rows."""
+    n, D = up["count"], mean.shape[-1]
+    squares = unpack(up["class_gram"], D)
+    outer = (n.sqrt().unsqueeze(-1) * mean).unsqueeze(-1) * (n.sqrt().unsqueeze(-1) * mean).unsqueeze(-2)
+    made = (squares - outer) / (n - 1.0).clamp(min=1.0)[:, None, None]
+    few = n < 2.0
+    if few.any():
+        made[few] = pooled(up, squares.sum(0), outer.sum(0))
+    return made
+
+
+def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """The head: a linear one for lda; else means, inverse covariances and the constant term of each class."""
+    n, mean, kind = up["count"], means(up), square_kind(ctx.hp)
+    prior = (n / n.sum()).clamp(min=1e-300).log()
+    made: Tree = {"mean": mean}
+    if kind == "gram":
+        weighted = mean * n.sqrt().unsqueeze(-1)
+        S = shrunk(pooled(up, unpack(up["gram"], mean.shape[-1]), weighted.mT @ weighted), float(ctx.number("shrink")))
+        W = solve(S, mean.mT, 0.0, switch="shrink").mT
+        made, b = {"W": W.contiguous()}, prior - 0.5 * (W * mean).sum(-1)
+    elif kind == "class_gram":
+        factor, failed = torch.linalg.cholesky_ex(shrunk(class_covariances(up, mean), float(ctx.number("shrink"))))
+        if failed.any():
+            raise FederatedRunError("The covariance of a class is not positive definite.", "--set shrink=0.2")
+        eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+        # |L^-1 (x - mu)|^2 is the quadratic form, and L^-T is an upper triangle.
+        made["root"] = pack(torch.linalg.solve_triangular(factor, eye, upper=False).mT)
+        b = prior - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    else:
+        if kind == "class_square":
+            variance = up[kind] / n.clamp(min=1.0).unsqueeze(-1) - mean**2
+        else:
+            variance = pooled(up, up[kind], (n.unsqueeze(-1) * mean**2).sum(0)).unsqueeze(0)
+        variance = variance.clamp(min=FLOOR)
+        made["inverse"], b = 1.0 / variance, prior - 0.5 * variance.log().sum(-1)
+    made["b"] = torch.where(n > 0, b, b.new_full((), MASKED))
+    return {k: t.to(ctx.env.dtype) for k, t in made.items()}
+
+
+def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, _ctx: Ctx) -> Tensor:
+    """Log-densities up to a constant, [.., N, C]; class by class, as [.., N, C, D] may be large."""
+    if "W" in down:
+        return affine(x, down["W"], down["b"])
+    mean, scores = down["mean"], []
+    for c in range(mean.shape[-2]):
+        apart = x - mean[..., c, :].unsqueeze(-2)
+        if "root" in down:
+            square = (apart @ unpack_triangle(down["root"][..., c, :], x.shape[-1])) ** 2
+        else:
+            square = apart**2 * down["inverse"].expand_as(mean)[..., c, :].unsqueeze(-2)
+        scores.append(down["b"][..., c].unsqueeze(-1) - 0.5 * square.sum(-1))
+    return torch.stack(scores, -1)
+
+
+def parameters(server: Tree, _state: Tree) -> int:
+    """Numbers of the head."""
+    return sum(t.numel() for t in server.values())
+
+
+def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
+    """Sums and squares up; a linear head, or means, inverses and constants, down."""
+    squares = 1
+    for side in square_shape(hp, classes, width):
+        squares *= side
+    head = classes * (width + 1) if hp["head"] == "lda" else classes * (width + 1) + squares
+    return classes * width + squares, head
+
+
+METHOD = replace(
+    fedncm.METHOD,
+    name="gh-ofl",
+    paper="Turazza et al., ICLR 2026",
+    summary="Gaussian naive Bayes, linear or quadratic discriminants from summed statistics; one round.",
+    hparams=(
+        FEAT_POST,
+        HParam("head", "nb", "choice", "naive Bayes, linear or quadratic discriminants", choices=("nb", "lda", "qda")),
+        HParam(
+            "variance", "class", "choice", "of naive Bayes: each class has its own, or all share one",
+            choices=("class", "pooled"),
+        ),
+        HParam("shrink", 0.05, "float", "part of lda's and qda's covariances that is replaced by its mean diagonal",
+               low=0.0, high=1.0, fit=False),
+    ),
+    fit=fit,
+    uploads=uploads,
+    aggregate=aggregate,
+    predict=predict,
+    trainable=parameters,
+    paper_count=paper_count,
+)  # fmt: skip

@@ -1,0 +1,136 @@
+"""LP++: a linear probe with a learnable multiplier of each class text, averaged over clients.
+
+Huang et al., "LP++: a surprisingly strong linear probe for few-shot CLIP", CVPR 2024. With unit features f_i of N
+images and unit class texts t_k,
+    logits_ik = f_i.(w_k + alpha_k t_k),
+trained by cross-entropy on all rows at once, without a rate to search: the step sizes come from Lipschitz constants of
+the gradient, and the first values from the rows,
+    w:      step 4 N / lambda_max(F'F) in every iteration,    first w_k = sum of the rows of class k
+    alpha:  step N / (4 max_k sum_i (f_i.t_k)^2) in every ``alpha_every``-th,
+            first alpha = ``alpha_init`` times the mean over classes of the mean of f.t_k over the rows of class k.
+
+The paper has no clients. Here (ours) each takes these from its own rows, begins with its own first values in the first
+round and with the average afterwards, and makes ``epochs`` such iterations a round; uploads are averaged by n_i / N.
+One client and one round are the paper's method. A class of which it has no rows begins with w_k = 0.
+
+Released code, where it differs (``official``): momentum 0.9 on w; a bias, which begins with random numbers there and
+with 0 here; and alpha moves by the sum of all its gradients so far, since nothing sets them to zero
+(``alpha_grad=sum``). Checked against it (FereshteShakeri/FewShot-CLIP-Strong-Baseline, ``methods/linear_probe_p2.py``
+and ``utils.py``), which takes the iterate that is best on validation rows, and half precision. Its step of alpha is a
+sixteenth of 4 N / max_k sum_i (f_i.t_k)^2, the constant that w has.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Defaults,
+    Hp,
+    HParam,
+    Method,
+    Tree,
+    affine,
+    over,
+    server_tensors,
+)
+from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare
+
+
+def names(hp: Hp) -> tuple[str, ...]:
+    """What is trained, sent and averaged."""
+    return ("W", "alpha", "b") if hp["bias"] else ("W", "alpha")
+
+
+def init(ctx: Ctx) -> Tree:
+    """W [C, D], alpha [C] and b [C] before any row is seen: 0."""
+    C, made = ctx.env.classes, torch.zeros(ctx.env.classes, ctx.env.width, dtype=ctx.env.dtype, device=ctx.env.device)
+    return {k: made if k == "W" else made.new_zeros(C) for k in names(ctx.hp)}
+
+
+def first_values(x: Tensor, t: Tensor, Y: Tensor, ctx: Ctx) -> Tree:
+    """Where a client begins in the first round.
+
+    Args:
+        x: [.., R, D] rows.
+        t: [.., R, C] their products with the class texts.
+        Y: [.., R, C] one-hot labels, 0 on padding.
+        ctx: reads ``alpha_init``.
+    """
+    count = Y.sum(-2)
+    mean = (Y * t).sum(-2) / count.clamp(min=1.0)  # of f.t_k over the rows of class k
+    level = mean.sum(-1, keepdim=True) / (count > 0).sum(-1, keepdim=True).clamp(min=1)
+    alpha = over(ctx.number("alpha_init"), level) * level
+    return {"W": Y.mT @ x, "alpha": alpha + torch.zeros_like(count), "b": torch.zeros_like(count)}
+
+
+def step_sizes(x: Tensor, t: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+    """Steps of w and alpha, [..] each, from rows x [.., R, D] and products t [.., R, C], 0 on padding; n [..] rows."""
+    small = x @ x.mT if x.shape[-2] < x.shape[-1] else x.mT @ x  # both have the eigenvalues that are not 0
+    largest = torch.linalg.eigvalsh(small)[..., -1]
+    tiny = torch.finfo(x.dtype).tiny
+    return 4.0 * n / largest.clamp(min=tiny), n / (4.0 * (t**2).sum(-2).amax(-1)).clamp(min=tiny)
+
+
+def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """``epochs`` iterations on all rows of the client."""
+    x, mask = data.full()
+    x = x * mask.unsqueeze(-1)  # padding is a row of zeros, and has no weight
+    n = mask.sum(-1)
+    Y = one_hot(data.labels(data.positions()), ctx.env.classes).to(x.dtype) * mask.unsqueeze(-1)
+    t = affine(x, ctx.text)
+    p = first_values(x, t, Y, ctx) if ctx.round == 0 else down
+    p = {k: p[k].expand(*ctx.lead, *p[k].shape[len(ctx.lead) :]).clone() for k in names(ctx.hp)}
+    step_w, step_alpha = step_sizes(x, t, n)
+    velocity = {k: torch.zeros_like(v) for k, v in p.items() if k != "alpha"}
+    summed = torch.zeros_like(p["alpha"])
+    for iteration in range(1, ctx.count("epochs") + 1):
+        ctx.env.watch()
+        u = affine(x, p["W"], p.get("b")) + p["alpha"].unsqueeze(-2) * t
+        error = (u.softmax(-1) - Y) * (mask / n.unsqueeze(-1)).unsqueeze(-1)  # of each row in the mean loss
+        moved = {"W": error.mT @ x, "b": error.sum(-2)}
+        pull = (error * t).sum(-2)
+        summed = summed + pull if ctx.hp["alpha_grad"] == "sum" else pull
+        for k, v in velocity.items():
+            v.mul_(over(ctx.number("momentum"), v)).add_(moved[k])
+            p[k].sub_(over(step_w, v) * v)
+        if iteration % ctx.count("alpha_every") == 0:
+            p["alpha"].sub_(over(step_alpha, summed) * summed)
+    return {}, p
+
+
+def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [.., N, C]."""
+    return affine(x, down["W"] + down["alpha"].unsqueeze(-1) * ctx.text, down.get("b"))
+
+
+METHOD = Method(
+    name="lp-plus-plus",
+    paper="after Huang et al. (LP++), CVPR 2024; averaged over clients",
+    summary="A linear probe with a learnable multiplier of each class text, whose steps need no rate; averaged.",
+    hparams=(
+        *declare(FEAT_POST, AGG, feat_post="l2", agg="weighted"),
+        HParam("epochs", 30, "int", "iterations of a round, each on all rows of the client", low=0),
+        HParam("alpha_every", 10, "int", "iterations from one step of the multipliers to the next", low=1),
+        HParam("alpha_init", 250.0, "float", "first multipliers, in mean products of a row and its class text",
+               low=0.0),
+        HParam(
+            "alpha_grad", "last", "choice", "multipliers move by their gradient, or by the sum of all so far",
+            choices=("last", "sum"), official="sum",
+        ),
+        HParam("momentum", 0.0, "float", "momentum of the weights", low=0.0, high=1.0, official=0.9),
+        HParam("bias", False, "bool", "a bias of each class", official=True),
+    ),
+    defaults=Defaults(rounds=10, participation=None, clients=10, scheme="few-shot"),
+    init=init,
+    fit=fit,
+    uploads=server_tensors(names),
+    predict=predict,
+    needs=frozenset({"labels", "text"}),
+    trainable=lambda server, _state: sum(t.numel() for t in server.values()),
+    paper_count=None,
+)  # fmt: skip

@@ -1,0 +1,101 @@
+"""fedclip: the attention adapter and its loss, against torch's own layers and losses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import federation, gap, go
+from method_calls import lanes, paper
+from torch import nn
+
+from fedcache.federate.methods import METHODS, fedclip
+
+DATA, CLIENTS = federation()
+EVERYONE = {"participation": None}
+STEP = {"opt": "sgd", "lr": 0.3, "momentum": 0.0, "epochs": 1, "batch": 100, "scale": 10.0}
+
+
+def gate_of(p):
+    """The released gate of these weights."""
+    layers = nn.Sequential(nn.Linear(11, 11), nn.Tanh(), nn.Linear(11, 11), nn.Softmax(dim=1)).double()
+    with torch.no_grad():
+        for at, name in ((0, "A"), (2, "B")):
+            layers[at].weight.copy_(p[f"{name}.W"])
+            layers[at].bias.copy_(p[f"{name}.b"])
+    return layers
+
+
+def released_loss(layers, x, y, text, scale):
+    """The released steps on one batch: attention times feature, unit length, pairs both ways."""
+    image = torch.mul(layers(x), x)
+    image = image / image.norm(dim=1, keepdim=True)
+    texts = text[y] / text[y].norm(dim=1, keepdim=True)
+    per_image = scale * image @ texts.t()
+    truth = torch.arange(len(x))
+    return (nn.functional.cross_entropy(per_image, truth) + nn.functional.cross_entropy(per_image.t(), truth)) / 2
+
+
+def start():
+    return fedclip.init(replace(lanes("fedclip", {}, who=("/server",)), round=0))
+
+
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_one_step_is_the_released_one(execution):
+    group = [CLIENTS[1], CLIENTS[3], CLIENTS[2]]  # 64, 33 and 7 rows: two are padded
+    out = go("fedclip", STEP, DATA, group, rounds=1, execution=execution, **EVERYONE)
+    share, want = np.array([64.0, 33.0, 7.0]) / 104.0, dict.fromkeys(fedclip.NAMES, 0.0)
+    begun = go("fedclip", {**STEP, "epochs": 0}, DATA, group, rounds=1, **EVERYONE).server
+    for s, client in zip(share, group, strict=True):
+        layers = gate_of(begun)
+        released_loss(layers, DATA.x[client.train, 0], DATA.y[client.train], DATA.text, 10.0).backward()
+        for at, name in ((0, "A"), (2, "B")):
+            for tensor, word in ((layers[at].weight, "W"), (layers[at].bias, "b")):
+                want[f"{name}.{word}"] += s * (tensor.detach() - 0.3 * tensor.grad)
+    assert gap(out.server, want) < 1e-12
+    assert gap(out.server, begun) > 1e-5
+
+
+def test_predictions_are_cosines_of_gated_features():
+    out = go("fedclip", STEP, DATA, CLIENTS, rounds=2, **EVERYONE)
+    with torch.no_grad():
+        z = gate_of(out.server)(DATA.x[:, 0]) * DATA.x[:, 0]
+    u = 10.0 * nn.functional.normalize(z, dim=1) @ DATA.text.T
+    assert gap(out.deployed(None).scores(DATA.x[:, 0]), u) < 1e-12
+    assert out.trainable == 2 * 11 * 12
+
+
+def test_a_gate_of_zeros_is_zero_shot():
+    ctx = lanes("fedclip", {}, text=DATA.text)
+    zeros = {k: torch.zeros_like(t) for k, t in start().items()}
+    u = fedclip.predict(zeros, {}, None, DATA.x[:, 0], ctx)
+    assert gap(u, 100.0 * DATA.x[:, 0] @ DATA.text.T) < 1e-11
+
+
+def test_the_loss_of_one_pair_is_zero_and_of_two_is_hand_worked():
+    one = torch.tensor([1.0], dtype=torch.float64)
+    assert float(fedclip.pair_contrast(torch.tensor([[3.0]], dtype=torch.float64), one)) == 0.0
+    # Logits 2 and 0 on and off the diagonal: both ways log(1 + e^-2). A third, padded row changes nothing.
+    u = torch.tensor([[2.0, 0.0, 9.0], [0.0, 2.0, 9.0], [9.0, 9.0, 9.0]], dtype=torch.float64)
+    w = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    assert abs(float(fedclip.pair_contrast(u, w)) - np.log1p(np.exp(-2.0))) < 1e-14
+
+
+def test_classes_in_place_of_pairs():
+    client = CLIENTS[1]
+    out = go("fedclip", {**STEP, "objective": "ce"}, DATA, [client], rounds=1, **EVERYONE)
+    begun = go("fedclip", {**STEP, "epochs": 0}, DATA, [client], rounds=1, **EVERYONE).server
+    layers, x = gate_of(begun), DATA.x[client.train, 0]
+    z = nn.functional.normalize(layers(x) * x, dim=1)
+    nn.functional.cross_entropy(10.0 * z @ DATA.text.T, DATA.y[client.train]).backward()
+    assert gap(out.server["B.W"], layers[2].weight.detach() - 0.3 * layers[2].weight.grad) < 1e-12
+
+
+def test_counts_and_presets():
+    assert paper("fedclip", 512) == (525_312, 525_312)
+    out = go("fedclip", {"epochs": 0}, DATA, CLIENTS, rounds=2, **EVERYONE)
+    assert out.traffic.up.tolist() == [2 * 264] * 9
+    assert out.traffic.down.tolist() == [2 * 264 + 66] * 9  # and the class text features once
+    assert METHODS["fedclip"].resolve("official")["agg"] == "uniform"

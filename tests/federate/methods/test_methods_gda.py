@@ -1,0 +1,73 @@
+"""gda: Gaussian discriminants beside zero-shot logits, against the released steps written in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import Rows, gap, go
+from method_calls import paper
+from pooled_rows import CLIENTS, DATA, POOL, TEST, X, Y, parts
+
+EVERYONE = {"participation": None}
+TEXT = DATA.text.numpy()
+
+
+def released(x, y, classes):
+    """W [C, D] and b [C] as the released code has them: centred rows, their covariance, a pseudo-inverse."""
+    mu = np.stack([x[y == c].mean(0) for c in range(classes)])
+    centred = np.concatenate([x[y == c] - mu[c] for c in range(classes)])
+    cov = np.cov(centred.T)
+    n, D = centred.shape
+    precision = D * np.linalg.pinv((n - 1) * cov + np.trace(cov) * np.eye(D))
+    return mu @ precision, np.log(1.0 / classes) - np.einsum("nd,dc,nc->n", mu, precision, mu) / 2
+
+
+@pytest.mark.parametrize("group", [CLIENTS, parts(0, 1), parts(3, 17)], ids=["nine", "one", "seventeen"])
+def test_it_is_the_released_code_whatever_the_partition(group):
+    W, b = released(X, Y.argmax(1), 6)
+    out = go("gda", {"alpha": 0.3}, DATA, group, **EVERYONE)
+    assert np.abs(out.server["W"].numpy() - (100.0 * TEXT + 0.3 * W)).max() < 1e-10 * np.abs(W).max()
+    assert np.abs(out.server["b"].numpy() - 0.3 * b).max() < 1e-10 * np.abs(b).max()
+    x = DATA.x[:, 0].numpy()
+    logits = 100.0 * x @ TEXT.T + 0.3 * (x @ W.T + b)
+    assert np.array_equal(out.predict(DATA.x).numpy(), logits.argmax(1))
+
+
+def test_fewer_rows_than_features_are_enough():
+    few = [Rows("few", np.concatenate([POOL[Y[:, c] == 1][:2] for c in range(6)])[:10], TEST)]  # 10 rows, 11 features
+    x, y = DATA.x[few[0].train, 0].numpy(), DATA.y[few[0].train].numpy()
+    data = replace(DATA, classes=5, text=DATA.text[:5], y=DATA.y.clamp(max=4))
+    W, b = released(x, y, 5)
+    out = go("gda", {"alpha": 2.0, "scale": 7.0}, data, few, **EVERYONE)
+    assert np.abs(out.server["W"].numpy() - (7.0 * TEXT[:5] + 2.0 * W)).max() < 1e-9 * np.abs(W).max()
+    assert np.abs(out.server["b"].numpy() - 2.0 * b).max() < 1e-9 * np.abs(b).max()
+
+
+def test_without_discriminants_it_is_zero_shot():
+    zero_shot = go("clip-zs", {}, DATA, CLIENTS, **EVERYONE).predict(DATA.x)
+    assert torch.equal(go("gda", {"alpha": 0.0}, DATA, CLIENTS, **EVERYONE).predict(DATA.x), zero_shot)
+    assert not torch.equal(go("gda", {"alpha": 100.0}, DATA, CLIENTS, **EVERYONE).predict(DATA.x), zero_shot)
+
+
+def test_with_one_row_a_class_the_precision_is_zero():
+    one = [Rows("one", np.array([POOL[Y[:, c] == 1][0] for c in range(6)]), TEST)]
+    out = go("gda", {"alpha": 3.0}, DATA, one, **EVERYONE)
+    assert gap(out.server["W"], 100.0 * DATA.text) < 1e-9
+    assert np.allclose(out.server["b"].numpy(), -3.0 * np.log(6.0))
+
+
+def test_a_class_that_nobody_has_is_never_predicted():
+    data = replace(DATA, classes=8, text=torch.cat([DATA.text, DATA.text[:2]]))
+    for alpha in (0.0, 1.0):
+        out = go("gda", {"alpha": alpha}, data, CLIENTS, **EVERYONE)
+        assert int(out.predict(torch.cat([DATA.x, -DATA.x])).max()) < 6
+
+
+def test_counts():
+    assert paper("gda", 512) == (136_448, 5_130)
+    out = go("gda", {}, DATA, CLIENTS, **EVERYONE)
+    assert out.traffic.up.tolist() == [66 + 66 + 6] * 9  # the upload of fedcgs
+    assert out.traffic.down.tolist() == [72] * 9  # one head: the class text features stay with the server

@@ -1,0 +1,132 @@
+"""gh-ofl: Gaussian heads from summed statistics, against scikit-learn and the released formulas in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import Rows, federation, go
+from method_calls import paper
+from pooled_rows import CLIENTS, DATA, POOL, TEST, X, Y, parts
+from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
+from sklearn.naive_bayes import GaussianNB
+
+from fedcache.errors import Exit, FedcacheError
+
+EVERYONE = {"participation": None}
+LABEL = Y.argmax(1)
+POINTS = DATA.x[:, 0].numpy()
+
+
+def scores(out):
+    return out.deployed(None).scores(DATA.x[:, 0]).numpy()
+
+
+def released(x, y, head, shrink=0.05, pooled=False):
+    """Scores of all rows of the federation by the released formulas, from the pooled rows x, y."""
+    C, D = int(y.max()) + 1, x.shape[1]
+    mu = np.stack([x[y == c].mean(0) for c in range(C)])
+    log_prior = np.log(np.bincount(y) / len(y))
+    pool = (x.T @ x - sum((y == c).sum() * np.outer(mu[c], mu[c]) for c in range(C))) / (len(y) - C)
+
+    def shrunk(S):
+        return (1 - shrink) * S + shrink * np.trace(S) / D * np.eye(D) + 1e-6 * np.eye(D)
+
+    made = np.empty((len(POINTS), C))
+    for c in range(C):
+        mine, apart = x[y == c], POINTS - mu[c]
+        if head == "nb":
+            var = np.diag(pool) if pooled else (mine**2).mean(0) - mu[c] ** 2
+            S = np.diag(np.maximum(var, 1e-6))
+        elif head == "lda":
+            S = shrunk(pool)
+        else:
+            S = shrunk(np.cov(mine.T) if len(mine) > 1 else pool)
+        quad = np.einsum("nd,de,ne->n", apart, np.linalg.inv(S), apart)
+        made[:, c] = log_prior[c] - quad / 2 - np.linalg.slogdet(S)[1] / 2
+    return made
+
+
+HEADS = [{"head": "nb"}, {"head": "nb", "variance": "pooled"}, {"head": "lda"}, {"head": "qda"},
+         {"head": "qda", "shrink": 0.5}]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", HEADS, ids=lambda s: "-".join(map(str, s.values())))
+@pytest.mark.parametrize("group", [CLIENTS, parts(2, 13)], ids=["nine", "thirteen"])
+def test_scores_are_the_released_ones_whatever_the_partition(settings, group):
+    out = go("gh-ofl", settings, DATA, group, **EVERYONE)
+    want = released(X, LABEL, settings["head"], settings.get("shrink", 0.05), settings.get("variance") == "pooled")
+    got = scores(out)
+    got, want = (s - s.mean(1, keepdims=True) for s in (got, want))  # what all classes share says nothing
+    assert np.abs(got - want).max() < 1e-9 * np.abs(want).max()
+    assert np.array_equal(out.predict(DATA.x).numpy(), want.argmax(1))
+
+
+def test_naive_bayes_is_scikit_learns():
+    out = go("gh-ofl", {"head": "nb"}, DATA, CLIENTS, **EVERYONE)
+    known = GaussianNB(var_smoothing=0.0).fit(X, LABEL)
+    wanted = known.predict_log_proba(POINTS)
+    found = torch.from_numpy(scores(out)).log_softmax(-1).numpy()
+    assert np.abs(found - wanted).max() < 1e-8 * np.abs(wanted).max()
+
+
+def test_without_shrinkage_qda_is_scikit_learns():
+    out = go("gh-ofl", {"head": "qda", "shrink": 0.0}, DATA, CLIENTS, **EVERYONE)
+    known = QuadraticDiscriminantAnalysis().fit(X, LABEL)
+    # Up to 1e-6 on the diagonal; releases of scikit-learn divide by N_c or by N_c - 1.
+    assert np.mean(known.predict(POINTS) == out.predict(DATA.x).numpy()) > 0.99
+
+
+def test_full_shrinkage_of_lda_is_the_nearest_mean_with_priors():
+    out = go("gh-ofl", {"head": "lda", "shrink": 1.0}, DATA, CLIENTS, **EVERYONE)
+    mu = np.stack([X[c == LABEL].mean(0) for c in range(6)])
+    pool = (X.T @ X - (mu * np.bincount(LABEL)[:, None]).T @ mu) / (len(X) - 6)
+    level = np.trace(pool) / 11 + 1e-6
+    want = np.log(np.bincount(LABEL) / len(X)) - ((POINTS[:, None] - mu) ** 2).sum(-1) / (2 * level)
+    assert np.array_equal(out.predict(DATA.x).numpy(), want.argmax(1))
+
+
+def test_a_class_of_one_row_has_the_pooled_covariance():
+    rows = np.concatenate([POOL[c == LABEL][: 1 if c == 2 else 20] for c in range(6)])
+    out = go("gh-ofl", {"head": "qda"}, DATA, [Rows("all", rows, TEST)], **EVERYONE)
+    want = released(DATA.x[rows, 0].numpy(), DATA.y[rows].numpy(), "qda")
+    got = scores(out)
+    got, want = (s - s.mean(1, keepdims=True) for s in (got, want))
+    assert np.abs(got - want).max() < 1e-9 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("settings", HEADS[:4], ids=lambda s: "-".join(map(str, s.values())))
+def test_a_class_that_nobody_has_is_never_predicted(settings):
+    wider = replace(DATA, classes=8, text=None)
+    out = go("gh-ofl", settings, wider, CLIENTS, **EVERYONE)
+    assert int(out.predict(torch.cat([DATA.x, -5.0 * DATA.x])).max()) < 6
+    narrow = go("gh-ofl", settings, replace(DATA, text=None), CLIENTS, **EVERYONE)
+    assert torch.equal(out.predict(DATA.x), narrow.predict(DATA.x))
+
+
+def test_a_pooled_covariance_needs_more_rows_than_classes():
+    data, clients = federation(sizes=(30,), per_client=3)
+    clients[0] = replace(clients[0], train=np.array([int((data.y == c).nonzero()[0]) for c in data.y.unique()]))
+    for settings in HEADS[1:4]:
+        with pytest.raises(FedcacheError, match="3 rows of 3 classes") as info:
+            go("gh-ofl", settings, data, clients, **EVERYONE)
+        assert info.value.code == Exit.FEDERATED
+
+
+def test_each_head_sends_what_it_needs():
+    T = 11 * 12 // 2
+    sizes = {
+        "nb-class": (6 + 66 + 66, 66 + 66 + 6),
+        "nb-pooled": (6 + 66 + 11, 66 + 11 + 6),
+        "lda-class": (6 + 66 + T, 66 + 6),
+        "qda-class": (6 + 66 + 6 * T, 66 + 6 * T + 6),
+    }
+    for name, (up, down) in sizes.items():
+        head, variance = name.split("-")
+        hp = {"head": head, "variance": variance}
+        traffic = go("gh-ofl", hp, DATA, CLIENTS, **EVERYONE).traffic
+        assert (traffic.up.tolist(), traffic.down.tolist()) == ([up] * 9, [down] * 9)
+        assert paper("gh-ofl", 11, hp, classes=6) == (up - 6, down)
+    assert paper("gh-ofl", 512, {"head": "qda"}, classes=100)[0] == 100 * 512 + 100 * 131_328

@@ -1,0 +1,124 @@
+"""lp-plus-plus: full-batch steps of a linear probe with text multipliers, against the released steps in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import Rows, gap, go
+from method_calls import lanes, single
+from pooled_rows import CLIENTS, DATA, POOL, X, Y
+
+from fedcache.federate.engine.client_data import stack_clients
+from fedcache.federate.methods import METHODS, lp_plus_plus
+
+EVERYONE = {"participation": None}
+TEXT = DATA.text.numpy()
+
+
+def softmax(u):
+    e = np.exp(u - u.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def released(x, y, iterations, *, momentum=0.9, accumulate=True, bias=True, start=None):
+    """(W [C, D], alpha [C], b [C]) after full-batch steps, with gradients from the loss's own formula."""
+    n, C = len(x), TEXT.shape[0]
+    onehot, products = np.eye(C)[y], x @ TEXT.T
+    owned = [c for c in range(C) if (y == c).any()]
+    W = np.stack([x[y == c].sum(0) for c in range(C)])
+    alpha = np.full(C, np.mean([250.0 * products[y == c, c].mean() for c in owned]))
+    b = np.zeros(C)
+    if start is not None:
+        W, alpha, b = (t.copy() for t in start)
+    lr_w = 4.0 * n / np.linalg.eigvalsh(x.T @ x).max()
+    lr_alpha = n / (4.0 * (products**2).sum(0).max())
+    vW, vb, total = np.zeros_like(W), np.zeros_like(b), np.zeros(C)
+    for i in range(iterations):
+        P = softmax(x @ W.T + b + alpha * products)
+        gW, gb, ga = (P - onehot).T @ x / n, (P - onehot).mean(0), ((P - onehot) * products).mean(0)
+        vW, vb = momentum * vW + gW, momentum * vb + gb
+        total = total + ga if accumulate else ga
+        W, b = W - lr_w * vW, b - lr_w * vb * bias
+        if (i + 1) % 10 == 0:
+            alpha = alpha - lr_alpha * total
+    return W, alpha, b
+
+
+def test_one_client_and_one_round_of_the_official_preset_are_the_released_code():
+    official = METHODS["lp-plus-plus"].resolve("official")
+    out = go("lp-plus-plus", {**official, "epochs": 43}, DATA, single(DATA, CLIENTS), rounds=1, **EVERYONE)
+    W, alpha, b = released(X, Y.argmax(1), 43)
+    for name, want in (("W", W), ("alpha", alpha), ("b", b)):
+        assert np.abs(out.server[name].numpy() - want).max() < 1e-9 * np.abs(want).max()
+    x = DATA.x[:, 0].numpy()
+    logits = x @ W.T + b + alpha * (x @ TEXT.T)
+    assert np.array_equal(out.predict(DATA.x).numpy(), logits.argmax(1))
+
+
+def test_by_default_there_is_no_bias_no_momentum_and_the_last_gradient():
+    out = go("lp-plus-plus", {"epochs": 21}, DATA, single(DATA, CLIENTS), rounds=1, **EVERYONE)
+    W, alpha, _ = released(X, Y.argmax(1), 21, momentum=0.0, accumulate=False, bias=False)
+    assert set(out.server) == {"W", "alpha"}
+    assert np.abs(out.server["W"].numpy() - W).max() < 1e-9 * np.abs(W).max()
+    assert np.abs(out.server["alpha"].numpy() - alpha).max() < 1e-9 * np.abs(alpha).max()
+    assert out.trainable == 6 * 11 + 6
+
+
+def test_clients_begin_with_their_own_values_and_go_on_from_the_average():
+    group = [CLIENTS[1], CLIENTS[5]]  # 64 and 50 rows, three classes each
+    out = go("lp-plus-plus", {"epochs": 12, "momentum": 0.5}, DATA, group, rounds=2, **EVERYONE)
+    share, average = np.array([64.0, 50.0]) / 114.0, None
+    for _ in range(2):
+        made = [
+            released(
+                DATA.x[c.train, 0].numpy(), DATA.y[c.train].numpy(), 12,
+                momentum=0.5, accumulate=False, bias=False, start=average,
+            )
+            for c in group
+        ]  # fmt: skip
+        average = [sum(s * m[i] for s, m in zip(share, made, strict=True)) for i in range(3)]
+    assert np.abs(out.server["W"].numpy() - average[0]).max() < 1e-9 * np.abs(average[0]).max()
+    assert np.abs(out.server["alpha"].numpy() - average[1]).max() < 1e-9 * np.abs(average[1]).max()
+
+
+def test_without_iterations_a_client_sends_its_first_values():
+    # Two rows (1, 0) of class 0 and one (0, 1) of class 1; texts (0.6, 0.8) and (0, 1).
+    # W = (2, 0), (0, 1); f.t_k are 0.6, 0.6 and 1: alpha = 250 (0.6 + 1) / 2 = 200.
+    eye = torch.eye(2, dtype=torch.float64)
+    text = torch.tensor([[0.6, 0.8], [0.0, 1.0]], dtype=torch.float64)
+    ctx = replace(lanes("lp-plus-plus", {"epochs": 0}, classes=2, width=2, text=text), round=0)
+    rows = stack_clients(eye[[0, 0, 1]][:, None], torch.tensor([0, 0, 1]), [np.arange(3)], 0)
+    _, up = lp_plus_plus.fit(lp_plus_plus.init(ctx), {}, rows, ctx)
+    assert torch.equal(up["W"], torch.tensor([[2.0, 0.0], [0.0, 1.0]], dtype=torch.float64))
+    assert torch.allclose(up["alpha"], torch.full((2,), 200.0, dtype=torch.float64), atol=1e-12)
+    # F'F = diag(2, 1): step 4 3 / 2; sum of squares of f.t_k is 0.36 + 0.36 + 0.64 and 1: step 3 / (4 1.36).
+    step_w, step_alpha = lp_plus_plus.step_sizes(eye[[0, 0, 1]], eye[[0, 0, 1]] @ text.T, torch.tensor(3.0))
+    assert abs(float(step_w) - 6.0) < 1e-12
+    assert abs(float(step_alpha) - 3.0 / (4 * 1.36)) < 1e-12
+
+
+def test_more_features_than_rows_have_the_same_steps():
+    g = torch.Generator().manual_seed(0)
+    x, t = (torch.randn(4, width, generator=g, dtype=torch.float64) for width in (9, 3))
+    short, _ = lp_plus_plus.step_sizes(x, t, torch.tensor(4.0))
+    assert abs(float(short) - 16.0 / np.linalg.eigvalsh(x.numpy().T @ x.numpy()).max()) < 1e-12 * float(short)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_what_travels(bias):
+    one = 6 * 11 + 6 + 6 * bias
+    out = go("lp-plus-plus", {"bias": bias, "epochs": 1}, DATA, CLIENTS, rounds=2, **EVERYONE)
+    assert out.traffic.up.tolist() == [2 * one] * 9
+    assert out.traffic.down.tolist() == [2 * one + 66] * 9  # and the class text features once
+
+
+def test_it_learns_more_than_zero_shot_on_what_the_texts_do_not_say():
+    turned = replace(DATA, text=DATA.text.roll(1, 0))  # texts of other classes
+    out = go("lp-plus-plus", {"epochs": 100}, turned, [Rows("all", POOL, CLIENTS[0].test)], rounds=1, **EVERYONE)
+    zero_shot = (X @ turned.text.numpy().T).argmax(1) == Y.argmax(1)
+    learnt = out.predict(DATA.x[POOL]).numpy() == Y.argmax(1)
+    assert learnt.mean() > 0.8 > 0.4 > zero_shot.mean()
+    assert gap(out.server["W"], torch.zeros(6, 11, dtype=torch.float64)) > 1.0

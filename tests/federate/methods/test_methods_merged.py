@@ -1,0 +1,89 @@
+"""afl: the clients' ridge solutions merged pairwise, against the released steps and the least squares of all rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import gap, go
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from method_calls import paper, wide
+from pooled_rows import CLIENTS, DATA, X, Y, parts
+
+from fedcache.errors import FedcacheError
+from fedcache.federate.methods.afl import merge, remove_ridge
+
+EVERYONE = {"participation": None}
+
+
+def released(group, gamma, clean, data=DATA):
+    """W [D, C] by the released steps: inverses, the law as it is printed, one client after another."""
+    D, eye = data.x.shape[-1], np.eye(data.x.shape[-1])
+    W, R, C = [], [], []
+    for client in group:
+        x, y = data.x[client.train, 0].numpy(), np.eye(data.classes)[data.y[client.train].numpy()]
+        R.append(np.linalg.inv(x.T @ x + gamma * eye))
+        W.append(R[-1] @ x.T @ y)
+        C.append(np.linalg.inv(R[-1]))
+    Wt, Rt, Ct = W[0], R[0], C[0]
+    for Wk, Rk, Ck in zip(W[1:], R[1:], C[1:], strict=True):
+        both = np.linalg.inv(Ct + Ck)
+        Wt = (eye - Rt @ Ck + Rt @ Ck @ both @ Ck) @ Wt + (eye - Rk @ Ct + Rk @ Ct @ both @ Ct) @ Wk
+        Ct = Ct + Ck
+        Rt = np.linalg.inv(Ct)
+    ridge = len(group) * gamma
+    return Wt + ridge * np.linalg.inv(Ct - ridge * np.eye(D)) @ Wt if clean else Wt
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("group", [CLIENTS, CLIENTS[1:4], CLIENTS[1:2]], ids=["nine", "three", "one"])
+def test_merging_is_the_released_code(group, clean):
+    out = go("afl", {"gamma": 0.7, "clean": clean}, DATA, group, **EVERYONE)
+    assert np.abs(out.server["W"].numpy() - released(group, 0.7, clean).T).max() < 1e-10
+    assert out.records[-1].diagnostics == {"cleaned": float(clean)}
+
+
+@given(st.integers(0, 99), st.integers(1, 20))
+@settings(max_examples=8, deadline=None)
+def test_it_is_the_least_squares_of_all_rows_whatever_the_partition(seed, m):
+    out = go("afl", {}, DATA, parts(seed, m), **EVERYONE)
+    assert np.abs(out.server["W"].numpy() - np.linalg.lstsq(X, Y, rcond=None)[0].T).max() < 1e-10
+    assert gap(out.server["W"], go("fed3r", {"lam": 0.0}, DATA, CLIENTS, **EVERYONE).server["W"]) < 1e-10
+
+
+def test_what_is_not_removed_is_the_ridge_of_every_client():
+    out = go("afl", {"gamma": 0.4, "clean": False}, DATA, CLIENTS, **EVERYONE)
+    ridge = go("fed3r", {"lam": 9 * 0.4}, DATA, CLIENTS, **EVERYONE)
+    assert gap(out.server["W"], ridge.server["W"]) < 1e-10
+
+
+def test_hand_worked_merging():
+    # One feature: rows 1, 1 of y = 2 and one row 2 of y = 1; gamma 1. C = 3 and 5, W = 4/3 and 2/5.
+    # Together (X'Y) / (X'X + 2) = 6 / 8, and without the ridges 6 / 6.
+    t = [torch.full((1, 1), v, dtype=torch.float64) for v in (4 / 3, 3.0, 2 / 5, 5.0)]
+    W, C = merge(*t)
+    assert abs(float(W) - 0.75) < 1e-14
+    assert float(C) == 8.0
+    assert abs(float(remove_ridge(W, C, 2.0)) - 1.0) < 1e-14
+
+
+def test_where_features_repeat_the_ridge_stays():
+    twice = replace(DATA, x=torch.cat([DATA.x, DATA.x], -1), text=None)
+    out = go("afl", {"gamma": 0.4}, twice, CLIENTS, **EVERYONE)
+    assert out.records[-1].diagnostics == {"cleaned": 0.0}
+    assert gap(out.server["W"], go("fed3r", {"lam": 3.6}, twice, CLIENTS, **EVERYONE).server["W"]) < 1e-9
+    with pytest.raises(FedcacheError, match="gamma=0 is not positive definite") as info:
+        go("afl", {"gamma": 0.0}, twice, CLIENTS, **EVERYONE)
+    assert "--set gamma=" in info.value.hint
+
+
+def test_counts():
+    assert paper("afl", 512) == (136_448, 5_130)
+    data, clients = wide(40, rows=30)
+    traffic = go("afl", {}, data, clients, rounds=1, participation=None, dtype=torch.float32).traffic
+    assert traffic.up.tolist() == [40 * 41 // 2 + 10 * 40] * 5
+    assert traffic.down.tolist() == [10 * 41] * 5  # the head, and not whether it was cleaned
+    assert traffic.totals()["up_bytes"] == 8 * sum(traffic.up)
