@@ -56,8 +56,8 @@ def test_it_learns(name, settings):
     assert after > before + 0.1
 
 
-def test_the_presets_of_released_code():  # D-70, D-71, D-72
-    changed = {"fedrep": {"e_h": (1, 10), "e_b": (1, 1), "logit_head": ("plain", "plain")},
+def test_the_presets_of_released_code():  # D-70, D-71, D-72, D-73
+    changed = {"fedrep": {"e_h": (1, 1), "e_b": (1, 1)}, "fedproto": {"protodist": ("sq_l2", "mse")},
                "pfedme": {"inner_decay": (0.0, 0.001), "K": (5, 5), "lambda": (15.0, 15.0), "eta": (0.005, 0.005)},
                "perfedavg": {"adapt_on": ("train", "test"), "adapt_steps": (1, 2)}}  # fmt: skip
     for name, switches in changed.items():

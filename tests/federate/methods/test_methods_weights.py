@@ -10,9 +10,14 @@ import pytest
 import torch
 from federation import federation, fitted, gap, go, run, small
 from method_calls import lanes, model_of, single
+from sklearn.datasets import load_digits
 
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.local_training import grads
 from fedcache.federate.methods import METHODS, fedpcl, fedproto
 from fedcache.federate.methods.central import lbfgs
+from fedcache.federate.methods.common import model
+from fedcache.testing.federation import TinyClient
 
 LINEAR = {"head": "linear", "opt": "sgd", "lr": 0.1, "momentum": 0.9, "wd": 1e-3, "batch": 16, "init": "shared"}
 
@@ -179,6 +184,35 @@ def test_the_distance_to_prototypes():  # T-O2, T-O3
     assert float(fedproto.proto_dist(z, y, w, bar, has, "mse")) == pytest.approx(float(sq) / 256)
     absent = fedproto.proto_dist(z, y, w, bar, torch.tensor([True, True, False, False]), "sq_l2")
     assert float(absent) == pytest.approx(float(((z - bar[y]) ** 2).sum(1)[[0, 2]].sum() / 3))
+
+
+@pytest.mark.parametrize(("preset", "least", "most"), [("paper", 0.1, math.inf), ("official", 0.0, 0.1)])
+def test_the_papers_distance_pulls_and_the_released_one_hardly_does(preset, least, most):  # D-73, D-78
+    # Four clients with their own half of the 8 x 8 digits' pixels dimmed, 10 rows of each class; after one round.
+    x, y = load_digits(return_X_y=True)
+    rows = np.concatenate([np.flatnonzero(y == c)[:40].reshape(4, 10) for c in range(10)], 1)
+    x = torch.from_numpy(x / 16.0)
+    for i, mine in enumerate(rows):
+        x[mine, 16 * i : 16 * i + 16] *= 0.5
+    data = Data(x[:, None], torch.from_numpy(y), 10, widths=(64,))
+    clients = [TinyClient(f"client-{i}", mine, np.arange(1700, 1720)) for i, mine in enumerate(rows)]
+    method = METHODS["fedproto"]
+    hp = method.resolve(preset)
+    out = run(method, hp, data, clients, rounds=1, dtype=torch.float64, execution="sequential")
+    share = []
+    for c, client in enumerate(clients):
+        ctx = lanes("fedproto", hp, classes=10, width=64)
+        batch = {"x": x[client.train[:32]], "y": data.y[client.train[:32]], "w": torch.full((32,), 1 / 32).double()}
+        p = {k: t for k, t in out.states[c].items() if k in model.names(hp)}
+        names = ("P.W", "P.b")
+        both, alone = (
+            grads(fedproto.loss, names, p, batch, out.server, replace(ctx, hp={**hp, "lambda_proto": v}))[0]
+            for v in (1.0, 0.0)
+        )
+        pull = math.hypot(*(float((a - b).norm()) for a, b in zip(both, alone, strict=True)))
+        share.append(pull / math.hypot(*(float(t.norm()) for t in alone)))
+    assert least <= min(share)
+    assert max(share) < most
 
 
 def pcl_loss(settings, *, m=3, C=4, P=5, B=6, owned=None, seed=0):
