@@ -9,6 +9,8 @@ rounds of 10 of 100 clients, and tau = beta = 1 of the released configuration. R
 learning rate by 0.99 every round, of which [E] says nothing: ``lr_decay``. With ``bn`` the broadcast model normalises
 with the statistics of the batch, as the client's does, so the two agree at the first step.
 
+The head has no layer to normalise; ``head=mlp`` is a projection of unit length, without BatchNorm unless ``bn``.
+
 Limits: beta = 0 is ``fedavg`` bit for bit; at l = g the added term is 0; it never moves the logit of the true class.
 """
 
@@ -56,8 +58,9 @@ METHOD = replace(
     summary="FedAvg whose clients keep the broadcast model's view of the classes a row is not of.",
     hparams=(
         *declare(
-            FEAT_POST, MODEL, init_param(independent=False), AGG, TRAINING, feat_post="l2", head="linear",
-            logit_head="plain", agg="weighted", opt="sgd", lr=0.01, wd=1e-5, momentum=0.9, batch=50, drop_last=False,
+            FEAT_POST, MODEL, init_param(independent=False), AGG, TRAINING, feat_post="l2", head="linear", z_norm="l2",
+            bn=False, logit_head="plain", agg="weighted", opt="sgd", lr=0.01, wd=1e-5, momentum=0.9, batch=50,
+            drop_last=False,
         ),
         HParam("beta", 1.0, "float", "weight of the distillation; 0 is fedavg", low=0.0),
         HParam("tau", 1.0, "float", "temperature of the distillation", low=1e-6),

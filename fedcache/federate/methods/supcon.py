@@ -59,7 +59,7 @@ METHOD = Method(
     paper="Khosla et al., NeurIPS 2020, as an ablation of FedPCL (Tan et al., NeurIPS 2022)",
     summary="Every client contrasts its own rows and classifies by its own prototypes; no traffic.",
     hparams=(
-        *declare(FEAT_POST, PROJECTION, PROTO_INIT, TRAINING),
+        *declare(FEAT_POST, PROJECTION, PROTO_INIT, TRAINING, z_norm="l2"),
         TAU,
         HParam("tau_base", 0.07, "float", "the loss is scaled by tau / tau_base", low=1e-6),
         *OWN_PROTOTYPES,
