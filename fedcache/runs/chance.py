@@ -31,7 +31,7 @@ def at_chance(result: Mapping[str, Any]) -> Chance | None:
     Better is above max(1/C, share of the largest class) by ``ERRORS`` standard errors of a share of so many rows, and
     by ``SHARE`` of it or ``POINTS``. Of the test rows of results without a confusion matrix only the number is known.
     """
-    accuracy, classes = result["accuracy"]["mean"], int(result["classes"])
+    accuracy, classes = result["accuracy"]["mean"], int(result.get("classes") or 0)  # earlier releases had no number
     if accuracy is None or classes < 2:
         return None
     counts = [sum(row) for row in result.get("confusion") or []]  # test rows of each class, summed over seeds

@@ -45,3 +45,4 @@ def test_what_was_not_scored_or_has_one_class_is_not_judged() -> None:
     assert at_chance(result(None, [10, 10])) is None
     assert at_chance(result(1.0, [10, 0])) is None
     assert at_chance(result(0.1, None, partition={})) is None
+    assert at_chance(result(0.1, [10, 10], classes=None)) is None
