@@ -38,8 +38,10 @@ def at_chance(result: Mapping[str, Any]) -> Chance | None:
     total = sum(counts)
     level = max(1 / classes, max(counts) / total) if total else 1 / classes
     rows = total // len(result["seeds"]) if total else int(result["partition"].get("test_rows") or 0)
-    if not rows or level >= 1.0:  # one class among the test rows: every accuracy may be luck
+    if not rows:
         return None
     error = math.sqrt(level * (1 - level) / rows)
     least = level + max(ERRORS * error, min(SHARE * level, POINTS))
+    if least >= 1.0:  # so few rows, or one class so large, that nothing could be told from a guess
+        return None
     return Chance(accuracy, level, least, classes, rows) if accuracy <= least else None
