@@ -144,7 +144,7 @@ def train(
         method: a name of ``fedcache methods list``, or a ``Method`` of your own from a file that can be read: the
             digest of that file and of your files it imports is part of the run's identity.
         store: a store or its path; None is the last one extracted; ``parts``: a partition, name or None (the paper's).
-        seeds: one or several; ``settings``: hyperparameters of the method; ``preset``: ``paper`` or ``official``.
+        seeds: one or several; ``settings``: of the method, over its ``preset`` (``paper``, ``official`` or ``tuned``).
         dataset: whose store is meant, where ``store`` is None; ``domain``: only these domains of it.
         backbones: of the store; () for all that the method can use; ``clients_from``: a directory of client stores.
         rounds: None for the paper's; ``eval_every``: also score after every k-th round.

@@ -107,13 +107,20 @@ class PartitionConfig:
     )
 
 
+PRESETS = ("paper", "official", "tuned")
+"""Whose hyperparameters a run takes: as printed, as in released code, or as printed with rates that were tuned here."""
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """``[train]`` of fedcache.toml, and the ``config.toml`` every run writes to re-run itself."""
 
     method: str | None = option(None, "See `fedcache methods list`.", METHOD, said="none; name one")
     preset: str = option(
-        "paper", "Equations as printed, or as in the released code.", METHOD, choices=("paper", "official")
+        PRESETS[0],
+        "Equations as printed, as in the released code, or as printed with rates that were chosen on validation rows.",
+        METHOD,
+        choices=PRESETS,
     )
     dataset: str | None = option(None, DATASET, DATA, short="-d", said="that of the store")
     store: str | None = option(

@@ -90,7 +90,7 @@ def method_page(name: str) -> str:
     m = METHODS[name]
     d = m.defaults
     share = "all" if d.participation is None else d.participation
-    waits = why_it_waits(m)
+    waits, presets = why_it_waits(m), ("official", "tuned") if m.tuned else ("official",)
     lines = [
         f"# {name}",
         "",
@@ -116,14 +116,15 @@ def method_page(name: str) -> str:
         *sides(m),
         "## Switches",
         "",
-        "`--set key=value`; *official* is `--preset official`. [`fedcache grid`](../commands/grid.md) sweeps them.",
+        f"`--set key=value`; {' and '.join(f'*{p}* is `--preset {p}`' for p in presets)}. "
+        "[`fedcache grid`](../commands/grid.md) sweeps them.",
         "",
-        "| key | paper | official | legal | meaning |",
-        "|---|---|---|---|---|",
+        row("key", "paper", *presets, "legal", "meaning"),
+        "|---" * (4 + len(presets)) + "|",
     ]
     for h in m.hparams:
-        official = h.show(h.official) if h.official is not None else ""
-        lines.append(row(f"`{h.name}`", h.show(), official, h.legal(), h.help))
+        other = ("" if h.of_preset(p) == h.default else h.show(h.of_preset(p)) for p in presets)
+        lines.append(row(f"`{h.name}`", h.show(), *other, h.legal(), h.help))
     return "\n".join(lines) + "\n"
 
 

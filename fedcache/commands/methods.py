@@ -56,7 +56,7 @@ def methods_list() -> CommandResult:
 @methods.command("info")
 @command("methods info")
 def methods_info(name: Name) -> CommandResult:
-    """One method: its objective, its switches with both presets, its side of each disagreement, its paper's setting.
+    """One method: its objective, its switches in every preset, its side of each disagreement, its paper's setting.
 
     Example: fedcache methods info fedpcl
     """
@@ -69,7 +69,8 @@ def methods_info(name: Name) -> CommandResult:
         {
             "name": h.name,
             "default": h.show(),
-            "official": h.show(h.official) if h.official is not None else h.show(),
+            "official": h.show(h.of_preset("official")),
+            "tuned": h.show(h.of_preset("tuned")),
             "legal": h.legal(),
             "help": h.help,
         }
@@ -110,8 +111,11 @@ def methods_info(name: Name) -> CommandResult:
         "",
         facts.objective(m.name),
     ]
-    rows = [(e["name"], e["default"], e["official"], e["legal"], e["help"]) for e in entries]
-    shown = [TextTable("--set key=value", ("key", "paper", "official", "legal", "meaning"), rows)] if rows else []
+    # A column for values that were tuned, where some were.
+    presets = ("official", "tuned") if m.tuned else ("official",)
+    rows = [(e["name"], e["default"], *(e[p] for p in presets), e["legal"], e["help"]) for e in entries]
+    columns = ("key", "paper", *presets, "legal", "meaning")
+    shown = [TextTable("--set key=value", columns, rows)] if rows else []
     if sides:
         decided = [(s["d"], s["switch"], s["paper"], s["official"]) for s in sides]
         shown.append(TextTable("where paper and code differ", ("D", "switch", "paper", "official"), decided))

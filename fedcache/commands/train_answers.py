@@ -10,6 +10,7 @@ from fedcache.commands.output import CommandResult, TextTable
 from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
 from fedcache.grids.result import Grid, HeldOut
 from fedcache.progress import VALIDATION_ACCURACY
+from fedcache.report.chance_words import chance_lines
 from fedcache.report.drawing import percent
 from fedcache.runs.directory import bytes_of_models, command_saving, has_client_models
 from fedcache.runs.run import is_claimed
@@ -57,10 +58,9 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     setting = f"{part['scheme']}, {part['clients']} clients, {result['participation']} {how}"
     zero = accuracy.get("zero_shot")
     untrained = "" if zero is None else f"; zero-shot (no training) {percent(zero)} %"
-    lines = [
-        f"{name}: accuracy {percent(accuracy['mean'])} %{spread}{untrained}",
-        f"  {what}; {setting}, {result['execution']}",
-    ]
+    lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}{untrained}"]
+    lines += [f"  {line}" for line in chance_lines(result)]
+    lines.append(f"  {what}; {setting}, {result['execution']}")
     if (held := result.get("validation")) is not None:
         of_seeds = "" if held["std"] is None else f" +- {percent(held['std'])}"
         pooled = "" if result["protocol"] == "global" else f"; over all rows {percent(held['pooled'])} %"

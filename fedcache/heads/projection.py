@@ -93,7 +93,8 @@ def embed(head: Head, p: Tree, x: Tensor, w: Tensor | None = None) -> tuple[Tens
     updates: Tree = {}
     if head.bn:
         if w is None:
-            mean, var = p["P.mean"].unsqueeze(-2), p["P.var"].unsqueeze(-2)
+            # An average of variances that somebody lies about may be negative; no variance is.
+            mean, var = p["P.mean"].unsqueeze(-2), p["P.var"].clamp_min(0.0).unsqueeze(-2)
         else:
             share = w.unsqueeze(-1)
             mean = (share * z).sum(-2, keepdim=True)

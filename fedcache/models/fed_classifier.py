@@ -66,7 +66,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         participation: clients a round: a number, a share, or None for all.
         clients: how many there are, where ``fit`` is given no groups; no more than there are rows.
         scheme: how rows are dealt to them: iid, shards, dirichlet, lda, ...; ``scheme_options`` holds its arguments.
-        preset: ``paper`` or ``official``.
+        preset: ``paper``, ``official`` or ``tuned``.
         temperature: by which scores are divided before the softmax of ``predict_proba``.
         dtype: ``float32`` or ``float64``.
         random_state: of every draw: a number, a ``RandomState``, or None for another one at every ``fit``.

@@ -13,6 +13,7 @@ from fedcache.extract.inputs import IMAGES
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.federate.trust.accounting import short_privacy
 from fedcache.progress import Observer, Silent
+from fedcache.report.chance_words import chance_lines
 from fedcache.report.drawing import Plot, need_matplotlib, percent, short, size
 from fedcache.report.figures import data, grids, runs
 from fedcache.report.find_runs import (
@@ -198,6 +199,7 @@ def _plots(ident: str, named: runs.Named, source: RunStore | str, embed: str) ->
         made.append(runs.confusion(f"{ident}-confusion{i}", label, entry))
     if any("confusion" not in e.result for e in entries):
         notes.append("Results of earlier versions hold no confusion matrix: `--fresh` makes them again.")
+    notes += [f"{label}: {' '.join(lines)}" for label, e in named if (lines := chance_lines(e.result))]
     made += runs.own_numbers(f"{ident}-own", named)
     notes += runs.last_numbers(named)
     if isinstance(source, RunStore):

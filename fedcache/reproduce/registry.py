@@ -42,7 +42,7 @@ class PaperCell:
     Attributes:
         labels: name of the column -> value.
         method: name on the command line; "" where nothing is trained.
-        preset: paper | official.
+        preset: paper | official | tuned.
         set: hyperparameters that differ from the preset.
         backbones: names, in the order of concatenation.
         recipe: departures from the backbones' native recipes.

@@ -39,7 +39,8 @@ from fedcache.runs.results import SeedResult, files_of_clients, seed_result, sum
 from fedcache.runs.row_sources import Preparation, RowSource, ShardRows, StoreRows
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels, drop, save_seed, seal, whole_seed
-from fedcache.runs.spec import ResolvedRun, check_participation, hyperparameters, parse_seeds
+from fedcache.runs.settings import hyperparameters, leaves_batchnorm_out
+from fedcache.runs.spec import ResolvedRun, check_participation, parse_seeds
 from fedcache.runs.training_device import on_device, training_device
 from fedcache.runs.trust_words import describe_privacy
 from fedcache.store.files import digest_of
@@ -319,6 +320,12 @@ def resolve_inputs(inputs: RunInputs, config: TrainConfig, observer: Observer) -
 def note_paper_choices(inputs: RunInputs, spec: ResolvedRun, observer: Observer) -> None:
     """Say what was not asked for and matters: rounds and participation of the method's paper."""
     config, method = spec.requested, inputs.method
+    if leaves_batchnorm_out(method, config):
+        observer.note(
+            f"bn=false: {method.name} is trained without BatchNorm, as --dp-noise would make its variances negative."
+        )
+    if config.preset == "tuned" and not method.tuned:
+        observer.note(f"Nothing of {method.name} was tuned: preset tuned is its paper's.")
     if method.one_shot and (config.rounds or 1) > 1:
         observer.warn(f"{method.name} takes one round; --rounds {config.rounds} changes nothing.")
     if config.rounds is None and not method.one_shot:

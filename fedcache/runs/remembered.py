@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedcache.config import Home, TrainConfig
+from fedcache.config import PRESETS, Home, TrainConfig
 from fedcache.errors import FedcacheError
 from fedcache.extract.planning.find_store import locate_store
 from fedcache.extract.planning.plan import memory_of
@@ -108,7 +108,8 @@ class Request:
             listed = [[label, r.path.name, file_sha256(r.path / "result.json"), has_model(r.path)] for label, r in runs]
             memory_of(self.home).remember(self._key, {"state": state, "said": heard.said, "runs": listed})
             for method in methods:
-                usual_settings(method, self.config.preset)
+                for preset in PRESETS:  # what is said of a result compares them
+                    usual_settings(method, preset)
 
     def _state(self) -> str | None:
         """Digest of what the answer depends on and the request does not say; None where no answer is noted."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedcache.errors import unknown
 from fedcache.notebooks import data_frame, html_facts, percent
+from fedcache.runs.chance import at_chance
 from fedcache.runs.client_columns import ClientColumns, client_columns
 from fedcache.runs.directory import rounds_of
 
@@ -86,9 +87,10 @@ def spread(accuracy: Mapping[str, Any]) -> str:
 def facts_of(result: Mapping[str, Any], measured: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """What a person looks for first, by name; None for what the run does not have."""
     part, exact, seconds = result["partition"], result["traffic"]["exact"], measured.get("seconds", {})
-    claimed = " (claimed)" * is_claimed(result)
+    claimed, chance = " (claimed)" * is_claimed(result), at_chance(result)
     return {
         f"accuracy{claimed}": percent(result["accuracy"]["mean"]),
+        "a guess": None if chance is None else f"{percent(chance.level)}; this is no better",
         "validation accuracy": percent(result.get("validation", {}).get("mean")),
         "std over seeds": percent(result["accuracy"]["std"]),
         f"worst 10 % of clients{claimed}": percent(result["fairness"].get("worst10")),

@@ -23,6 +23,7 @@ from fedcache.federate.trust.policy import NO_ATTACK, TrustPolicy, parse_policy
 from fedcache.federate.trust.privacy import DELTA, parse_allowed, parse_privacy
 from fedcache.federate.trust.robust_rules import parse_rule
 from fedcache.plugins import Plugin, plugins, used
+from fedcache.runs.settings import hyperparameters
 
 DTYPES = ("float32", "float64")
 PARTICIPATION, EVAL_CLIENTS = "--participation", "--eval-clients"
@@ -359,7 +360,7 @@ def policy_from_config(config: TrainConfig, method: Method | None = None) -> Tru
         config.max_rows_per_client, config.max_share,
     )  # fmt: skip
     if method is not None:
-        trust.check(method, method.resolve())
+        trust.check(method, hyperparameters(method, replace(config, set={})))  # what is set is another method's too
     return trust
 
 
@@ -380,16 +381,3 @@ def non_default_options(config: TrainConfig) -> dict[str, Any]:
     if "dp_allow" in made:
         made["dp_allow"] = ",".join(parse_allowed(made["dp_allow"]))  # one set of words has one spelling
     return made
-
-
-def hyperparameters(method: Method, config: TrainConfig) -> dict[str, Value]:
-    """Every hyperparameter; a schedule of its own accord lasts as long as the run."""
-    settings = method.resolve(config.preset, config.set)
-    return with_schedule_rounds(settings, config.rounds or method.defaults.rounds)
-
-
-def with_schedule_rounds(settings: Mapping[str, Value], rounds: int) -> dict[str, Value]:
-    """Hyperparameters whose schedule, where nobody says how long it is, is that of so many rounds."""
-    if "sched_rounds" in settings and settings["sched_rounds"] is None:
-        return {**settings, "sched_rounds": rounds}
-    return dict(settings)

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine import run as engine
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.hyperparameters import Value
+from fedcache.federate.engine.hyperparameters import Value, has_batchnorm
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.engine.run import TrainingRun
 from fedcache.testing.federation import TINY, TinyClient, difference, features_of, fitted, gap, make_federation
@@ -77,7 +77,7 @@ def chunks_change_nothing(trial: Trial) -> None:
     """How many clients are computed at once changes no figure."""
     pair = trial.with_views()
     two, three = (trial.run(pair, chunk=k) for k in (2, 3))  # of three clients one is left to a chunk of its own
-    _close(two, three, 1e-12)
+    _close(two, three, trial.closeness_of_chunks)
 
 
 @law(*STACKED)
@@ -304,7 +304,7 @@ def _takes_plain_steps(trial: Trial) -> bool:
         and {"opt", "lr", "batch", "epochs"} <= set(declared)
         and "sgd" in declared["opt"].choices
         and method.protocol(trial.hp) == "global"
-        and not trial.hp.get("bn")
+        and not has_batchnorm(trial.hp)
     )
 
 

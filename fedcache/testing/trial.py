@@ -11,7 +11,7 @@ import torch
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine import run as engine
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.hyperparameters import Value
+from fedcache.federate.engine.hyperparameters import Value, has_batchnorm
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.engine.run import RunCallbacks, TrainingRun
@@ -43,7 +43,14 @@ class Trial:
     def closeness(self) -> float:
         """How far sums in another order may lead the method, in float64."""
         # BatchNorm over a few pixels and Adam on dead units turn the last bits of a sum into visible ones.
-        return 1e-10 if "batched" in self.method.executions else 1e-4
+        if "batched" not in self.method.executions:
+            return 1e-4
+        return 1e-8 if has_batchnorm(self.hp) else 1e-10  # it divides by the spread of a few rows
+
+    @property
+    def closeness_of_chunks(self) -> float:
+        """The same of one execution that takes more or fewer clients at once."""
+        return 1e-10 if has_batchnorm(self.hp) else 1e-12
 
     def federation(self, **kwargs: Any) -> tuple[Data, list[TinyClient]]:
         """The tiny federation, with enough features for ``gram`` where that is the execution."""

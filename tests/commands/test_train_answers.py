@@ -53,6 +53,15 @@ def test_a_result_is_told_whole() -> None:
     ]
 
 
+def test_a_result_at_chance_says_so_in_its_first_lines() -> None:
+    hp = {"lr": 0.001}
+    part = {**result()["partition"], "test_rows": 3044}
+    lines = result_lines(result(0.12, partition=part, hyperparameters=hp), {}, "/runs/d")
+    assert lines[1].startswith("  NO BETTER THAN CHANCE: a guess gives 10.00 % on these 3,044 test rows")
+    assert lines[2] == "  Next: the same command with a larger rate, --set lr=0.01"
+    assert result_lines(result(0.16, partition=part, hyperparameters=hp), {}, "/runs/d")[1].startswith("  one model")
+
+
 def test_what_a_result_lacks_is_left_out_or_explained() -> None:
     lacking = result(
         None, seeds=[0], protocol="everywhere",

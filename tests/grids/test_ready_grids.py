@@ -88,6 +88,20 @@ def test_arguments_hold_for_the_swept_schemes_that_have_them() -> None:
     assert partition_of_point(base, {}).options == base.options
 
 
+@pytest.mark.parametrize("name", [n for n in METHODS if METHODS[n].tuned])
+def test_what_preset_tuned_holds_is_a_point_of_the_grid_that_chose_it(name: str) -> None:
+    grid, method = find_preset(f"tuned-{name}"), METHODS[name]
+    tuned = method.resolve("tuned")
+    swept = {key.removeprefix("set."): {float(v) for v in values} for key, values in grid.sweep.items()}
+    assert grid.methods == (name,)
+    assert set(method.tuned) <= set(swept)
+    for key, values in swept.items():
+        assert tuned[key] in values
+    assert float(grid.partition["options"]["validation"]) > 0  # never on test rows
+    others = {k: v for k, v in tuned.items() if k not in method.tuned}
+    assert others == {k: v for k, v in method.resolve("paper").items() if k not in method.tuned}
+
+
 def test_list_shows_them_and_a_wrong_name_gets_the_right_one() -> None:
     found = {g["name"]: g for g in ok("grid", "--ready", "list").data["grids"]}
     assert set(found) == set(preset_names())

@@ -237,6 +237,16 @@ def test_batchnorm_ignores_padding():
     assert torch.allclose(alone[1]["P.var"], with_padding[1]["P.var"])
 
 
+def test_a_variance_below_zero_counts_as_zero():
+    # A robust rule or an average over liars may make one; nothing that is scored may become NaN of it.
+    head = Head("projection", dim=P, bn=True, z_norm=False)
+    p = head.init(lambda shape: 2 * torch.rand(shape, dtype=torch.float64) - 1, D, C)
+    x = draw(3, D)
+    zero, below = (embed(head, {**p, "P.var": torch.full((P,), v).double()}, x)[0] for v in (0.0, -4.0))
+    assert torch.equal(zero, below)
+    assert torch.isfinite(below).all()
+
+
 def test_released_logits_bound_the_loss_from_below():
     # D-13: unit-length non-negative logits: CE >= log(1 + (C - 1)/e) = 1.46115 at C = 10.
     head = Head("linear", relu_l2=True)

@@ -62,7 +62,7 @@ def test_a_proxy_end_to_end_and_again_from_what_is_stored(images: str, tmp_path:
     first = ok(*words, "-o", tmp_path / "t.md").data
     assert first["proxy"] is True
     assert first["title"].startswith("PROXY of fedpcl-table2")
-    assert len(first["cells"]) == 14
+    assert len(first["cells"]) == 16
     for cell in first["cells"]:
         assert cell["proxy"] is True
         assert cell["row"].startswith("PROXY")

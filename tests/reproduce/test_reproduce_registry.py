@@ -156,7 +156,10 @@ def test_the_columns_of_table_2_average_to_its_last() -> None:
     # All but FedPCL with three backbones within rounding; there 55.35 against 55.34 (D-19), also within a hundredth.
     for cell in entry("fedpcl-table2").cells:
         values = [p.mean for p in cell.printed[:6] if p is not None and p.mean is not None]
-        assert abs(sum(values[:5]) / 5 - values[5]) < 0.0125, cell.at
+        if "leak" in cell.at[1]:  # of released code; no paper prints it
+            assert not values, cell.at
+        else:
+            assert abs(sum(values[:5]) / 5 - values[5]) < 0.0125, cell.at
 
 
 DIGITS = "feature & label shift, Digit-5"

@@ -37,7 +37,9 @@ def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
 
 
 def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown_one(store: Path) -> None:
-    run = ok("train", "--method", "fedrep", *WORDS, "--set", "batch=1", "--save-clients", "client-0003").data["path"]
+    run = ok(
+        "train", "--method", "fedrep", *WORDS, "--set", "batch=1", "--set", "bn=false", "--save-clients", "client-0003"
+    ).data["path"]
     for client, said in (("client-0004", "was not saved"), ("client-9999", "Unknown client 'client-9999'")):
         done = fedcache("predict", run, "--store", "many", "--client", client)
         assert (done.code, said in done.err) == (Exit.USAGE, True), done.err
@@ -45,7 +47,7 @@ def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown
 
 def test_what_is_not_saved_of_many_clients_says_how_it_is(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "MOST_BYTES", 1000)
-    said = fedcache("train", "--method", "fedrep", *WORDS, "--set", "batch=1").err
+    said = fedcache("train", "--method", "fedrep", *WORDS, "--set", "batch=1", "--set", "bn=false").err
     assert "not saved: --fresh --save-clients all, or the names of some, saves them." in said
 
 
@@ -54,7 +56,7 @@ def test_what_is_not_saved_of_many_clients_says_how_it_is(store: Path, monkeypat
 def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_trained(
     store: Path, monkeypatch: pytest.MonkeyPatch, method: str, swept: str
 ) -> None:
-    words = ("--method", method, *WORDS, "--set", "dim=128", "--set", "batch=1")
+    words = ("--method", method, *WORDS, "--set", "dim=128", "--set", "batch=1", "--set", "bn=false")
     for command in (("grid", *words, "--sweep", f"{swept}=0.1,0.2"), ("train", *words)):
         planned = ok(*command, "--dry-run").data["programs"][0]["memory"]["total"]
         monkeypatch.setattr(forecast, "free_memory", lambda needed=planned: needed)  # as much as training needs
@@ -68,7 +70,7 @@ def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_train
 
 def test_many_clients_have_a_column_of_validation_accuracy(store: Path) -> None:
     words = ("--scheme", "iid", "--clients", M - 150, "--validation", "0.4", "--rounds", 1, "--participation", 5)
-    done = ok("train", "--method", "fedrep", "--seeds", "0,1", *words, "--set", "batch=1")
+    done = ok("train", "--method", "fedrep", "--seeds", "0,1", *words, "--set", "batch=1", "--set", "bn=false")
     path, found = Path(done.data["path"]), done.data["validation"]
     assert "per_client" not in found
     assert found["rows"] == 250  # of 1,300 rows that train, 1,050 clients have one and 250 of them another
@@ -82,7 +84,7 @@ def test_many_clients_have_a_column_of_validation_accuracy(store: Path) -> None:
 
 
 def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_path: Path) -> None:
-    done = ok("train", "--method", "fedrep", "--eval-clients", 300, "--seeds", "0,1", *WORDS)
+    done = ok("train", "--method", "fedrep", "--eval-clients", 300, "--seeds", "0,1", *WORDS, "--set", "bn=false")
     path = Path(done.data["path"])
     result = json.loads((path / "result.json").read_text())
     assert result["clients"] is None
@@ -104,7 +106,7 @@ def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_p
     table = parquet.read_table(path / "clients.parquet")
     assert table.column_names == ["client", "accuracy", "classes_owned", "accuracy_seed_0", "accuracy_seed_1"]
     # What reads clients reads them there.
-    ok("train", "--method", "solo", "--eval-clients", 300, "--seeds", "0,1", *WORDS)
+    ok("train", "--method", "solo", "--eval-clients", 300, "--seeds", "0,1", *WORDS, "--set", "bn=false")
     page = tmp_path / "page.html"
     ok("report", "-o", page)
     assert "quantile" in page.read_text()

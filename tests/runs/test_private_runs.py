@@ -383,6 +383,16 @@ def test_what_would_tell_of_single_clients_or_mean_nothing_is_refused(words: tup
 
 
 @pytest.mark.usefixtures("store")
+def test_a_model_with_batchnorm_is_trained_without_it_and_says_so() -> None:
+    done = ok(*SIMULATED, "--set", "head=mlp")
+    assert done.data["hyperparameters"]["bn"] is False
+    assert any("trained without BatchNorm" in line for line in done.err.splitlines())
+    refused = fedcache(*SIMULATED, "--set", "head=mlp", "--set", "bn=true", "--json")
+    assert refused.code == Exit.USAGE
+    assert "--set bn=false" in refused.envelope["error"]["hint"]
+
+
+@pytest.mark.usefixtures("store")
 def test_a_delta_that_allows_to_tell_of_one_client_is_warned_of() -> None:
     (warning,) = (w for w in ok(*SIMULATED, "--dp-delta", 0.2).envelope["warnings"] if "delta" in w)
     assert "1 of 10 clients" in warning

@@ -17,7 +17,7 @@ import pytest
 from command import Done, fedcache, ok
 
 from fedcache.commands import train as command
-from fedcache.config import Home, TrainConfig
+from fedcache.config import PRESETS, Home, PartitionConfig, TrainConfig
 from fedcache.errors import StoppedError
 from fedcache.federate.methods import NAMES, find_method
 from fedcache.grids import train_grid
@@ -322,13 +322,14 @@ def test_only_what_is_found_is_noted_and_no_failure_costs_the_result(store: Path
 
 
 def test_asking_again_finds_and_never_trains(store: Path, own_home: Path) -> None:
+    iid = PartitionConfig(scheme="iid", clients=3)
     for method in ("fed3r", "fedavg"):
         with pytest.raises(StoppedError):
-            train(TrainConfig(method=method), Home(own_home), stop=command.stopped())
+            train(TrainConfig(method=method), Home(own_home), partition=iid, stop=command.stopped())
     assert not list((own_home / "runs").glob("*/result.json"))
 
 
-@pytest.mark.parametrize("preset", ["paper", "official"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_the_presets_of_methods_are_remembered_as_they_are(
     own_home: Path, preset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,7 +346,8 @@ def test_the_presets_of_methods_are_remembered_as_they_are(
 
 
 def test_a_report_of_runs_that_were_trained_here_is_made_without_torch(store: Path, tmp_path: Path) -> None:
-    ok("train", "--method", "fedavg", "--rounds", 2, "--eval-every", 1, "--set", "lr=0.5")
+    words = ("--scheme", "iid", "--clients", 3)
+    ok("train", "--method", "fedavg", *words, "--rounds", 2, "--eval-every", 1, "--set", "lr=0.5")
     ok(*TRAIN)
     done = without_torch("report", "-o", tmp_path / "report.html", "--json")
     assert done.code == 0, done.err

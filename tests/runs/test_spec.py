@@ -11,15 +11,15 @@ import torch
 from fedcache.config import PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.methods import METHODS
+from fedcache.runs.settings import hyperparameters, leaves_batchnorm_out, with_schedule_rounds
 from fedcache.runs.spec import (
     check_config,
     check_participation,
-    hyperparameters,
     non_default_options,
     parse_participation,
     parse_seeds,
+    policy_from_config,
     resolve_run,
-    with_schedule_rounds,
 )
 
 
@@ -183,3 +183,16 @@ def test_a_schedule_lasts_as_long_as_the_run_unless_it_says_how_long() -> None:
     assert hyperparameters(method, config)["sched_rounds"] == method.defaults.rounds
     assert hyperparameters(method, replace(config, rounds=7))["sched_rounds"] == 7
     assert hyperparameters(method, replace(config, set={"sched_rounds": "3"}))["sched_rounds"] == 3
+
+
+def test_a_private_run_has_no_batchnorm_unless_it_is_asked_for_by_name() -> None:
+    noisy, clipped = {"dp_clip": 1.0, "dp_noise": 2.0, "dp_seed": 0}, {"dp_clip": 1.0, "dp_noise": 0.0}
+    for how, expected in ((noisy, False), (clipped, True), ({}, True)):
+        assert hyperparameters(METHODS["fedavg"], TrainConfig(method="fedavg", **how))["bn"] is expected
+    asked = TrainConfig(method="fedavg", set={"bn": True}, **noisy)
+    assert hyperparameters(METHODS["fedavg"], asked)["bn"] is True  # and the trust policy refuses it
+    with pytest.raises(FedcacheError, match="noise makes variances of BatchNorm negative") as caught:
+        policy_from_config(asked, METHODS["fedavg"]).check(METHODS["fedavg"], hyperparameters(METHODS["fedavg"], asked))
+    assert "a private run trains without BatchNorm" in caught.value.hint
+    linear = TrainConfig(method="fedavg", set={"head": "linear"}, **noisy)
+    assert not leaves_batchnorm_out(METHODS["fedavg"], linear)

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from fedcache.errors import FederatedRunError
-from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.hyperparameters import Hp, has_batchnorm
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import Method
 from fedcache.federate.partition.client_table import ClientRows, names_of, train_sizes
@@ -44,10 +44,13 @@ def eligible_clients(
     large = asked & ~empty & (rows > (np.inf if trust.max_rows is None else trust.max_rows))
     short = asked & ~empty & ~large & np.isin(rows, _too_few(method, hp, rows))
     kept = np.flatnonzero(asked & ~empty & ~large & ~short)
+    few, normalised = "have too few rows for one batch", has_batchnorm(hp)
+    if normalised:
+        few += " (BatchNorm needs two of them, bn=false one)"
     said = []
     for skipped, why in (
         (empty, "have no training rows"),
-        (short, "have too few rows for one batch"),
+        (short, few),
         (large, f"have more rows than --max-rows-per-client {trust.max_rows}"),
     ):
         count = int(skipped.sum())
@@ -59,7 +62,7 @@ def eligible_clients(
     if not len(kept):
         raise FederatedRunError(
             f"None of the {len(clients)} clients can train: {'; '.join(said)}.",
-            "Use fewer clients, more rows, or a smaller --set batch=.",
+            f"Use fewer clients, more rows, or a smaller --set batch={'; or --set bn=false' * normalised}.",
         )
     if trust.weighs_by_rows(method, hp):
         said += weight_warnings(names, kept, rows[kept].astype(np.float64), trust.max_share)

@@ -17,6 +17,12 @@ Hp = Mapping[str, Value | Tensor]
 
 Kind = Literal["float", "int", "bool", "choice"]
 
+
+def has_batchnorm(hp: Hp) -> bool:
+    """Whether a model of these switches has BatchNorm; a linear map on the features has none, whatever ``bn`` says."""
+    return bool(hp.get("bn")) and hp.get("head") != "linear"
+
+
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -32,8 +38,15 @@ class HParam:
     low: float | None = None  # smallest legal number
     high: float | None = None  # largest legal number
     official: Value = None  # value of the released code where it differs, else None
+    # value chosen on validation rows, for what no paper prints; None where ``tuned`` takes the paper's
+    tuned: Value = None
     auto: str = ""  # what ``auto`` stands for; makes None (written ``auto``) a legal value
     fit: bool = True  # whether ``fit`` reads it; runs that differ in others alone have the same uploads
+
+    def of_preset(self, preset: str) -> Value:
+        """The value in a preset of ``config.PRESETS``."""
+        other = {"official": self.official, "tuned": self.tuned}.get(preset)
+        return self.default if other is None else other
 
     def parse(self, value: Value) -> Value:
         """The typed value of a word from the command line or a file; exit 2 when it is not legal."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, is_zero, narrow_clients, over, own
-from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.hyperparameters import Hp, has_batchnorm
 from fedcache.federate.engine.method import Fit
 from fedcache.heads.linear import Tree
 
@@ -176,15 +176,15 @@ def batch_sizes(n: int, hp: Hp) -> list[int]:
     ``drop_last`` leaves the short last batch out (D-09). With BatchNorm a last batch of one row, which has no
     variance, joins the one before it; a client of one row then has no batch.
     """
-    size = cast(int, hp["batch"])
+    size, normalised = cast(int, hp["batch"]), has_batchnorm(hp)
     whole, rest = divmod(n, size)
     sizes = [size] * whole
     if rest and not hp.get("drop_last"):
-        if rest > 1 or not hp.get("bn"):
+        if rest > 1 or not normalised:
             sizes.append(rest)
         elif sizes:
             sizes[-1] += 1
-    return sizes if sizes != [1] or not hp.get("bn") else []
+    return sizes if sizes != [1] or not normalised else []
 
 
 def minibatches(
@@ -194,7 +194,7 @@ def minibatches(
 
     Args:
         data: clients sorted by falling number of rows.
-        ctx: reads ``batch``, ``drop_last``, ``bn``.
+        ctx: reads ``batch``, ``drop_last``, and whether the model has BatchNorm.
         epoch: within the round.
         purpose: of the stream of permutations.
         views: which stored view to read; with several, their rows follow one another in the batch.

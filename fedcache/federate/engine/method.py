@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedcache.config import execution_name
+from fedcache.config import PRESETS, execution_name
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, RunConstants
@@ -321,6 +321,11 @@ class Method:
         """What clients read under these switches."""
         return self.needs if self.needs_for is None else self.needs_for(hp)
 
+    @property
+    def tuned(self) -> tuple[str, ...]:
+        """Names of the hyperparameters that preset ``tuned`` sets; () where it is the paper's."""
+        return tuple(h.name for h in self.hparams if h.tuned is not None)
+
     def hparam(self, name: str) -> HParam:
         """The declared hyperparameter of that name; exit 2 with "did you mean" when there is none."""
         for h in self.hparams:
@@ -336,11 +341,9 @@ class Method:
 
         Raises FedcacheError, exit 2 for an unknown preset or key, or an illegal value.
         """
-        if preset not in ("paper", "official"):
-            raise unknown("preset", preset, ("paper", "official"))
-        hp: dict[str, Value] = {}
-        for h in self.hparams:
-            hp[h.name] = h.official if preset == "official" and h.official is not None else h.default
+        if preset not in PRESETS:
+            raise unknown("preset", preset, PRESETS)
+        hp = {h.name: h.of_preset(preset) for h in self.hparams}
         for key, value in (settings or {}).items():
             hp[key] = self.hparam(key).parse(value)
         return hp

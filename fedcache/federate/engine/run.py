@@ -19,7 +19,7 @@ from fedcache.errors import FedcacheError, FederatedRunError, InternalError, Usa
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.engine.evaluate import deployed_model, has_model, score_job
-from fedcache.federate.engine.hyperparameters import Value
+from fedcache.federate.engine.hyperparameters import Value, has_batchnorm
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, TrainingOutput, classes_of_clients
 from fedcache.federate.engine.run_state import RunState
@@ -283,6 +283,11 @@ def _check(method: Method, hp: Mapping[str, Value], clients: Sequence[ClientRows
         raise UsageError(
             f"{method.name} is not told {', '.join(missing)}.",
             f"Take all hyperparameters from METHODS[{method.name!r}].resolve(preset, settings).",
+        )
+    if has_batchnorm(hp) and hp.get("batch") == 1:
+        raise UsageError(
+            f"batch is 1, and {method.name} normalises with the statistics of a batch (bn): one row has no variance.",
+            "Take --set batch=2 or more, or --set bn=false.",
         )
     if rounds < 1:
         raise UsageError(f"rounds is {rounds}, expected at least 1.", "For example --rounds 10.")

@@ -8,7 +8,7 @@ As in PFLlib v takes ``personal_epochs`` of the same optimiser with the same lea
 same batches in the same order, so each is, draw for draw, the method it becomes in the limit. The paper tunes lambda
 per data set; 1 is ours.
 
-Released FedPCL code has no Ditto; preset ``official`` is its setting of FedAvg (D-09, D-13, D-14).
+Released FedPCL code has no Ditto; preset ``official`` is its setting of FedAvg (D-02, D-09, D-13, D-14).
 Limits: w is ``fedavg`` bit for bit whatever lambda is; lambda = 0 makes v_i ``solo`` bit for bit; lr lambda = 1 keeps
 v_i within lr |gradient| of w.
 """

@@ -11,6 +11,8 @@ span less than 2 and the divergence is next to nothing, so that FedNTD is FedAvg
 alike (D-83). With ``bn`` the broadcast model normalises
 with the statistics of the batch, as the client's does, so the two agree at the first step.
 
+The head has no layer to normalise; ``head=mlp`` is a projection of unit length, without BatchNorm unless ``bn``.
+
 Limits: beta = 0 is ``fedavg`` bit for bit; at l = g the added term is 0; it never moves the logit of the true class.
 """
 
@@ -59,7 +61,8 @@ METHOD = replace(
     hparams=(
         *declare(
             FEAT_POST, MODEL, LOGIT_SCALE, init_param(independent=False), AGG, TRAINING, feat_post="l2", head="linear",
-            logit_head="plain", agg="weighted", opt="sgd", lr=0.01, wd=1e-5, momentum=0.9, batch=50, drop_last=False,
+            z_norm="l2", bn=False, logit_head="plain", agg="weighted", opt="sgd", lr=0.01, wd=1e-5, momentum=0.9,
+            batch=50, drop_last=False,
         ),
         HParam("beta", 1.0, "float", "weight of the distillation; 0 is fedavg", low=0.0),
         HParam("tau", 1.0, "float", "temperature of the distillation", low=1e-6),

@@ -8,10 +8,11 @@ s_c = z.C^(c) / tau and A(y) the available classes except y:
     L_g = -s_y + logsumexp_{c in A(y)} s_c with Cbar                                    (eq 8)
     L_p = (1/m) sum_p [the same with C_p]                                               (eq 9)
     L = L_g + L_p                                                                       (eq 10, mean over the batch)
-Followed: the equations, as means; eq 6 without the 1/|O_j| that only shrinks norms (D-06; ``proto_agg=eq6``). The
-denominator excludes the positive, so z must have unit length (D-02, D-03). Released code (``preset=official``): no
-L_g and L_p summed (D-05), prototypes as anchors and the 2B embeddings of two views as candidates (D-04, D-08), plain
-means (D-06), dropped last batches (D-09), a first round of decay alone (D-10), own initial weights (D-11), mse (D-12).
+Followed: the equations, as means; eq 6 without the 1/|O_j| that only shrinks norms (D-06; ``proto_agg=eq6``); table 7's
+FC, ReLU and BatchNorm, and then unit length, as a denominator without the positive needs it (D-02, D-03).
+Released code (``preset=official``): no BatchNorm (D-02), no L_g, L_p summed over clients (D-05), prototypes as anchors
+and the 2B embeddings of two views as candidates (D-04, D-08), plain means (D-06), dropped last batches (D-09), a first
+round of decay alone (D-10), own initial weights (D-11), mse (D-12).
 Stale sets of clients that were not sampled are kept. With one available class there is no negative and the loss is 0.
 For the local losses of A's table 5 see ``supcon``. A searches on a fifth of the training rows and trains what it chose
 again on all of them (A.1.4): ``fedcache grid --method fedpcl --sweep tau=0.05,0.1 --validation 0.2 --retrain``.
@@ -176,7 +177,7 @@ METHOD = Method(
     name="fedpcl", paper="Tan et al., NeurIPS 2022",
     summary="Contrast projections against global and all clients' prototypes; only prototypes travel.",
     hparams=(
-        *declare(FEAT_POST, PROJECTION, PROTO_INIT, PROTO_AGG, TRAINING, TAU),
+        *declare(FEAT_POST, PROJECTION, PROTO_INIT, PROTO_AGG, TRAINING, TAU, z_norm="l2"),
         HParam("objective", "paper", "choice", "the anchor (D-04)", ("paper", "proto_anchor"), official="proto_anchor"),
         HParam("denominator", "exclude", "choice", "whether A(y) holds y (D-03)", choices=("exclude", "include")),
         HParam("terms", "g+p", "choice", "L_g, L_p or both (D-05)", choices=("g", "p", "g+p"), official="p"),

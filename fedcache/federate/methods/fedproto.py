@@ -6,8 +6,11 @@ After training, C_i^(j) is the mean of z over the client's rows of class j; the 
 n_ij / N_j; the released code's plain mean; or eq 6 of FedPCL as printed). A class nobody sent this round keeps its
 prototype. Inference: argmin_j |z - Cbar^(j)|.
 
-The paper has a squared L2 distance, released code its mean over dimensions, dim times smaller (D-73: ``protodist``).
-Released code collects prototypes in training mode during the last epoch; here they come from one pass afterwards.
+The paper has a squared L2 distance; released code (``preset=official``) takes its mean over dimensions, dim times
+smaller (D-73: ``protodist``), which is next to nothing beside the cross-entropy on unit projections of frozen features.
+The layers are those of FedPCL's table 7, as in every baseline beside it: BatchNorm, and no unit length in the paper's
+preset (D-02). Released code collects prototypes in training mode during the last epoch; here they come from one pass
+afterwards.
 Limits: lambda_proto = 0 trains exactly as ``solo``; rows whose class has no global prototype add nothing.
 """
 
@@ -125,7 +128,8 @@ METHOD = Method(
     summary="Local models pulled towards shared class prototypes; only prototypes travel.",
     hparams=(
         *declare(FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, PROTO_INIT, PROTO_AGG, TRAINING),
-        HParam("protodist", "mse", "choice", "distance to the prototype (D-73)", choices=("mse", "sq_l2")),
+        HParam("protodist", "sq_l2", "choice", "distance to the prototype (D-73)", choices=("sq_l2", "mse"),
+               official="mse"),
         HParam("lambda_proto", 1.0, "float", "weight of the distance; 0 is solo", low=0.0),
         HParam("proto_infer", "global", "choice", "classify by these prototypes, or by the head (D-73)",
                choices=("global", "global_own", "local", "head"), official="global_own"),

@@ -6,11 +6,12 @@ and, in each round,
     P_i <- e_b epochs of the same loss with Q_i frozen;
 the server averages P_i alone. Client i deploys the new global P under its own Q_i.
 
-FedPCL compares with FedRep in a setting it does not print (D-18); here both are 1. Released FedRep code
-(``preset=official``): e_h = 10 (D-72). It also uses SGD (``--set opt=sgd --set lr=0.01 --set momentum=0.5``) and trains
-every client's Q once more after the last round, which is not done here. FedPCL's released classifier has a ReLU on its
-logits (D-13: ``logit_head``); ten epochs of it on a frozen P leave classes whose logit is 0 for every row and never
-learn again, so either preset is plain here.
+FedPCL compares with FedRep in a setting it does not print (D-18), and says that all baselines use one architecture
+(A 5.1). So either preset has the layers of its neighbours and one epoch of each part (``official``: released FedPCL
+layers, with the ReLU and L2 on the logits that its other baselines have, D-13). Released FedRep code takes e_h = 10
+(D-72: ``--set e_h=10``) and SGD (``--set opt=sgd --set lr=0.01 --set momentum=0.5``), and trains every client's Q once
+more after the last round, which is not done here. Ten epochs on logits behind a ReLU leave classes whose logit is 0 for
+every row and never learn again: with ``e_h=10`` take ``logit_head=plain``.
 Both phases start with a fresh optimiser and have their own order of rows. A frozen P with BatchNorm uses its running
 statistics, as it does in inference. Limits: e_h = 0 never changes a Q, e_b = 0 never changes P.
 """
@@ -90,9 +91,9 @@ METHOD = Method(
     paper="Collins et al., ICML 2021",
     summary="A shared projection under every client's own classifier; only the projection travels.",
     hparams=(
-        *declare(FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, PROTO_INIT, AGG, logit_head="plain"),
+        *declare(FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, PROTO_INIT, AGG),
         *without(TRAINING, "epochs", "reset_opt"),
-        HParam("e_h", 1, "int", "epochs of the classifier, before the projection (D-72)", low=0, official=10),
+        HParam("e_h", 1, "int", "epochs of the classifier, before the projection; its own code has 10 (D-72)", low=0),
         HParam("e_b", 1, "int", "epochs of the projection (D-72)", low=0),
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),

@@ -8,7 +8,7 @@ is log 2 without a gradient. (Released code starts from the first weights, which
 late.) With ``bn`` all three normalise with the statistics of the batch. mu = 1 and tau = 0.5 as in PFLlib; the paper
 tunes mu in {0.1, 1, 5, 10} and keeps tau.
 
-Released FedPCL code has no MOON; preset ``official`` is its setting of FedAvg (D-09, D-13, D-14).
+Released FedPCL code has no MOON; preset ``official`` is its setting of FedAvg (D-02, D-09, D-13, D-14).
 Limits: mu = 0 is ``fedavg`` bit for bit, and so is every client's first round for every mu.
 """
 

@@ -3,9 +3,9 @@
 The lower bound of every comparison: argmin of the mean cross-entropy of Q(P(r)) on the client's own rows (A table 2,
 "Solo"). One client of ``fedavg`` is the same computation, bit for bit.
 
-Released FedPCL code, where it differs: each client draws its own initial weights (D-11), the last short batch is left
-out (D-09), and ReLU and L2 follow the logits (D-13). The cross-entropy row of A's table 5 is not this method but
-``fedavg`` (D-19).
+Released FedPCL code, where it differs: no BatchNorm, and projections of unit length (D-02); each client draws its own
+initial weights (D-11), the last short batch is left out (D-09), and ReLU and L2 follow the logits (D-13). The
+cross-entropy row of A's table 5 is not this method but ``fedavg`` (D-19).
 """
 
 from __future__ import annotations

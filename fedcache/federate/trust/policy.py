@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedcache.errors import FedcacheError, UsageError, unknown
-from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.hyperparameters import Hp, has_batchnorm
 from fedcache.federate.engine.method import Method, Uploads, sends_nothing
 from fedcache.federate.trust.attacks import Attack, parse_attack
 from fedcache.federate.trust.privacy import UNCOVERED, Privacy
@@ -66,8 +66,11 @@ class TrustPolicy:
         changed = self.rule.text != "mean" or self.privacy is not None or self.max_share is not None
         if changed and "stack" in set(method.pool(hp).values()) and method.merges != "classes":
             raise self.refused(method, "its server keeps what each client sends and takes no mean of it")
-        if self.privacy is not None and self.privacy.noise and hp.get("bn"):
-            raise self.refused(method, "noise makes variances of BatchNorm negative (bn=true)")
+        if self.privacy is not None and self.privacy.noise and has_batchnorm(hp):
+            raise UsageError(
+                f"{method.name} takes no --dp-noise with bn=true: noise makes variances of BatchNorm negative.",
+                "Leave bn out, a private run trains without BatchNorm; or --set bn=false",
+            )
         if self.privacy is not None and self.protects:
             self._check_untold()
             self._check_covered(method, hp, self.privacy)

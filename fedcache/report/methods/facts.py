@@ -31,7 +31,7 @@ from fedcache.federate.partition.partition import Client
 from fedcache.federate.trust.update_validation import counts_rows
 from fedcache.heads.linear import Tree
 from fedcache.report.methods.sizes import Sizes
-from fedcache.runs.spec import with_schedule_rounds
+from fedcache.runs.settings import with_schedule_rounds
 from fedcache.runs.store_choice import wants_encoders
 
 CLIENTS = 3
@@ -156,7 +156,7 @@ def disagreements(method: Method) -> list[dict[str, str]]:
             "d": ", ".join(re.findall(r"D-\d\d", h.help)),
             "switch": h.name,
             "paper": h.show(),
-            "official": h.show(h.official) if h.official is not None else h.show(),
+            "official": h.show(h.of_preset("official")),
         }
         for h in method.hparams
         if re.search(r"D-\d\d", h.help)
@@ -283,7 +283,10 @@ def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
     parts: dict[tuple[str, str, str, str], list[tuple[str, tuple[int, ...]]]] = {}
     for name, t in _trial(method, sizes or Sizes())[1].items():
         numbers = t.dtype.is_floating_point and not counts_rows(name)
-        kind = (*kind_of(name), str(t.dtype).removeprefix("torch."), covered_by_noise(method, numbers=numbers))
+        private = covered_by_noise(method, numbers=numbers)
+        if kind_of(name) is _BATCHNORM and private == "covered" and any(h.name == "bn" for h in method.hparams):
+            private = "not sent: a private run trains without BatchNorm"
+        kind = (*kind_of(name), str(t.dtype).removeprefix("torch."), private)
         parts.setdefault(kind, []).append((name, tuple(t.shape)))
     made = [
         Part(tuple(n for n, _ in tensors), tuple(s for _, s in tensors), dtype, what, tells, private)

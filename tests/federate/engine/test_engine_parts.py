@@ -137,10 +137,21 @@ def test_batches_hold_every_row_once(n, batch, drop, bn):
         assert 1 not in sizes
 
 
+@pytest.mark.parametrize(("n", "paper_", "plain", "linear"), [
+    (1, [], [1], [1]), (32, [32], [32], [32]), (33, [33], [32, 1], [32, 1]), (65, [32, 33], [32, 32, 1], [32, 32, 1]),
+    (34, [32, 2], [32, 2], [32, 2]),
+])  # fmt: skip
+def test_a_batch_of_one_row_joins_the_one_before_where_there_is_batchnorm(n, paper_, plain, linear):
+    # Table 7 of FedPCL has BatchNorm; a linear head has none, whatever the switch says.
+    for words, expected in (({}, paper_), ({"bn": False}, plain), ({"head": "linear"}, linear)):
+        assert batch_sizes(n, METHODS["fedavg"].resolve("paper", words)) == expected
+    assert batch_sizes(n, METHODS["fedntd"].resolve("paper", {"batch": 32})) == linear
+
+
 def test_minibatches_cover_every_lane_and_rest_in_order():
     data, clients = federation()
     group = sorted(clients, key=lambda c: -len(c.train))
-    ctx = lanes("fedavg", {"batch": 16}, lead=(9,), who=[c.name for c in group])
+    ctx = lanes("fedavg", {"batch": 16, "bn": False}, lead=(9,), who=[c.name for c in group])
     rows = stack_clients(data.x, data.y, [c.train for c in group], 1)
     seen = [[] for _ in group]
     alive = []

@@ -87,7 +87,8 @@ def test_a_mixed_run_has_no_client_axis():
 def test_the_traffic_of_a_client_is_that_of_its_own_backbones():
     data, clients = federation()
     method = replace(METHODS["solo"], paper_count=lambda width, *_: (width, 2 * width))
-    out = run(method, method.resolve(), data, clients, rounds=1, own={1: LEFT}, dtype=torch.float64)
+    hp = method.resolve(settings={"bn": False})
+    out = run(method, hp, data, clients, rounds=1, own={1: LEFT}, dtype=torch.float64)
     assert out.traffic.totals()["paper_up"] == 8 * D + 4
     assert out.traffic.totals()["paper_down"] == 2 * (8 * D + 4)
 
@@ -115,7 +116,8 @@ def test_the_public_set_neither_trains_nor_is_scored_and_everybody_reads_it():
         return METHODS["solo"].fit(down, state, lanes, ctx)
 
     method = replace(METHODS["solo"], needs=frozenset({"labels", "public"}), fit=fit)
-    out = run(method, method.resolve(), data, clients, rounds=1, dtype=torch.float64, execution="sequential")
+    hp = method.resolve(settings={"bn": False})
+    out = run(method, hp, data, clients, rounds=1, dtype=torch.float64, execution="sequential")
     assert out.records[0].clients == tuple(range(1, 9))
     assert np.isnan(out.client_accuracy[0])
     assert all(torch.equal(p, data.x[clients[0].train]) for p in seen)

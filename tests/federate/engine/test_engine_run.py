@@ -31,6 +31,27 @@ def test_a_client_without_a_whole_batch_is_skipped_when_the_last_is_dropped():
     assert "5 of 9 clients have too few rows" in out.warnings[0]
 
 
+@pytest.mark.parametrize("execution", ["sequential", "batched", "gram"])
+@pytest.mark.parametrize("name", ["fedavg", "fedpcl"])
+def test_a_client_of_one_row_rests_where_there_is_batchnorm(name, execution):
+    steps = {"dim": 5, "batch": 16, "opt": "sgd", "lr": 0.05}  # nine clients; the fifth has one row
+    out = go(name, steps, participation=None, execution=execution)
+    assert all(4 not in r.clients for r in out.records)
+    assert any("1 of 9 clients have too few rows for one batch (BatchNorm needs two" in w for w in out.warnings)
+    assert np.isfinite(out.client_accuracy[[0, 1, 2, 3, 5, 6, 7, 8]]).all()
+    plain = go(name, {**steps, "bn": False}, participation=None, execution=execution)
+    assert all(4 in r.clients for r in plain.records)
+
+
+def test_batches_of_one_row_are_refused_where_there_is_batchnorm():
+    with pytest.raises(FedcacheError, match="one row has no variance") as info:
+        go("fedpcl", {"batch": 1})
+    assert info.value.code == Exit.USAGE
+    assert "--set bn=false" in info.value.hint
+    go("fedpcl", {"batch": 1, "bn": False, "dim": 5}, rounds=1)
+    go("fedavg", {"batch": 1, "head": "linear"}, rounds=1)
+
+
 def test_no_client_can_train():
     data, clients = federation(sizes=(3, 4))
     with pytest.raises(FedcacheError, match="None of the 2 clients") as info:
@@ -61,7 +82,7 @@ def test_a_senseless_participation_is_refused(asked):
 
 
 def test_clients_are_sampled_without_replacement_and_anew_each_round():
-    rounds = [r.clients for r in go("fedavg", {"epochs": 0}, rounds=20, participation=4).records]
+    rounds = [r.clients for r in go("fedavg", {"epochs": 0, "bn": False}, rounds=20, participation=4).records]
     assert all(len(set(r)) == 4 and list(r) == sorted(r) for r in rounds)
     assert len(set(rounds)) > 10
     assert set().union(*rounds) == set(range(9))
@@ -93,15 +114,15 @@ def test_accuracies_are_those_of_the_predictions():
 @pytest.mark.parametrize(
     ("name", "settings", "trained"),
     [
-        ("fedavg", {"dim": 5}, 5 * 11 + 5 + 6 * 5 + 6),
+        ("fedavg", {"dim": 5, "bn": False}, 5 * 11 + 5 + 6 * 5 + 6),
         ("fedavg", {"dim": 5, "bn": True, "bn_mode": "local", "batch": 16}, 5 * 11 + 5 + 6 * 5 + 6 + 2 * 5),
         ("fedavg", {"head": "linear", "reset_opt": False}, 6 * 11 + 6),
-        ("solo", {"dim": 5}, 96),
-        ("scaffold", {"dim": 5}, 96),
-        ("ditto", {"dim": 5}, 96),
-        ("moon", {"dim": 5}, 96),
-        ("fedpcl", {"dim": 5}, 60),
-        ("fedproto", {"dim": 5}, 96),
+        ("solo", {"dim": 5}, 106),
+        ("scaffold", {"dim": 5}, 106),
+        ("ditto", {"dim": 5}, 106),
+        ("moon", {"dim": 5}, 106),
+        ("fedpcl", {"dim": 5}, 70),
+        ("fedproto", {"dim": 5}, 106),
         ("fst-cbdg", {}, 72),
         ("fed3r", {}, 72),
         ("clip-zs", {}, 0),

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go, go_tiny
+from federation import federation, gap
+from federation import go as run_of
+from federation import go_tiny as tiny_run_of
 from scipy import fft, optimize, stats
 
 from fedcache.errors import Exit, FedcacheError
@@ -23,6 +25,20 @@ from fedcache.report.methods.facts import leaving
 
 REAL = Privacy(1.0, 1.0, allow=("evaluation",))
 SIMULATED = replace(REAL, seed=0)
+
+
+def private_settings(name, settings=None):
+    """A private run has no BatchNorm: commands leave it out, and the engine is told here."""
+    plain = {"bn": False} if any(h.name == "bn" for h in METHODS[name].hparams) else {}
+    return {**plain, **(settings or {})}
+
+
+def go(name, settings=None, *pair, **how):
+    return run_of(name, private_settings(name, settings), *pair, **how)
+
+
+def go_tiny(name, settings=None, *pair, **how):
+    return tiny_run_of(name, private_settings(name, settings), *pair, **how)
 
 
 def after_one_round(privacy, clients=9, **how):
@@ -79,7 +95,7 @@ def published_noise(size, clients):
     _data, everyone = federation()
     yield torch.randn(size, generator=torch.Generator().manual_seed(key_hash(0, "privacy", 0) & (1 << 63) - 1),
                       dtype=torch.float64)  # fmt: skip
-    hp = METHODS["fedavg"].resolve("paper", {"opt": "sgd", "lr": 0.05})
+    hp = METHODS["fedavg"].resolve("paper", private_settings("fedavg", {"opt": "sgd", "lr": 0.05}))
     for seed in (0, 1):
         yield PrivateDraws(Privacy(1.0, 1.0, seed=seed), 0, ("", "fedavg"), hp, everyone[:clients]).normals(0)(size)
 

@@ -78,7 +78,7 @@ def test_a_capped_client_counts_as_if_it_had_so_many_rows(name):
     # Its 150 rows are 30 rows five times, and a sixth of the weight of six clients is that of 30. What is trained is
     # trained on all rows at once, so that a step is on the same mean.
     trained = name in ("fedavg", "fedproto")
-    settings = {"opt": "sgd", "lr": 0.1, "batch": 1000, "epochs": 1} if trained else {}
+    settings = {"opt": "sgd", "lr": 0.1, "batch": 1000, "epochs": 1, "bn": False} if trained else {}
     how = {"participation": None, "rounds": 2 if trained else 1}
     plain = go(name, settings, *federated(30), **how)
     for policy in (parse_policy(max_share=1 / 6), parse_policy(max_share=1 / 6, on_bad_update="reject")):
@@ -191,7 +191,8 @@ def test_a_private_run_names_nobody_it_skips():
     data, clients = federated(3000)
     clients[1] = replace(clients[1], train=clients[1].train[:0])
     private = Privacy(1.0, 1.0, allow=("evaluation",))
-    out = go("fedavg", {}, data, clients, participation=0.5, trust=parse_policy(privacy=private))
+    plain = {"bn": False}
+    out = go("fedavg", plain, data, clients, participation=0.5, trust=parse_policy(privacy=private))
     told = " ".join(out.warnings)
     assert "clients that have no training rows are skipped; who they are is not told" in told
     assert "client-" not in told
@@ -202,7 +203,7 @@ def test_a_private_run_names_nobody_it_skips():
     assert [r.clients for r in out.traffic.rounds] == [3] * len(out.traffic.rounds)
     for bound in ({"max_rows_per_client": 100}, {"max_update_norm": 5.0}):
         with pytest.raises(FedcacheError, match="would tell something of single clients") as caught:
-            go("fedavg", {}, data, clients, trust=parse_policy(privacy=private, **bound))
+            go("fedavg", plain, data, clients, trust=parse_policy(privacy=private, **bound))
         assert caught.value.code is Exit.USAGE
     simulated = parse_policy(max_rows_per_client=100, privacy=Privacy(1.0, 1.0, seed=0))
-    assert "client-3" in " ".join(go("fedavg", {}, data, clients, participation=0.9, trust=simulated).warnings)
+    assert "client-3" in " ".join(go("fedavg", plain, data, clients, participation=0.9, trust=simulated).warnings)

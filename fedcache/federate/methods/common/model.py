@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedcache.errors import StoreError, UsageError
 from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.hyperparameters import Hp, has_batchnorm
 from fedcache.heads import projection
 from fedcache.heads.linear import Tree, affine, text_head, zero_head
 from fedcache.heads.losses import cross_entropy
@@ -22,7 +22,7 @@ def head_of(hp: Hp, kind: str | None = None) -> Head:
     return Head(
         kind or str(hp["head"]),
         dim=cast(int, hp.get("dim", 0)),
-        bn=bool(hp.get("bn", False)),
+        bn=has_batchnorm(hp),
         z_norm=hp.get("z_norm") == "l2",
         relu_l2=hp.get("logit_head") == "relu_l2",
         scale=cast(float | Tensor, hp.get("logit_scale", 1.0)),

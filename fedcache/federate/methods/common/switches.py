@@ -28,9 +28,11 @@ TRAINING = (
 
 PROJECTION = (
     HParam("dim", 256, "int", "width of the projection", low=1),
-    HParam("z_norm", "l2", "choice", "normalisation of the projection (D-02)", choices=("l2", "none")),
-    HParam("bn", False, "bool", "BatchNorm after the projection's ReLU (D-02; table 7 of FedPCL)"),
-)
+    HParam("z_norm", "none", "choice", "normalisation of the projection; l2 in all methods of the released code (D-02)",
+           choices=("l2", "none"), official="l2"),
+    HParam("bn", True, "bool", "BatchNorm after the projection's ReLU (D-02; table 7 of FedPCL)", official=False),
+)  # fmt: skip
+"""Table 7 of FedPCL layer by layer: FC, ReLU, BatchNorm; the methods that contrast projections need unit length too."""
 
 BN_MODE = HParam(
     "bn_mode", "avg", "choice", "running statistics are averaged, or stay with the client", choices=("avg", "local")
@@ -83,9 +85,11 @@ def init_param(*, independent: bool) -> HParam:
 
 
 def declare(*groups: HParam | Iterable[HParam], **defaults: Value) -> tuple[HParam, ...]:
-    """Join declarations; ``defaults`` replace the default (and so also the official value) of some."""
+    """Join declarations; ``defaults`` replace the default (and so also what other presets have) of some."""
     flat = [h for g in groups for h in ((g,) if isinstance(g, HParam) else g)]
-    return tuple(replace(h, default=defaults[h.name], official=None) if h.name in defaults else h for h in flat)
+    return tuple(
+        replace(h, default=defaults[h.name], official=None, tuned=None) if h.name in defaults else h for h in flat
+    )
 
 
 def without(group: Iterable[HParam], *names: str) -> tuple[HParam, ...]:

@@ -1,0 +1,51 @@
+"""What a person is told of a result that is no better than a guess, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedcache.errors import FedcacheError
+from fedcache.report.drawing import percent
+from fedcache.runs.chance import at_chance
+from fedcache.runs.remembered import usual_settings
+
+LARGE_RATE = 0.1
+"""A learning rate from which on a larger one is not what is missing."""
+
+
+def chance_lines(result: Mapping[str, Any]) -> list[str]:
+    """That the accuracy is no better than a guess, and the next command; [] for a result that is better."""
+    chance = at_chance(result)
+    if chance is None:
+        return []
+    return [
+        f"NO BETTER THAN CHANCE: a guess gives {percent(chance.level)} % on these {chance.rows:,} test rows of "
+        f"{chance.classes} classes, and {percent(chance.least)} % would be more.",
+        f"Next: {next_step(result)}",
+    ]
+
+
+def next_step(result: Mapping[str, Any]) -> str:
+    """What of the same command to change: tuned values where the method has some, else a larger rate, else the data."""
+    method, hp = str(result["method"]), result["hyperparameters"]
+    tuned = _tuned_values(method)
+    if tuned and any(hp.get(name) != value for name, value in tuned.items()):
+        words = " ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+                         for name, value in tuned.items())  # fmt: skip
+        return f"the same command with --preset tuned  ({words}, chosen on validation rows)"
+    rate = hp.get("lr")
+    if isinstance(rate, float) and rate < LARGE_RATE:
+        return f"the same command with a larger rate, --set lr={10 * rate:g}"
+    if result["rounds"] > 1:
+        return f"the same command with --rounds {4 * result['rounds']}, or other rates (fedcache methods info {method})"
+    return "fedcache inspect, whether the features tell the classes apart; or other --backbones"
+
+
+def _tuned_values(method: str) -> dict[str, Any]:
+    """The hyperparameters that preset ``tuned`` sets; {} for none, and for a method that is not there any more."""
+    try:
+        usual, tuned = usual_settings(method, "paper"), usual_settings(method, "tuned")
+    except FedcacheError:
+        return {}
+    return {name: value for name, value in tuned.items() if value != usual[name]}

@@ -1,0 +1,42 @@
+"""What is said of a result that is no better than a guess."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedcache.federate.methods import METHODS
+from fedcache.report.chance_words import chance_lines, next_step
+
+
+def result(method: str = "fedavg", accuracy: float = 0.1, rounds: int = 50, **hp: Any) -> dict[str, Any]:
+    resolved = {**METHODS[method].resolve("paper"), **hp}
+    return {"method": method, "preset": "paper", "hyperparameters": resolved, "accuracy": {"mean": accuracy},
+            "classes": 10, "seeds": [0], "rounds": rounds, "confusion": [[20, *[0] * 9]] * 9 + [[40, *[0] * 9]],
+            "partition": {"test_rows": 220}}  # fmt: skip
+
+
+def test_a_result_that_is_no_better_than_a_guess_says_so_with_what_to_do() -> None:
+    lines = chance_lines(result(accuracy=0.2))
+    assert lines == [
+        "NO BETTER THAN CHANCE: a guess gives 18.18 % on these 220 test rows of 10 classes, and 23.38 % would be more.",
+        "Next: the same command with a larger rate, --set lr=0.01",
+    ]
+    assert chance_lines(result(accuracy=0.3)) == []
+
+
+@pytest.mark.parametrize("method", ["pfedme", "perfedavg"])
+def test_where_a_method_was_tuned_that_comes_first(method: str) -> None:
+    assert METHODS[method].tuned
+    assert next_step(result(method)).startswith("the same command with --preset tuned  (")
+    tuned = {name: METHODS[method].resolve("tuned")[name] for name in METHODS[method].tuned}
+    assert "--rounds 200" in next_step(result(method, **tuned))  # it is what ran
+
+
+def test_else_a_larger_rate_more_rounds_or_the_data() -> None:
+    assert next_step(result("fedavg", lr=0.02)) == "the same command with a larger rate, --set lr=0.2"
+    assert "--rounds 200" in next_step(result("fedavg", lr=0.5))
+    assert "fedcache inspect" in next_step(result("fedncm", rounds=1))
+    gone = {**result("fedncm", rounds=4), "method": "nobody-has-this"}
+    assert "--rounds 16" in next_step(gone)
