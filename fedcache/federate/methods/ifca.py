@@ -7,7 +7,8 @@ trains w_j and sends it with j; the server averages the models that were sent fo
 paper: alike, ``agg=uniform``), and keeps a model that nobody chose. Client i deploys the model of smallest loss on its
 rows. All models begin with weights of their own, without which no client could tell them apart.
 
-What travels is one model and its number up, K models down. With BatchNorm the running statistics belong to the model.
+What travels is one model and its number up, K models down. BatchNorm is off: the statistics of a model that nobody has
+trained yet fit no rows, so none but the model that was chosen first would ever be chosen.
 Released FedPCL code has no IFCA; preset ``official`` is its setting of the other baselines (D-09, D-13, D-14).
 Limits: K = 1 is ``fedavg`` (to rounding); a model's average holds no weight of a client that chose another.
 """
@@ -160,7 +161,7 @@ METHOD = replace(
     paper="Ghosh et al., NeurIPS 2020",
     summary="Several models at the server; each client trains and uses the one that fits its rows best.",
     hparams=(
-        *declare(FEAT_POST, without(MODEL, "bn_mode"), AGG, without(TRAINING, "reset_opt")),
+        *declare(FEAT_POST, without(MODEL, "bn_mode"), AGG, without(TRAINING, "reset_opt"), bn=False, z_norm="l2"),
         HParam("init", "shared", "choice", "initial weights from the broadcast seed", choices=("shared",)),
         HParam("models", 2, "int", "K, the models of the server", low=1),
     ),

@@ -14,7 +14,7 @@ from fedcache.federate.methods import METHODS
 
 OPTS = pytest.mark.parametrize("opt", ["sgd", "adam"])
 SINGLE = {"dtype": torch.float32}
-STEP = {"lr": 0.05, "batch": 16, "dim": 8}
+STEP = {"lr": 0.05, "batch": 16, "dim": 8, "bn": False, "z_norm": "l2"}
 
 
 def kept(out, client):
@@ -169,7 +169,7 @@ def test_clients_of_two_kinds_find_their_models():
     how = {"lr": 0.02, "batch": 16, "dim": 16}
     out = go("ifca", how, data, clients, rounds=15, participation=None)
     assert sorted(out.server["chosen"].tolist()) == [120.0, 120.0]
-    one = go("fedavg", how, data, clients, rounds=15, participation=None)
+    one = go("fedavg", {**how, "bn": False, "z_norm": "l2"}, data, clients, rounds=15, participation=None)
     mine = [out.deployed(i).personal for i in range(6)]
     assert gap(mine[0], mine[1]) == gap(mine[4], mine[5]) == 0.0 < gap(mine[0], mine[4])
     x0, y0 = data.x[clients[0].train, 0], data.y[clients[0].train]
