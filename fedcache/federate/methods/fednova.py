@@ -8,7 +8,8 @@ With p_i = n_i / N the server sets
     w <- w - (sum_i p_i a_i) sum_i p_i d_i.
 FedAvg is sum_i p_i a_i d_i instead, which minimises a loss where clients weigh n_i a_i. Decay counts as part of the
 gradient. The lengths hold for SGD that starts afresh every round, and for no other optimiser. BatchNorm's running
-statistics are averaged. lr = 0.3 is ours: plain SGD is slow on projections of unit length.
+statistics are averaged. lr = 0.03 is ours, and 0.3 on the released layers (``preset=official``), as plain SGD is slow
+on projections of unit length.
 
 Released FedPCL code has no FedNova; preset ``official`` is its setting of the other baselines (D-09, D-13, D-14).
 Limits: clients of equally many steps make it ``fedavg`` with SGD (to rounding); lr = 0 leaves w as it is.
@@ -85,7 +86,8 @@ METHOD = replace(
     hparams=(
         *declare(FEAT_POST, MODEL, init_param(independent=False), AGG),
         *SGD,
-        *without(declare(TRAINING, lr=0.3), "opt", "momentum", "reset_opt"),
+        *without(TRAINING, "opt", "lr", "momentum", "reset_opt"),
+        HParam("lr", 0.03, "float", "learning rate", low=0.0, official=0.3),
     ),
     executions=("sequential", "batched"),
     enter=lambda down, _data, ctx: {k: down[k] for k in fedavg.own_statistics(ctx.hp)},
