@@ -9,8 +9,8 @@ The correction is the linear term <c - c_i, y> of the loss; decay counts as part
 
 Option II reads the mean gradient off the distance travelled, which is right for plain SGD and for nothing else: there
 is no other ``opt``, and momentum must be 0. Both means are uniform, as printed; a run that has come to rest has c = 0,
-so weights n_i on x alone would not make it minimise the weighted loss. K lr = 0 keeps c_i. The paper tunes lr; 1 is
-ours, because plain SGD is slow on projections of unit length.
+so weights n_i on x alone would not make it minimise the weighted loss. K lr = 0 keeps c_i. The paper tunes lr; 0.1 is
+ours, and 1 on the released layers (``preset=official``), as plain SGD is slow on projections of unit length.
 
 Released FedPCL code has no SCAFFOLD; preset ``official`` is its setting of the other baselines (D-02, D-09, D-13).
 Limits: while c and all c_i are 0 (round 1) it is ``fedavg`` with ``agg=uniform`` bit for bit; c is the mean of all c_i.
@@ -27,7 +27,7 @@ from fedcache.federate.engine.context import Ctx, dot, over
 from fedcache.federate.engine.local_training import batch_sizes, train
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import ClientData, Hp, HParam, Tree, model, server_tensors
-from fedcache.federate.methods.common.switches import FEAT_POST, MODEL, TRAINING, declare, init_param
+from fedcache.federate.methods.common.switches import FEAT_POST, MODEL, TRAINING, declare, init_param, without
 
 PLAIN = (
     HParam("opt", "sgd", "choice", "optimiser; option II is right for plain SGD only", choices=("sgd",)),
@@ -110,7 +110,8 @@ METHOD = replace(
     hparams=(
         *declare(FEAT_POST, MODEL, init_param(independent=False)),
         *PLAIN,
-        *(h for h in declare(TRAINING, lr=1.0) if h.name not in ("opt", "momentum", "reset_opt")),
+        *without(TRAINING, "opt", "lr", "momentum", "reset_opt"),
+        HParam("lr", 0.1, "float", "learning rate", low=0.0, official=1.0),
         HParam("lr_g", 1.0, "float", "the server's step towards the mean of its clients", low=0.0),
     ),
     init=init,
