@@ -31,15 +31,17 @@ def at_chance(result: Mapping[str, Any]) -> Chance | None:
     Better is above max(1/C, share of the largest class) by ``ERRORS`` standard errors of a share of so many rows, and
     by ``SHARE`` of it or ``POINTS``. Of the test rows of results without a confusion matrix only the number is known.
     """
-    accuracy, classes = result["accuracy"]["mean"], int(result["classes"])
+    accuracy, classes = result["accuracy"]["mean"], int(result.get("classes") or 0)  # earlier releases had no number
     if accuracy is None or classes < 2:
         return None
     counts = [sum(row) for row in result.get("confusion") or []]  # test rows of each class, summed over seeds
     total = sum(counts)
     level = max(1 / classes, max(counts) / total) if total else 1 / classes
     rows = total // len(result["seeds"]) if total else int(result["partition"].get("test_rows") or 0)
-    if not rows or level >= 1.0:  # one class among the test rows: every accuracy may be luck
+    if not rows:
         return None
     error = math.sqrt(level * (1 - level) / rows)
     least = level + max(ERRORS * error, min(SHARE * level, POINTS))
+    if least >= 1.0:  # so few rows, or one class so large, that nothing could be told from a guess
+        return None
     return Chance(accuracy, level, least, classes, rows) if accuracy <= least else None

@@ -11,7 +11,7 @@ from fedcache.errors import FedcacheError
 from fedcache.report.drawing import Plot, percent, plain, short, size
 from fedcache.report.find_runs import StoredRun, differing, facts, gather, label_of, labels, setting_name, setting_names
 from fedcache.report.galleries import ToShow
-from fedcache.report.page import _first_of_each, _mark_best, _section, _table
+from fedcache.report.page import _first_of_each, _mark_best, _plots, _section, _table
 from fedcache.report.render import HtmlCell, _code, _csv
 
 
@@ -186,3 +186,13 @@ def test_a_run_is_named_by_its_folder_its_first_letters_or_its_own_files(tmp_pat
         with pytest.raises(FedcacheError, match=said):
             gather([wrong], tmp_path)
     assert [left.sentence for left in gather(["abc"], tmp_path).left_out] == ["abc1 is not finished."]
+
+
+def test_a_run_at_chance_is_named_below_its_figures() -> None:
+    counts = [[40, 0], [60, 0]]
+    many = {"classes": 2, "confusion": counts, "rounds": 5, "hyperparameters": {"lr": 0.001}}
+    entries = [run("a", 0.6, **many), run("b", 0.8, **many)]
+    _plots_made, notes = _plots("s", [(e.method, e) for e in entries], "no store", "pca")
+    (note,) = [n for n in notes if "CHANCE" in n]
+    assert note.startswith("a: NO BETTER THAN CHANCE: a guess gives 60.00 % on these 50 test rows of 2 classes")
+    assert note.endswith("--set lr=0.01")
