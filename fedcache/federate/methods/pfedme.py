@@ -16,7 +16,8 @@ The inner step shrinks theta - w_i by the factor 1 - lr_p * lambda: keep lr_p * 
 Rates: FedPCL, which compares with pFedMe, prints Adam with 0.001 for all methods and none of this one (A 5.1, D-79).
 The defaults are those of its authors' released code for MNIST, with which w_i moves by eta * lambda = 0.075 of the way
 to theta_i a step: too little for a few rounds of a few steps. ``preset=tuned`` has rates that were chosen once on rows
-of ``digits`` that nobody trained on or was tested on: ``fedcache grid --ready tuned-pfedme``.
+of ``digits`` that nobody trained on or was tested on: ``fedcache grid --ready tuned-pfedme``, which kept lambda. With
+them w_i goes beyond theta_i, by eta * lambda = 3 of the way.
 Limits: lambda = 0 never moves w; eta * lambda = 1 makes w_i = theta_i; beta = 0 keeps w.
 """
 
@@ -94,9 +95,9 @@ METHOD = replace(
         *declare(FEAT_POST, without(MODEL, "bn_mode"), init_param(independent=False), AGG),
         *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
         HParam("K", 5, "int", "inner steps on a batch", low=1),
-        HParam("lambda", 15.0, "float", "strength of the pull to w_i; 0 never moves w", low=0.0, tuned=4.0),
-        HParam("lr_p", 0.1, "float", "learning rate of the inner steps", low=0.0, tuned=0.1),
-        HParam("eta", 0.005, "float", "learning rate of w_i; eta * lambda = 1 makes it theta_i", low=0.0, tuned=0.06),
+        HParam("lambda", 15.0, "float", "strength of the pull to w_i; 0 never moves w", low=0.0),
+        HParam("lr_p", 0.1, "float", "learning rate of the inner steps", low=0.0, tuned=0.01),
+        HParam("eta", 0.005, "float", "learning rate of w_i; eta * lambda = 1 makes it theta_i", low=0.0, tuned=0.2),
         HParam("beta", 1.0, "float", "share of the clients' mean in the new w; 0 keeps w", low=0.0),
         HParam("inner_decay", 0.0, "float", "weight decay of the inner steps (D-70)", low=0.0, official=0.001),
         HParam(
