@@ -117,10 +117,7 @@ class TrainConfig:
 
     method: str | None = option(None, "See `fedcache methods list`.", METHOD, said="none; name one")
     preset: str = option(
-        PRESETS[0],
-        "Equations as printed, as in the released code, or as printed with rates that were chosen on validation rows.",
-        METHOD,
-        choices=PRESETS,
+        PRESETS[0], "As printed, as in released code, or as printed with tuned rates.", METHOD, choices=PRESETS
     )
     dataset: str | None = option(None, DATASET, DATA, short="-d", said="that of the store")
     store: str | None = option(

@@ -26,7 +26,7 @@ API_LINES = 300  # api.py is signatures, docstrings and one call each; what they
 # a cluster, answers that are remembered, what newcomers are told; then data, images, backbones and methods of one's
 # own; then readings that papers leave open, zero-shot beside what starts from texts, seventeen methods more, rates that
 # were tuned, and results that are no better than a guess
-PACKAGE_LINES = 72_800
+PACKAGE_LINES = 73_000
 LONG = {"file": 0, "function": 1, "parameters": 0, "class": 0}  # 0 of each
 
 
