@@ -48,7 +48,7 @@ def on_its_way(name: str) -> tuple[object, ...]:
 def test_every_method_trains_from_the_command_line(store: Path, name: str) -> None:
     sizes = (
         [word for k, v in small(name).items() for word in ("--set", f"{k}={v}")]
-        if {"hidden", "channels"} & small(name).keys()
+        if {"hidden", "channels", "n_ctx"} & small(name).keys()
         else []
     )
     done = ok("train", "--method", name, *IID, "--rounds", 2, "--participation", "all", "--seeds", "0,1", *sizes)

@@ -101,6 +101,7 @@ PROMPT, VISUAL = 2 * E, 3 * (4 * 3 - 2 * 1)  # two tokens; a frame of one pixel 
 SAME = dict.fromkeys(("fedavg", "fedprox", "pfedme", "perfedavg", "ditto", "moon", "fedavgm", "fedadam", "fedadagrad",
                       "fedyogi", "feddyn", "fedlc"), MLP)  # fmt: skip
 BODY = P * D + P + 4 * P  # with BatchNorm's scale, shift and statistics
+PLAIN = MLP - 4 * P  # without
 SAME |= {"scaffold": 2 * MLP - 2 * P, "fedrep": BODY, "fedper": BODY, "lg-fedavg": C * P + C, "fedntd": LINEAR}
 SAME |= {"fedavg-simclr": SIMCLR, "fedprox-simclr": SIMCLR}
 SAME |= {"fedavg-scratch": SCRATCH, "local-supervised": 0, "lp-plus-plus": LINEAR, "fedclip": 2 * D * (D + 1)}
@@ -108,10 +109,10 @@ SAME |= {"promptfl": PROMPT, "tpfl": PROMPT + VISUAL, "atpfl": PROMPT + VISUAL, 
 SAME |= dict.fromkeys(("solo", "supcon", "central", "non-fl", "min-local", "local-prompt", "clip-zs", "tip-local"), 0)
 UP = {**SAME, "fst-cbdg": LINEAR, "fed3r": GRAM, "fed3r-prior": GRAM, "fedcgs": GRAM + C, "fedcof": T + C,
       "afl": GRAM, "gda": GRAM + C, "gh-ofl": 2 * T + C, "fedncm": T + C, "fedbabu": BODY, "fednova": MLP + 1,
-      "feddisco": MLP + 2, "ifca": MLP + 1, "flesd": N * Z, "flesd-head": N * Z, "flesd-cc": N * Z}  # fmt: skip
+      "feddisco": MLP + 2, "ifca": PLAIN + 1, "flesd": N * Z, "flesd-head": N * Z, "flesd-cc": N * Z}  # fmt: skip
 PER_CLASS = {"fedproto": P + 1, "fedpcl": P + 1, "fedpft": D + 3, "fed-tip-proto": D}
 ONE_SHOT = ("afl", "gda", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft")
-DOWN = {**SAME, "fedbabu": MLP, "fednova": MLP, "feddisco": MLP, "ifca": 2 * MLP + 2, "fst-cbdg": LINEAR,
+DOWN = {**SAME, "fedbabu": MLP, "fednova": MLP, "feddisco": MLP, "ifca": 2 * PLAIN + 2, "fst-cbdg": LINEAR,
         **dict.fromkeys(ONE_SHOT, LINEAR), "gh-ofl": 2 * T + C, "flesd": RESNET, "flesd-head": SIMCLR,
         "flesd-cc": SIMCLR}  # fmt: skip
 LATER = {"fedproto": C * P, "fedpcl": (M + 1) * C * P}  # nothing before the first round

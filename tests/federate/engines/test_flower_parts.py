@@ -111,6 +111,7 @@ def test_sites_give_the_result_of_one_process(method: str, sites: Path, tmp_path
     reference = alone(method, sites, tmp_path)
     # The partition is said otherwise (sites by the digests of their stores), and sites do not send what they hold.
     apart = {"partition", "digest", "files", "diagnostics"}
+    reference.result["accuracy"].pop("zero_shot", None)  # of rows that lie at the sites
     for key in reference.result.keys() - apart:
         assert run.result[key] == reference.result[key], key
     assert run.result["federation"]["missed"] == []
