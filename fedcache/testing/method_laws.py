@@ -19,7 +19,7 @@ from torch import Tensor
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine import run as engine
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.hyperparameters import Value, has_batchnorm
+from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.engine.run import TrainingRun
 from fedcache.testing.federation import TINY, TinyClient, difference, features_of, fitted, gap, make_federation
@@ -304,7 +304,6 @@ def _takes_plain_steps(trial: Trial) -> bool:
         and {"opt", "lr", "batch", "epochs"} <= set(declared)
         and "sgd" in declared["opt"].choices
         and method.protocol(trial.hp) == "global"
-        and not has_batchnorm(trial.hp)
     )
 
 
@@ -323,6 +322,7 @@ def all_rows_count_the_same(trial: Trial) -> None:
         "batch": 1000,
         "momentum": 0.0,
         "drop_last": False,
+        "bn": False,  # with it a row's loss depends on the rows of its batch
     }
     declared = {h.name for h in trial.method.hparams}
     one_step = replace(trial, settings={**trial.settings, **{k: v for k, v in words.items() if k in declared}})

@@ -78,7 +78,7 @@ def forget(home: Path) -> None:
             pytest.param(words, id=name, marks=pytest.mark.slow)
             for name, words in {
                 "grid": GRID,
-                "defaults": ("train", "--method", "fedavg", "--rounds", 2, "--seeds", "0,1"),
+                "defaults": ("train", "--method", "fedavg", *TRAIN[3:], "--rounds", 2, "--seeds", "0,1"),
                 "no-model": (*TRAIN, "--no-model"),
                 "exact": (*GRID, "--exact", "--save-models", "all"),
             }.items()

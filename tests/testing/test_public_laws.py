@@ -150,8 +150,7 @@ def test_a_wrong_method_breaks_its_law(what):
     "name", [n if n == "scaffold" else pytest.param(n, marks=pytest.mark.slow) for n in NOT_BY_ROWS]
 )
 def test_where_rows_do_not_count_the_same_the_law_fails(name):
-    plain = {"bn": False} if name == "scaffold" else None  # with BatchNorm the law does not speak of it
-    assert broken(testing.method_laws(name, plain)) == {"all_rows_count_the_same"}
+    assert broken(testing.method_laws(name)) == {"all_rows_count_the_same"}
 
 
 def test_what_fails_says_method_execution_law_and_figure():
