@@ -31,15 +31,16 @@ def test_a_scale_is_another_rate_on_scaled_weights(name, execution):
 def test_central_by_sgd_and_by_lbfgs_are_scaled_too():
     data, clients = federation()
     s = 4.0
-    scaled = go("central", {**PLAIN, "init": "zero", "logit_scale": s, "lr": 0.02, "wd": 0.01}, data, clients)
-    plain = go("central", {**PLAIN, "init": "zero", "lr": 0.02 * s**2, "wd": 0.01 / s**2}, data, clients)
+    plain_sgd = {**PLAIN, "probe": "sgd", "init": "zero"}
+    scaled = go("central", {**plain_sgd, "logit_scale": s, "lr": 0.02, "wd": 0.01}, data, clients)
+    plain = go("central", {**plain_sgd, "lr": 0.02 * s**2, "wd": 0.01 / s**2}, data, clients)
     assert gap({k: s * t for k, t in scaled.server.items()}, plain.server) < 1e-12
     x, y = data.x[:, 0].double(), data.y
     W, b = lbfgs(x, y, 6, 0.02, 500, s)
     V, c = lbfgs(x, y, 6, 0.02 / s**2, 500)  # (l2/2) |W|^2 = (l2 / 2 s^2) |V|^2
     assert gap(s * W, V) < 1e-5
     assert gap(s * b - (s * b).mean(), c - c.mean()) < 1e-5
-    out = go("central", {"probe": "lbfgs", "l2": 0.02, "logit_scale": s}, data, clients)
+    out = go("central", {"l2": 0.02, "logit_scale": s}, data, clients)
     rows = np.concatenate([c.train for c in clients])
     W, b = lbfgs(data.x[rows, 0].double(), data.y[rows], 6, 0.02, 500, s)
     assert gap(out.server["W"], W) < 1e-6

@@ -388,10 +388,11 @@ def test_every_method_runs_as_its_released_code(official):
     assert np.isfinite(out.client_accuracy[trains]).all()
 
 
-def test_central_does_not_know_the_partition():
+@pytest.mark.parametrize("settings", [{}, {"probe": "sgd", "epochs": 2}], ids=["lbfgs", "sgd"])
+def test_central_does_not_know_the_partition(settings):
     data, clients = federation()
-    a = go("central", {"epochs": 2}, data, clients)
-    b = go("central", {"epochs": 2}, data, single(data, clients))
+    a = go("central", settings, data, clients)
+    b = go("central", settings, data, single(data, clients))
     assert gap(a.server, b.server) == 0.0
     assert a.traffic.totals()["up"] == a.traffic.totals()["down"] == 0
     assert len(a.client_accuracy) == 9

@@ -15,8 +15,8 @@ from fedcache.federate.methods import METHODS
 LINEAR = {"head": "linear"}
 FROM_TEXT = {
     "fst-cbdg": {}, "fedavg": LINEAR, "fedprox": LINEAR, "fedntd": {}, "scaffold": LINEAR, "ditto": LINEAR,
-    "pfedme": LINEAR, "perfedavg": LINEAR, "solo": LINEAR, "central": {}, "fed3r-prior": {}, "tip-local": {},
-    "fed-tip-proto": {}, "tpfl-feat": {}, "atpfl-feat": {},
+    "pfedme": LINEAR, "perfedavg": LINEAR, "solo": LINEAR, "central": {"probe": "sgd"}, "fed3r-prior": {},
+    "tip-local": {}, "fed-tip-proto": {}, "tpfl-feat": {}, "atpfl-feat": {},
 }  # fmt: skip
 LIVE = ("promptfl", "tpfl", "atpfl", "local-prompt")
 
@@ -50,8 +50,11 @@ def test_prompts_stand_beside_the_template_as_it_is(name):
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("clip-zs", {}), ("fedavg", {}), ("fedavg", {"head": "linear", "init": "zero"}), ("fedpcl", {}), ("fed3r", {})],
-)
+    [
+        ("clip-zs", {}), ("fedavg", {}), ("fedavg", {"head": "linear", "init": "zero"}), ("fedpcl", {}), ("fed3r", {}),
+        ("central", {}),
+    ],
+)  # fmt: skip
 def test_what_does_not_start_from_texts_has_none(name, settings):
     assert go_tiny(name, settings).zero_shot is None
 
