@@ -18,6 +18,12 @@ from fedcache.report.paired_tests import Comparison
 from fedcache.store.files import write_atomic
 
 FORMATS = ("table", "markdown", "latex")
+METRIC = typer.Option(
+    "--metric",
+    "--score",
+    help="client-mean or pooled (over test rows) for all runs of a table; accuracy (the methods' headline where it is "
+    "alike for all, else client-mean); macro_f1; over settings also worst10, worst20, worst40, best10.",
+)
 ENDINGS = {".md": "markdown", ".tex": "latex"}
 
 
@@ -36,13 +42,7 @@ def compare(
         Path | None, typer.Option("--runs", help="Directory of the runs, instead of the one under FEDCACHE_HOME.")
     ] = None,
     over: Annotated[str, typer.Option("--over", help="What pairs values: seeds | clients | settings.")] = "seeds",
-    metric: Annotated[
-        str,
-        typer.Option(
-            "--metric",
-            help="accuracy; over seeds macro_f1; over settings also client_mean, worst10, worst20, worst40, best10.",
-        ),
-    ] = "accuracy",
+    metric: Annotated[str, METRIC] = "accuracy",
     test: Annotated[
         str | None,
         typer.Option("--test", help="wilcoxon | ttest; default ttest over seeds, wilcoxon over clients and settings."),
@@ -75,6 +75,7 @@ def compare(
 
     Example: fedcache compare --against fedavg -o table.tex --plot ranks.svg
     """
+    metric = metric.replace("-", "_")
     check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
     written = written_format(form, out, observer.as_json)
     if plot is not None:

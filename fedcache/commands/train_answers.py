@@ -14,6 +14,7 @@ from fedcache.report.chance_words import chance_lines
 from fedcache.report.drawing import percent
 from fedcache.runs.directory import bytes_of_models, command_saving, has_client_models
 from fedcache.runs.run import is_claimed
+from fedcache.runs.score import LEVEL, SCORES, rows_interval, score_of
 from fedcache.runs.trust_words import describe_trust, is_private
 
 
@@ -43,7 +44,7 @@ TAILS = {"worst10": ("worst 10 %", 10), "worst40": ("worst 40 %", 3), "best10": 
 def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) -> list[str]:
     """A result for a person."""
     accuracy, fair, traffic, part = result["accuracy"], result["fairness"], result["traffic"], result["partition"]
-    spread = f" +- {percent(accuracy['std'])} over {len(result['seeds'])} seeds" if accuracy["std"] is not None else ""
+    spread = _over_seeds(accuracy, len(result["seeds"]))
     what = PROTOCOLS[result["protocol"]]
     exact = traffic["exact"]["per_client_round"]
     paper = traffic["paper"]["per_client_round"]
@@ -61,6 +62,7 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}{untrained}"]
     lines += [f"  {line}" for line in chance_lines(result)]
     lines.append(f"  {what}; {setting}, {result['execution']}")
+    lines += score_lines(result)
     if (held := result.get("validation")) is not None:
         of_seeds = "" if held["std"] is None else f" +- {percent(held['std'])}"
         pooled = "" if result["protocol"] == "global" else f"; over all rows {percent(held['pooled'])} %"
@@ -97,6 +99,29 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
         *([f"  {timing}"] if timing else []),
         f"  {path}",
     ]
+    return lines
+
+
+def _over_seeds(accuracy: Mapping[str, Any], seeds: int) -> str:
+    """The spread; of a run that does not depend on its seeds that it does not, in the place of 0."""
+    if accuracy["std"] is None:
+        return ""
+    if len(set(accuracy.get("per_seed", ()))) == 1:
+        return f" with each of {seeds} seeds"
+    return f" +- {percent(accuracy['std'])} over {seeds} seeds"
+
+
+def score_lines(result: Mapping[str, Any]) -> list[str]:
+    """The two scores that every method has, and the interval over test rows where seeds say nothing of it."""
+    lines = []
+    mean, pooled = (score_of(result, name).mean for name in SCORES)
+    if mean is not None and pooled is not None:
+        lines.append(f"  client mean {percent(mean)} %, pooled over test rows {percent(pooled)} %")
+    if (found := rows_interval(result)) is not None:
+        rows, low, high = found
+        lines.append(
+            f"  {100 * LEVEL:g} % interval over the {rows:,} test rows (Wilson) {percent(low)} to {percent(high)} %"
+        )
     return lines
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.report import comparison_output
 from fedcache.report.find_runs import Gathered, LeftOut, by_setting, measured_alone, setting_names
-from fedcache.report.paired_blocks import PairedBlocks, across, check_metric, within
+from fedcache.report.paired_blocks import PairedBlocks, across, check_metric, scored_by, within
 from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.statistics import TESTS
 from fedcache.runs.run import Run
@@ -97,12 +97,13 @@ def compare_entries(
             "Train another method on the same partition:  fedcache grid --method fedavg,fed3r --seeds 0-4",
         )
 
-    def one(blocks: PairedBlocks) -> Comparison:
+    def one(blocks: PairedBlocks, what: str) -> Comparison:
         reference = None if against is None else _reference(against, blocks)
-        return compared(blocks, over=over, metric=metric, test=test, against=reference, pairs=pairs, level=level)
+        return compared(blocks, over=over, metric=what, test=test, against=reference, pairs=pairs, level=level)
 
     if over == "settings":
-        return Comparisons((one(across(entries, metric)),), (), tuple(found.left_out))
+        what = scored_by(entries, metric, over)
+        return Comparisons((one(across(entries, what), what),), (), tuple(found.left_out))
     tables: list[Comparison] = []
     said: list[str] = []
     refused: list[FedcacheError] = []
@@ -112,7 +113,8 @@ def compare_entries(
             said.append(f"{where}: {group[0].method} ({group[0].digest[:8]}) alone, nothing to compare it with.")
             continue
         try:
-            tables.append(one(within(group, where, metric, over)))
+            what = scored_by(group, metric, over)
+            tables.append(one(within(group, where, what, over), what))
         except FedcacheError as error:
             refused.append(error)
             said.append(f"{where}: not compared. {error.message.removeprefix(f'{where}: ')}")

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedcache.errors import UsageError
 from fedcache.report.drawing import plain, write_drawing
-from fedcache.report.paired_tests import Comparison, Pair
+from fedcache.report.paired_tests import SCORE_WORDS, Comparison, Pair
+from fedcache.report.statistics import constant
 from fedcache.visible_text import visible
 
 TEST_NAMES = {"wilcoxon": "Wilcoxon's signed-rank test", "ttest": "t-test"}
@@ -64,14 +67,15 @@ def values(c: Comparison) -> Sheet:
     rows = tuple(
         (
             t.name,
-            f"{100 * t.mean:.2f}" + ("" if t.std is None else f" ± {100 * t.std:.2f}"),
-            _interval(t.interval),
+            f"{100 * t.mean:.2f}" + ("" if t.std is None or constant(np.array(t.values)) else f" ± {100 * t.std:.2f}"),
+            _interval(t.interval if t.test_rows is None else t.test_rows[1:]),
             f"{t.rank:.2f}" if several else "",
             "" if t.validation is None else f"{100 * t.validation:.2f}",
         )
         for t in c.treatments
     )
-    columns = ("run", f"{c.metric} %", f"{_level(c)} interval", "rank", "validation %")
+    metric = c.metric.replace("_", " ") if c.metric in SCORE_WORDS else c.metric
+    columns = ("run", f"{metric} %", f"{_level(c)} interval", "rank", "validation %")
     stands_out = c.best if c.chosen is None else (c.chosen,)
     return Sheet(columns, rows, _places(c, stands_out), _places(c, c.alike)).without_empty()
 
@@ -106,10 +110,11 @@ def sheets(c: Comparison) -> list[Sheet]:
 def caption(c: Comparison) -> str:
     """What the numbers are."""
     named = f" ({', '.join(c.blocks)})" if c.over == "seeds" and len(c.blocks) <= MOST_BLOCKS else ""
+    metric = SCORE_WORDS.get(c.metric, c.metric)
     if len(c.blocks) == 1:
-        return f"{c.setting}: {c.metric} in %, {c.over.removesuffix('s')} {c.blocks[0]}. Bold: {c.chosen_by}."
+        return f"{c.setting}: {metric} in %, {c.over.removesuffix('s')} {c.blocks[0]}. Bold: {c.chosen_by}."
     tests = sum(p.p is not None for p in c.pairs)
-    parts = [f"{c.setting}: {c.metric} in %, mean ± standard deviation over {len(c.blocks)} {c.over}{named}"]
+    parts = [f"{c.setting}: {metric} in %, mean ± standard deviation over {len(c.blocks)} {c.over}{named}"]
     if any(t.interval for t in c.treatments):
         parts.append(f"{_level(c)} percentile bootstrap intervals")
     if len(c.blocks) > 1 and all(p.other == c.reference for p in c.pairs):

@@ -32,6 +32,7 @@ from fedcache.report.galleries import Gallery, ToShow, galleries_of, refuse_priv
 from fedcache.report.render import HtmlCell, Section, render_page
 from fedcache.report.run_origin import RunStore, command_of, store_of_run
 from fedcache.runs.choice import DIGITS, NOT_A_CHOICE, Order, choice_value, has_validation, order_of_run
+from fedcache.runs.score import score_for, score_of
 from fedcache.store.files import write_atomic
 
 MOST_SETTINGS = 12
@@ -167,6 +168,12 @@ def _section(
         says += " Runs stand by falling validation accuracy, by which one is chosen."
     elif len(entries) > 1:
         says += f" Runs stand by falling test accuracy; the first is the {NOT_A_CHOICE}."
+    if score_for(e.result for e in entries) != "own":
+        says += (
+            " Accuracy is each method's own headline, of one model or a mean over clients; client mean and pooled "
+            "(over all test rows of all clients) are one figure for all."
+        )
+    says += " Bold: the highest of its column, which is no choice by test rows." if len(entries) > 1 else ""
     if entries[0].claimed:
         says += f" {CLAIMED}"
     columns, rows = _table(entries, names)
@@ -230,10 +237,11 @@ def _table(entries: Sequence[StoredRun], names: Sequence[str]) -> tuple[list[tup
     told = [n for n in names if n != "method"]
     columns = [("method", False), *((n.removeprefix("set."), False) for n in told)]
     said_by = " (claimed)" if entries[0].claimed else ""  # of a setting all are, or none
-    scores = ("accuracy %", "clients' mean %", "worst 10 %", "macro F1 %")
+    scores = ("accuracy %", "client mean %", "pooled %", "worst 10 %", "macro F1 %")
     accuracy, *others = (f"{name}{said_by}" for name in scores)
     validation = ("validation %",) if any("validation" in e.result for e in entries) else ()
-    columns += [(n, True) for n in (*validation, accuracy, "± seeds", "seeds", *others)]
+    untrained = ("zero-shot %",) if any("zero_shot" in e.result["accuracy"] for e in entries) else ()
+    columns += [(n, True) for n in (*validation, *untrained, accuracy, "± seeds", "seeds", *others)]
     columns += [(n, True) for n in ("scalars sent a round", "MB in all", "seconds")]
     private = any("privacy" in e.result.get("trust", {}) for e in entries)
     columns += [*([("privacy", False)] if private else []), ("fidelity", False), ("run", False)]
@@ -248,10 +256,12 @@ def _table(entries: Sequence[StoredRun], names: Sequence[str]) -> tuple[list[tup
                 HtmlCell(e.method, e.method),
                 *(HtmlCell(said.get(n, "-"), said.get(n, "")) for n in told),
                 *(_number(r.get("validation", {}).get("mean")) for _ in validation),
+                *(_number(r["accuracy"].get("zero_shot")) for _ in untrained),
                 _number(r["accuracy"]["mean"]),
-                _number(r["accuracy"]["std"]),
+                _number(r["accuracy"]["std"] or None),
                 HtmlCell(str(len(r["seeds"])), str(len(r["seeds"]))),
-                _number(r["accuracy"]["client_mean"]),
+                _number(score_of(r, "client-mean").mean),
+                _number(score_of(r, "pooled").mean),
                 _number(r["fairness"].get("worst10")),
                 _number(r["macro_f1"]["mean"]),
                 HtmlCell(size(sent), str(sent)),

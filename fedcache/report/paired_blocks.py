@@ -14,6 +14,7 @@ from fedcache.errors import UsageError, unknown
 from fedcache.report.find_runs import CLAIMED, StoredRun, by_setting, differing, label_of, labels, setting_names
 from fedcache.report.statistics import Floats
 from fedcache.runs.client_columns import ClientColumns
+from fedcache.runs.score import score_for, score_of
 
 OVER = ("seeds", "clients", "settings")
 MOST_NAMED = 6
@@ -28,6 +29,8 @@ _PROTOCOL = {
 }
 _PER_SEED: dict[str, Callable[[Any], Any]] = {
     "accuracy": lambda r: r["accuracy"]["per_seed"],
+    "client_mean": lambda r: score_of(r, "client-mean").per_seed,
+    "pooled": lambda r: score_of(r, "pooled").per_seed,
     "macro_f1": lambda r: r["macro_f1"]["per_seed"],
 }
 _PER_CLIENT: dict[str, Callable[[ClientColumns], Any]] = {
@@ -36,7 +39,8 @@ _PER_CLIENT: dict[str, Callable[[ClientColumns], Any]] = {
 _PER_RUN: dict[str, Callable[[Any], Any]] = {
     "accuracy": lambda r: r["accuracy"]["mean"],
     "macro_f1": lambda r: r["macro_f1"]["mean"],
-    "client_mean": lambda r: r["accuracy"]["client_mean"],
+    "client_mean": lambda r: score_of(r, "client-mean").mean,
+    "pooled": lambda r: score_of(r, "pooled").mean,
     **{name: lambda r, name=name: r["fairness"][name] for name in ("worst10", "worst20", "worst40", "best10")},  # type: ignore[misc]
 }
 METRICS = {"seeds": _PER_SEED, "clients": _PER_CLIENT, "settings": _PER_RUN}
@@ -83,6 +87,17 @@ def check_metric(metric: str, over: str) -> None:
         )
 
 
+def scored_by(entries: Sequence[StoredRun], metric: str, over: str) -> str:
+    """The metric that stands for ``accuracy`` in the table of these runs: one for all of them.
+
+    Over clients there is one accuracy only.
+    """
+    if metric != "accuracy" or over == "clients":
+        return metric
+    chosen = score_for(e.result for e in entries)
+    return "accuracy" if chosen == "own" else chosen.replace("-", "_")
+
+
 def within(entries: Sequence[StoredRun], where: str, metric: str, over: str) -> PairedBlocks:
     """Runs of one setting over seeds or clients.
 
@@ -121,7 +136,7 @@ def within(entries: Sequence[StoredRun], where: str, metric: str, over: str) -> 
         if lack:
             lacking.setdefault(_some(lack), []).append(block)
     kept = {name: [runs[name]] for name in cells}
-    notes = _not_alike(kept)
+    notes = _not_alike(kept, metric)
     notes += [f"Left out, because nothing of it could be scored: {_some(empty)}."] if empty else []
     notes += [f"Left out of the {over}: {_some(left)}, without a value in {lack}." for lack, left in lacking.items()]
     notes += _seeds_differ(kept) if over == "clients" else []
@@ -163,7 +178,7 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
     short = [label_of(row[0], facts) for row in runs.values()]
     runs = dict(zip(short, runs.values(), strict=True)) if len(set(short)) == len(short) else runs
     lost = [*(w for w in wheres if w not in blocks), *(n for n in cells if n not in names)]
-    notes = _not_alike(runs)
+    notes = _not_alike(runs, metric)
     notes += [f"Left out, so that every method has a value in every setting: {_some(lost, '; ')}."] if lost else []
     notes += _seeds_differ(runs)
     sets = len({e.setting[0] for e in kept})
@@ -214,7 +229,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return made
 
 
-def _not_alike(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
+def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str]:
     """Sentences on treatments that sites scored, that were scored in another way, or that approximate their method."""
     kinds: dict[str, list[str]] = {}
     for name, (entry, *_) in runs.items():
@@ -223,7 +238,8 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
     if len(kinds) > 1:
         usual = max(kinds, key=lambda kind: len(kinds[kind]))
         told = "; ".join(f"{_some(names)}: {_PROTOCOL.get(k, k)}" for k, names in kinds.items() if k != usual)
-        notes.append(f"Not scored alike. {told}; all others: {_PROTOCOL.get(usual, usual)}.")
+        head = "Models of different kinds" if metric in ("client_mean", "pooled") else "Not scored alike"
+        notes.append(f"{head}. {told}; all others: {_PROTOCOL.get(usual, usual)}.")
     rough = [name for name, row in runs.items() if any(e.result.get("fidelity") not in (None, "exact") for e in row)]
     if rough:
         notes.append(f"Approximations of their method: {_some(rough)}.")

@@ -16,10 +16,12 @@ import numpy as np
 from fedcache.report.paired_blocks import PairedBlocks
 from fedcache.report.statistics import Floats, Ranking, constant, holm, interval, mean_ranks, p_value, ranking
 from fedcache.runs.choice import BY_VALIDATION, DIGITS, NOT_A_CHOICE, Order, order_of_run, tie_sentence
+from fedcache.runs.score import SCORES, WORDS, rows_interval
 
 USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon"}
 """Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its
 differences over seeds are near normal. Differences over clients and settings are of unlike sizes, which ranks bear."""
+SCORE_WORDS = {f"{name.replace('-', '_')}": f"accuracy ({name}: {WORDS[name]})" for name in SCORES}
 FEW = 10
 """Blocks from which on a bootstrap interval covers about what it says."""
 
@@ -36,6 +38,7 @@ class Treatment:
         interval: bootstrap interval of the mean; None with fewer than three blocks.
         rank: mean rank over the blocks, 1 is best.
         validation: mean accuracy of its runs on the rows to choose by; None where not all treatments have such rows.
+        test_rows: over seeds, of one model that does not vary over them: test rows, and the Wilson interval over them.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Treatment:
     interval: tuple[float, float] | None
     rank: float
     validation: float | None = None
+    test_rows: tuple[int, float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class Comparison:
         """What stands out in words: chosen by validation accuracy, or highest, which is no choice."""
         if self.chosen is not None:
             return BY_VALIDATION
-        return NOT_A_CHOICE if self.metric == "accuracy" else f"highest {self.metric} (not a choice)"
+        return NOT_A_CHOICE if self.metric in ("accuracy", *SCORE_WORDS) else f"highest {self.metric} (not a choice)"
 
     @property
     def best(self) -> tuple[str, ...]:
@@ -160,8 +164,9 @@ def compared(
     names, values = [found.names[i] for i in order], found.values[order]
     ranks = map(float, mean_ranks(values))
     held = None if found.validation is None else dict(zip(found.names, found.validation, strict=True))
+    rows = _test_rows(found, level) if over == "seeds" and metric in ("accuracy", *SCORE_WORDS) else {}
     treatments = tuple(
-        _treatment(n, v, r, level, None if held is None else held[n])
+        _treatment(n, v, r, level, None if held is None else held[n], rows.get(n))
         for n, v, r in zip(names, values, ranks, strict=True)
     )
     picked = None if found.validation is None else found.names[_chosen(found, found.validation)]
@@ -216,10 +221,28 @@ def _tied(c: Comparison) -> list[str]:
     return [] if told is None else [told]
 
 
-def _treatment(name: str, values: Floats, rank: float, level: float, validation: float | None) -> Treatment:
+def _test_rows(found: PairedBlocks, level: float) -> dict[str, tuple[int, float, float]]:
+    """Rows and interval of the treatments that do not vary, where these are the values that are compared."""
+    made = {}
+    for name, values in zip(found.names, found.values, strict=True):
+        result = found.runs[name][0].result if name in found.runs else None
+        told = None if result is None or not constant(values) else rows_interval(result, level)
+        if result is not None and told is not None and constant(np.append(values, result["accuracy"]["mean"])):
+            made[name] = told
+    return made
+
+
+def _treatment(
+    name: str,
+    values: Floats,
+    rank: float,
+    level: float,
+    validation: float | None,
+    rows: tuple[int, float, float] | None,
+) -> Treatment:
     std = float(values.std(ddof=1)) if len(values) > 1 else None
     return Treatment(
-        name, tuple(map(float, values)), float(values.mean()), std, interval(values, level), rank, validation
+        name, tuple(map(float, values)), float(values.mean()), std, interval(values, level), rank, validation, rows
     )
 
 
@@ -273,12 +296,20 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
 def _spreadless(c: Comparison) -> list[str]:
     """Sentences on treatments and differences that do not vary, and so have no interval and no test."""
     same = [t.name for t in c.treatments if constant(np.array(t.values))]
+    by_rows = [t for t in c.treatments if t.name in same and t.test_rows is not None]
     why = {
         "seeds": "does not depend on the seed",
         "clients": "is the same for every client, as where all are scored on the same rows",
         "settings": "is the same in every setting",
     }[c.over]
-    notes = [f"Without an interval, because its value {why}: {', '.join(same)}."] if same else []
+    without = [name for name in same if name not in [t.name for t in by_rows]]
+    notes = [f"Without an interval, because its value {why}: {', '.join(without)}."] if without else []
+    if by_rows:
+        counts = ", ".join(dict.fromkeys(f"{t.test_rows[0]:,}" for t in by_rows if t.test_rows is not None))
+        notes.append(
+            f"The value {why}, and the interval is Wilson's over {counts} test rows: "
+            f"{', '.join(t.name for t in by_rows)}."
+        )
     untested = [p for p in c.pairs if p.p is None]
     among = [p for p in untested if {p.one, p.other} <= set(same) and c.over != "settings"]
     if among:

@@ -60,6 +60,7 @@ class SeedResult:
     # on the rows to choose by, None where there are none: accuracy (the headline), client_mean and pooled; rows
     validation: dict[str, float | None] | None = None
     validation_per_client: NDArray[np.float64] | None = None  # [M] fractions; NaN for a client that was not scored
+    pooled: float | None = None  # accuracy over all test rows of all clients, each scored by the client's model
     zero_shot: float | None = None  # accuracy of the class texts that the method starts from, without training
 
     @property
@@ -146,6 +147,7 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, s
             "pooled": number(chosen_by.pooled),
         },
         validation_per_client=None if chosen_by is None else chosen_by.client_accuracy,
+        pooled=number(evaluation.pooled),
         zero_shot=number(outcome.zero_shot),
     )  # fmt: skip
 
@@ -278,6 +280,9 @@ def _accuracy(seeds: Sequence[SeedResult], clients: ClientColumns | None, drawn:
         **({"eval_clients": [_drawn_clients(s.per_client) for s in seeds]} if drawn else {}),
         "per_domain": {name: mean_std([s.by_domain.get(name) for s in seeds])[0] for name in first.by_domain},
         "client_mean": mean_std([s.mean_client for s in seeds])[0],
+        "client_mean_per_seed": [s.mean_client for s in seeds],
+        "pooled": mean_std([s.pooled for s in seeds])[0],
+        "pooled_per_seed": [s.pooled for s in seeds],
         "per_round": _curve(seeds),
         **({} if first.zero_shot is None else {"zero_shot": mean_std([s.zero_shot for s in seeds])[0]}),
     }

@@ -77,18 +77,41 @@ def test_a_misspelt_method_of_the_demo_is_refused_before_anything_runs(own_home:
 def test_a_row_is_taken_from_the_runs_of_both_partitions() -> None:
     def run(mean: float, up: float, seconds: dict[str, float], digest: str) -> Run:
         result: dict[str, Any] = {
-            "backbones": ["a"], "digest": digest, "accuracy": {"client_mean": mean},
+            "backbones": ["a"], "digest": digest, "protocol": "personalised",
+            "accuracy": {"client_mean": mean, "mean": mean, "per_seed": [mean]},
             "traffic": {"exact": {"per_client_round": {"up": up}}},
         }  # fmt: skip
         return Run(Path(), result, {"seconds": seconds} if seconds else {})
 
     first, second = run(0.5, 1234.0, {"train": 1.5, "load": 9.0}, "d0"), run(0.75, 99.0, {}, "d1")
-    row = demo.table_row("fedavg", {"feature-shift": first, "dirichlet": second})
+    row = demo.table_row("fedavg", {"feature-shift": first, "dirichlet": second}, "client-mean")
     assert row == {
-        "name": "fedavg", "backbone": "a", "accuracy": {"feature-shift": 0.5, "dirichlet": 0.75}, "sends": 1234.0,
+        "name": "fedavg", "backbone": "a", "protocol": "personalised",
+        "zero_shot": {"feature-shift": None, "dirichlet": None},
+        "accuracy": {"feature-shift": 0.5, "dirichlet": 0.75}, "sends": 1234.0,
         "seconds": 1.5, "digests": {"feature-shift": "d0", "dirichlet": "d1"},
     }  # fmt: skip
-    table: Any = demo.demo_table([row])
-    assert table.columns == ("method", "backbone", "feature-shift %", "dirichlet %", "sends per round", "seconds")
+    table: Any = demo.demo_table([row], "client-mean")
+    zero = ("zero-shot feature-shift %", "zero-shot dirichlet %")
+    assert table.columns == (
+        "method", "backbone", "feature-shift %", "dirichlet %", *zero, "sends per round", "seconds",
+    )  # fmt: skip
+    assert "client-mean: unweighted mean over clients" in table.title
     assert table.right == table.columns[2:]
-    assert table.rows == [("fedavg", "a", "50.00", "75.00", "1,234", "1.50")]
+    assert table.rows == [("fedavg", "a", "50.00", "75.00", "", "", "1,234", "1.50")]
+
+
+def test_central_is_the_highest_of_one_model_for_all_or_a_sentence_names_what_is_above() -> None:
+    def row(name: str, shift: float, dirichlet: float, protocol: str = "global", backbone: str = "a") -> dict[str, Any]:
+        accuracy = {"feature-shift": shift, "dirichlet": dirichlet}
+        return {"name": name, "backbone": backbone, "protocol": protocol, "accuracy": accuracy}
+
+    central, solo, text = (
+        row("central", 0.7, 0.8),
+        row("solo", 0.9, 0.9, "personalised"),
+        row("gda", 0.9, 0.9, "global", "b"),
+    )
+    assert demo.central_lines([central, row("fedavg", 0.6, 0.8), solo, text]) == []
+    (said,) = demo.central_lines([central, row("fedcgs", 0.6, 0.81), solo])
+    assert said.startswith("Above central on dirichlet: fedcgs. ")
+    assert demo.central_lines([solo]) == []

@@ -216,7 +216,7 @@ def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn: Drawn) -> None
     assert drawn.axes.get_xlim() == (-0.4, 2.4)
     assert (made.ident, made.title, made.columns) == ("g-0", "m: lr", ["lr", "accuracy"])
     assert made.rows == [["0.1", 0.5], ["0.02", 0.9], ["1", 0.7]]
-    assert made.says == "Accuracy in percent of m over 3 points; the ring is the highest."
+    assert made.says == "Accuracy in percent of m over 3 points; the ring is the highest test accuracy (not a choice)."
     grids.sweeps("g", [point(0.5, opt="sgd"), point(0.9, opt="adam")])
     assert drawn.axes.lines[0].get_linestyle() == "None", "nothing lies between two words"
     assert drawn.ticks()[0] == ["adam", "sgd"]
@@ -242,7 +242,8 @@ def test_two_swept_values_are_squares_and_the_rest_is_at_its_best(drawn: Drawn) 
     assert (made.title, made.columns) == ("m: lr and batch", ["lr", "batch", "mu", "accuracy"])
     assert made.rows[1] == ["0.1", "8", "2", 0.5]
     assert made.says.endswith(
-        "over 5 points; deeper is higher, the frame is the highest. Of mu the highest value is taken."
+        "over 5 points; deeper is higher, the frame is the highest test accuracy (not a choice). "
+        "Of mu the highest value is taken."
     )
 
 

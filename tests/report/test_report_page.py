@@ -41,12 +41,13 @@ def run(
 def test_a_table_has_a_row_for_each_run_and_what_differs_as_columns() -> None:
     entries = [run("a", 0.75, seconds=1234.5, hyperparameters={"lr": 0.1}), run("b", None, backbones=["x", "y"])]
     columns, rows = _table(entries, ["method", "backbones", "set.lr"])
-    numbers = ("accuracy %", "± seeds", "seeds", "clients' mean %", "worst 10 %", "macro F1 %", "scalars sent a round",
-               "MB in all", "seconds")  # fmt: skip
+    numbers = ("accuracy %", "± seeds", "seeds", "client mean %", "pooled %", "worst 10 %", "macro F1 %",
+               "scalars sent a round", "MB in all", "seconds")  # fmt: skip
     assert columns == [("method", False), ("backbones", False), ("lr", False), *((n, True) for n in numbers),
                        ("fidelity", False), ("run", False)]  # fmt: skip
     assert [(cell.text, cell.sort) for cell in rows[0]] == [
         ("a", "a"), ("b", "b"), ("0.1", "0.1"), ("75.00", "0.75"), ("1.25", "0.0125"), ("2", "2"), ("40.00", "0.4"),
+        ("75.00", "0.75"),
         ("-", ""), ("-", ""), ("1.5 k", "1500"), ("3.50", "3.5"), ("1,234.50", "1234.5"), ("exact", "exact"),
         ("a0000000", "a00000000000"),
     ]  # fmt: skip
@@ -85,7 +86,8 @@ def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
     assert (section.ident, section.title) == ("s12", "digits, iid")
     assert section.says == (
         f"Dataset {'d' * 16}, 1,797 readable images; partition {'p' * 16}, 3 clients. "
-        "Runs stand by falling test accuracy; the first is the highest test accuracy (not a choice)."
+        "Runs stand by falling test accuracy; the first is the highest test accuracy (not a choice). "
+        "Bold: the highest of its column, which is no choice by test rows."
     )
     assert section.points == [("high", 0.5), ("low", 0.25), ("none", None)]
     assert [row[0].text for row in section.rows] == ["high", "low", "none"]
@@ -95,7 +97,10 @@ def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
     held = [run("low", 0.25, validation={"mean": 0.9}), run("high", 0.5, validation={"mean": 0.6})]
     chosen = _section(12, "t", held, "no store is here", "none", None, ToShow())
     assert [row[0].text for row in chosen.rows] == ["low", "high"]
-    assert chosen.says.endswith("Runs stand by falling validation accuracy, by which one is chosen.")
+    assert chosen.says.endswith(
+        "Runs stand by falling validation accuracy, by which one is chosen. "
+        "Bold: the highest of its column, which is no choice by test rows."
+    )
     redrawn = dict(entries[0].result["partition"], digests=["p" * 64, "q" * 64])
     drawn = _section(12, "t", [run("a", partition=redrawn)], "no store is here", "none", None, ToShow())
     assert "3 clients; every seed has its own, the first is drawn." in drawn.says

@@ -14,9 +14,9 @@ from fedcache.federate.engine.client_data import Data, stack_clients
 from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.engine.method import keep_down
 from fedcache.federate.engine.outcome import MOST_CONFUSED, Evaluation, confusion, macro_f1
+from fedcache.federate.engine.pooled import with_pooled
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.partition.client_table import ClientRows, ClientTable
-from fedcache.federate.partition.row_lists import RowLists
 from fedcache.heads.linear import Tree
 
 BLOCK = 4096
@@ -272,10 +272,7 @@ def score_job(job: RunState, chosen: Sequence[int] | None = None) -> Evaluation:
     one = deployed_model(job, None, down) if job.method.protocol(job.hp) == "global" else None
     found = _scored_on(job, down, one, job.clients, chosen)
     held = job.clients.for_validation if isinstance(job.clients, ClientTable) else None
-    if held is None:
-        return found
-    validation = _scored_on(job, down, one, held, chosen)
-    return replace(found, validation=replace(validation, pooled=_pooled(validation.client_accuracy, held, job.data)))
+    return found if held is None else replace(found, validation=_scored_on(job, down, one, held, chosen))
 
 
 def _scored_on(
@@ -284,7 +281,9 @@ def _scored_on(
     """The one model, or those of the clients, on the test rows of ``clients``."""
     if one is not None:
         scores = one.scores
-        return evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, clients)
+        return with_pooled(
+            evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, clients), clients, job.data
+        )
 
     def model(client: int) -> Scores | None:
         if not has_model(job, client):
@@ -301,20 +300,12 @@ def _scored_on(
         deployed = deployed_model(job, client, down, clients)
         return lambda rows: deployed.scores(own[rows, 0])
 
-    return evaluate_personal(
+    everywhere = job.method.protocol(job.hp) == "everywhere"
+    found = evaluate_personal(
         PersonalModels(model, lambda ids: models_together(job, down, ids, clients)), job.data, clients,
-        everywhere=job.method.protocol(job.hp) == "everywhere", headline=job.method.headline, chosen=chosen,
+        everywhere=everywhere, headline=job.method.headline, chosen=chosen,
     )  # fmt: skip
-
-
-def _pooled(accuracy: np.ndarray, clients: ClientTable, data: Data) -> float:
-    """Accuracy over all labelled rows of all clients that were scored; a row that several have counts for each."""
-    known, tests = (data.y >= 0).cpu().numpy(), clients.tests
-    assert isinstance(tests, RowLists)
-    rows = np.bincount(tests.owner, known[tests.rows], minlength=len(clients))
-    rows[clients.shares] = known[clients.common].sum()
-    scored = ~np.isnan(accuracy)
-    return float(accuracy[scored] @ rows[scored] / max(1.0, rows[scored].sum())) if scored.any() else float("nan")
+    return with_pooled(found, clients, job.data, everywhere=everywhere)
 
 
 def models_together(

@@ -251,7 +251,7 @@ class Evaluation:
     counts: np.ndarray | None = None
     whole: bool = True  # False where predictions are too many to be kept: then ``rows`` and ``predictions`` are empty
     validation: Evaluation | None = None  # of the same models on the rows to choose by; None where there are none
-    pooled: float | None = None  # of validation: over all rows of all clients, each scored by the client's model
+    pooled: float | None = None  # over all rows of all clients, each scored by the client's model; None: not summed
 
     @property
     def diagnostics(self) -> dict[str, float]:

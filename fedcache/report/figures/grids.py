@@ -9,6 +9,7 @@ import numpy as np
 
 from fedcache.report.drawing import INK, PAPER, SERIES, Cell, Marks, Plot, draw, percent, plot, short
 from fedcache.report.find_runs import StoredRun, differing, facts
+from fedcache.runs.choice import NOT_A_CHOICE
 
 MOST_SIDE = 24
 Cells = dict[tuple[str, ...], tuple[float, StoredRun]]
@@ -44,11 +45,12 @@ def _method(ident: str, name: str, entries: Sequence[StoredRun]) -> Plot | None:
     over = f" Of {', '.join(rest)} the highest value is taken." if rest else ""
     title = f"{name}: {' and '.join(n.removeprefix('set.') for n in chosen)}"
     if len(chosen) == 1:
-        says = f"Accuracy in percent of {name} over {len(scored)} points; the ring is the highest.{over}"
+        says = f"Accuracy in percent of {name} over {len(scored)} points; the ring is the {NOT_A_CHOICE}.{over}"
         return Plot(ident, title, says, columns, rows, _line(ident, chosen[0], values[chosen[0]], best, says))
     if max(len(values[n]) for n in chosen) > MOST_SIDE:
         return None
-    says = f"Accuracy in percent of {name} over {len(scored)} points; deeper is higher, the frame is the highest.{over}"
+    says = f"Accuracy in percent of {name} over {len(scored)} points; deeper is higher, "
+    says += f"the frame is the {NOT_A_CHOICE}.{over}"
     return Plot(ident, title, says, columns, rows, _heat(ident, chosen, values, best, says))
 
 
@@ -134,9 +136,8 @@ def matrix(ident: str, runs: Sequence[tuple[str, str, float | None]], settings: 
     for label, s, a in known:
         best[label, s] = max(a, best.get((label, s), -1.0))
     labels = sorted(labels, key=lambda n: -max(best.get((n, s), 0.0) for s in settings))[: 2 * MOST_SIDE]
-    says = (
-        "Accuracy in percent: each method's highest run in each setting, deeper is higher. Settings are not averaged."
-    )
+    says = f"Accuracy in percent: of each method's runs in a setting the {NOT_A_CHOICE}; deeper is higher. "
+    says += "Settings are not averaged."
     parts = [[short(part, 22) for part in s.split(", ")] for s in settings]
     upright = len(settings) > 3
     below = 0.07 * max(len(line) for lines in parts for line in lines) if upright else 0.13 * max(map(len, parts))

@@ -1,0 +1,76 @@
+"""The one accuracy of a table: of new results, of earlier ones, and over test rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from federation import federation, go
+
+from fedcache.commands.train_answers import _over_seeds, score_lines
+from fedcache.runs.score import Score, rows_interval, score_for, score_of, wilson
+
+OWN = {"mean": 0.5, "std": 0.1, "per_seed": [0.4, 0.6], "client_mean": 0.5}
+NEW = {**OWN, "client_mean": 0.3, "client_mean_per_seed": [0.2, 0.4], "pooled": 0.7, "pooled_per_seed": [0.6, 0.8]}
+
+
+def result(accuracy: dict[str, Any], protocol: str = "global", **more: Any) -> dict[str, Any]:
+    return {"accuracy": accuracy, "protocol": protocol, "partition": {"digests": ["p", "p"]}, **more}
+
+
+def test_results_hold_both_scores_of_every_method() -> None:
+    for protocol in ("global", "personalised"):
+        assert score_of(result(NEW, protocol), "client-mean") == Score((0.2, 0.4), 0.3)
+        assert score_of(result(NEW, protocol), "pooled") == Score((0.6, 0.8), 0.7)
+        assert score_of(result(NEW, protocol), "own") == Score((0.4, 0.6), 0.5)
+    assert score_of(result(NEW), "pooled").std == pytest.approx(0.2 / 2**0.5)
+
+
+def test_earlier_results_give_what_they_hold_or_imply() -> None:
+    personal = result(OWN, "personalised", confusion=[[3, 1], [0, 4]])
+    assert score_of(personal, "client-mean") == Score((0.4, 0.6), 0.5)
+    assert score_of(personal, "pooled") == Score((None, None), 7 / 8)
+    assert score_of(result(OWN), "pooled") == Score((0.4, 0.6), 0.5)
+    assert score_of(result({**OWN, "client_mean": 0.3}), "client-mean") == Score((None, None), 0.3)
+    alone = {"mean": 0.5, "std": None, "per_seed": [0.5], "client_mean": 0.3}
+    assert score_of(result(alone), "client-mean") == Score((0.3,), 0.3)
+
+
+def test_a_table_of_both_kinds_is_scored_by_the_mean_over_clients_where_all_have_it() -> None:
+    assert score_for([result(NEW), result(NEW)]) == "own"
+    assert score_for([result(NEW), result(OWN, "personalised")]) == "client-mean"
+    assert score_for([result({**OWN, "client_mean": 0.3}), result(OWN, "personalised")]) == "own"
+
+
+def test_wilson_is_the_formula() -> None:
+    p, n, z = 0.71, 100, 1.959963984540054
+    middle, half = (
+        (p + z**2 / (2 * n)) / (1 + z**2 / n),
+        z * (p * (1 - p) / n + z**2 / (4 * n**2)) ** 0.5 / (1 + z**2 / n),
+    )
+    assert wilson(p, n) == pytest.approx((middle - half, middle + half))
+    assert wilson(0.715, 100) is None
+    assert wilson(None, 100) is wilson(0.5, None) is None
+
+
+def test_what_does_not_vary_over_seeds_has_an_interval_over_test_rows_and_no_deviation() -> None:
+    same = {"mean": 0.75, "std": 0.0, "per_seed": [0.75, 0.75], "client_mean": 0.75}
+    told = result(same, confusion=[[30, 10], [10, 30]])
+    assert rows_interval(told) == (40, *(wilson(0.75, 40) or ()))
+    assert "over the 40 test rows (Wilson)" in score_lines(told)[-1]
+    assert _over_seeds(same, 2) == " with each of 2 seeds"
+    assert _over_seeds(OWN, 2) == " +- 10.00 over 2 seeds"
+    assert rows_interval(result(OWN, confusion=[[30, 10], [10, 30]])) is None
+    assert rows_interval({**told, "partition": {"digests": ["p", "q"]}}) is None
+    assert rows_interval({**told, "protocol": "personalised"}) is None
+
+
+@pytest.mark.parametrize("name", ["fedncm", "solo"])
+def test_pooled_counts_every_row_of_every_client(name: str) -> None:
+    data, clients = federation(sizes=(20, 40, 33))
+    found = go(name, {}, data, clients, rounds=1).evaluation
+    rows = np.array([(data.y[c.test] >= 0).sum() for c in clients])
+    scored = ~np.isnan(found.client_accuracy)
+    want = (found.client_accuracy[scored] * rows[scored]).sum() / rows[scored].sum()
+    assert found.pooled == pytest.approx(want)
