@@ -265,7 +265,10 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
             "clients": "More clients or --over seeds give both.",
             "settings": "More datasets or partitions give both.",
         }
-        return [f"One of the {c.over} only ({c.blocks[0]}): no interval and no test. {more[c.over]}"]
+        by_rows = any(t.test_rows is not None for t in c.treatments)
+        over_rows = " Intervals are Wilson's over the test rows of one model." if by_rows else ""
+        lacks = f"no interval over {c.over}" if by_rows else "no interval"
+        return [f"One of the {c.over} only ({c.blocks[0]}): {lacks} and no test.{over_rows} {more[c.over]}"]
     notes = []
     if count < 3:
         notes.append(f"Two {c.over}: no interval, which takes three.")

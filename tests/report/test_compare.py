@@ -637,3 +637,22 @@ def test_one_block_has_no_p_and_two_have(test: str) -> None:
     found = _p(test, one, other, "settings")
     assert found is not None
     assert 0.0 < found <= 1.0
+
+
+def test_a_table_of_both_kinds_of_models_takes_one_score_and_says_which(own_home: Path) -> None:
+    for name, method, kind in (("aa", "fedavg", "global"), ("bb", "solo", "personalised")):
+        path = write(name, method, [0.5, 0.5], protocol=kind, confusion=[[10, 10], [10, 10]])
+        inside = dict(read_result(path / "result.json"))
+        inside["accuracy"] |= {"client_mean_per_seed": [0.3, 0.4], "client_mean": 0.35}
+        inside["accuracy"] |= {"pooled_per_seed": [0.5, 0.5], "pooled": 0.5}
+        write_result(path / "result.json", inside)
+    (usual,) = compare.compare_entries(gather([], own_home / "runs")).tables
+    assert usual.metric == "client_mean"
+    assert [t.mean for t in usual.treatments] == pytest.approx([0.35, 0.35])
+    (pooled,) = compare.compare_entries(gather([], own_home / "runs"), metric="pooled").tables
+    assert "pooled: over all test rows of all clients together" in markdown(pooled)
+    assert "±" not in markdown(pooled).split("pooled: over")[0]
+    known = {t.name: t.test_rows for t in pooled.treatments}
+    assert known["solo"] is None
+    assert known["fedavg"] is not None
+    assert known["fedavg"][0] == 20
