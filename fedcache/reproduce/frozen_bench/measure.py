@@ -167,12 +167,14 @@ class BenchRun:
         if treatment.points == 1:
             return {key: values[0] for key, values in treatment.search.items()}
         deal, seeds = self.study.partitions[block.partition], self.study.search_seeds
+        sweeps = {f"set.{key}": values for key, values in treatment.search.items()}  # alpha is a scheme's too
         request = request_grid(
-            [treatment.method], treatment.search, self._config(block, store, treatment, seeds), self.home,
+            [treatment.method], sweeps, self._config(block, store, treatment, seeds), self.home,
             partition=self._partition(deal, parse_seeds(seeds)[0], validation=self.study.validation),
             runs=self.runs, extract=False, save=SaveModels("none"),
         )  # fmt: skip
-        return grid(request, observer=self.quiet, stop=self.halt).best().sweep
+        best = grid(request, observer=self.quiet, stop=self.halt).best().sweep
+        return {key.removeprefix("set."): value for key, value in best.items()}
 
     def _train(self, block: Block, store: Store, treatment: BenchTreatment, settings: dict[str, str], seed: int) -> Run:
         """One run on all training rows; every treatment has the same partition of a seed."""
