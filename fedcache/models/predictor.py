@@ -29,7 +29,7 @@ from fedcache.models.saved_model import SavedModel
 from fedcache.store.store import Store
 
 Rows = NDArray[Any]
-APART = ("views", "view_seed")
+APART = ("views", "view_seed", "augment")
 """What two recipes may differ in whose view 0 is the same value."""
 COLDEST, HOTTEST = 1e-9, 1e9
 """Temperatures that are taken: beyond them probabilities are 0 and 1, or all alike."""

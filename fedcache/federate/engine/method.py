@@ -321,6 +321,11 @@ class Method:
         """What clients read under these switches."""
         return self.needs if self.needs_for is None else self.needs_for(hp)
 
+    def faithful(self, hp: Hp, views: int) -> str:
+        """``fidelity`` under these switches: what trains on stored augmentations is no better than cached_views."""
+        told = self.fidelity(hp, views)
+        return "cached_views" if told == "exact" and hp.get("train_view") == "aug" else told
+
     @property
     def tuned(self) -> tuple[str, ...]:
         """Names of the hyperparameters that preset ``tuned`` sets; () where it is the paper's."""

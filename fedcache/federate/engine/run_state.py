@@ -26,6 +26,7 @@ from fedcache.federate.engine.outcome import RoundTraffic, Traffic, itemsize
 from fedcache.federate.engine.row_norms import count_exchange, mean_training_length
 from fedcache.federate.engine.sampling import UNIFORM, ClientSampler, Participation, SamplingRule
 from fedcache.federate.engine.stored_rows import Features
+from fedcache.federate.engine.views import check_views
 from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_states import ClientStates
 from fedcache.federate.partition.client_table import ClientRows, all_train_rows, names_of, train_sizes
@@ -99,9 +100,8 @@ class RunState:
             )
         self.labels = self._labels() if "labels" in method.reads(hp) else None
         self.rejected: list[RejectedUpload] = []
-        self.unprotected_classes = 0
+        self.unprotected_classes = self.round = 0
         self.expected_clients = 0.0  # a round, on average
-        self.round = 0
         self.server: Tree = {}
         self.states = ClientStates()
         self.traffic = Traffic.none_of(len(clients))
@@ -143,13 +143,14 @@ class RunState:
                 f"{self.method.name} needs class text features, but these features have none.",
                 "Use a backbone with a text tower, for example --backbones glyph-clip.",
             )
-        env = self.env
-        for need, found in (("image tower", env.towers), ("text tower", env.towers), ("pixels", env.image)):
+        here = {"image tower": self.env.towers, "text tower": self.env.towers, "pixels": self.env.image}
+        for need, found in here.items():
             if need in self.method.reads(self.hp) and found is None:
                 raise StoreError(
                     f"{self.method.name} needs {need}, and this run was given none.",
                     "Train on a store with images: fedcache extract --backbones pixels",
                 )
+        check_views(self.hp, self.env.views)
         self.method.check(self.hp, self.server_ctx())
         self.server = {k: t.contiguous() for k, t in self.method.init(self.server_ctx()).items()}
         self.trust.check_uploads(self.method, self.expected_uploads)
