@@ -12,6 +12,7 @@ from fedcache.config import ExtractConfig, Home, TrainConfig
 from fedcache.errors import StoreError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract import datasets
+from fedcache.extract.augment import described
 from fedcache.extract.extract_dataset import extract as run_extract
 from fedcache.extract.planning.find_store import (
     UnfinishedArray,
@@ -25,7 +26,7 @@ from fedcache.extract.planning.plan import memory_of, plan
 from fedcache.extract.recipe import Recipe
 from fedcache.progress import Observer
 from fedcache.store.catalog import finished_stores, is_ingested
-from fedcache.store.manifest import match_arrays, names_of
+from fedcache.store.manifest import ArrayInfo, match_arrays, names_of
 from fedcache.store.own_names import bare_name
 from fedcache.store.store import Store
 from fedcache.store.text_features import TEXT_ORDER
@@ -71,10 +72,16 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
             )
         if len(found) > 1:
             differ = len({labels[k][1] for k in found}) == len(found)
-            options = ", ".join(labels[k][1] if differ else f"{k} (width {info[k].shape[-1]})" for k in found)
+            options = ", ".join(labels[k][1] if differ else f"{k} ({_told_apart(info[k])})" for k in found)
             raise UsageError(f"{name!r} means {len(found)} arrays of the store.", f"Choose with --backbones: {options}")
         chosen.append(found[0])
     return list(dict.fromkeys(chosen))
+
+
+def _told_apart(array: ArrayInfo) -> str:
+    """What tells arrays of one backbone and size apart: the width, and the views and how they were drawn."""
+    views = "" if array.shape[1] == 1 else f", {array.shape[1]} views by {described(array.recipe.get('augment', ''))}"
+    return f"width {array.shape[-1]}{views}"
 
 
 def array_name(store: Store, key: str) -> str:

@@ -116,11 +116,7 @@ class RunState:
             public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
             self.public_columns = FeatureColumns(self.data.x[public])
             self.env = replace(self.env, public=cast(Tensor, self.public_columns.cut(())))
-        if method.reads_test(hp):
-            self.warnings.append(
-                f"{method.name} learns from labelled test rows before it is scored on them: its accuracy is no test "
-                "accuracy, and no other method's compares with it"
-            )
+        self.warnings += method.cautions(hp)
 
     def _labels(self) -> Tensor:
         """What clients learn from: the data's labels, upside down on the rows of clients whose attack that is."""

@@ -89,6 +89,24 @@ def test_one_view_twice_is_what_two_views_are_where_images_have_one():
     assert all(gap(drawn.server[k], only.server[k]) < 1e-12 for k in only.server)
 
 
+def test_padded_prototypes_that_can_hardly_win_are_told_of():
+    data, clients = federation()
+    asked = {"infer_proto": "local_padded", "batch": 16, "dim": 5}
+    said = {
+        score: [w for w in go("fedpcl", {**asked, "infer_score": score}, data, clients).warnings if "local_padded" in w]
+        for score in ("dot", "cos", "mse")
+    }
+    assert [len(said[score]) for score in ("dot", "cos", "mse")] == [1, 0, 0]
+    assert "infer_score=cos compares directions" in said["dot"][0]
+    assert not METHODS["fedpcl"].cautions(METHODS["fedpcl"].resolve(settings={**asked, "proto_norm": True}))
+    # Why: a merged prototype is a mean of the clients', which point elsewhere.
+    server = go("fedpcl", {"batch": 16, "dim": 5}, data, clients).server
+    sets, counts = server["sets"], server["counts"]
+    bar = (counts[..., None] * sets).sum(0) / counts.sum(0)[:, None].clamp(min=1)
+    own = (counts * sets.norm(dim=-1)).sum(0) / counts.sum(0).clamp(min=1)
+    assert (bar.norm(dim=-1) < own).all()
+
+
 def test_prototypes_of_augmented_rows_are_asked_for_by_themselves():
     data, clients = federation(views=2)
     center, aug = (
