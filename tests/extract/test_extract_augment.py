@@ -88,3 +88,26 @@ def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(images: Pa
     (same,) = [r for r in said[0] if r["name"] == name]
     assert row["class"] == same["class"]
     assert row["probability"] == pytest.approx(same["probability"], abs=1e-5)
+
+
+def test_digits_are_not_flipped_and_that_is_said() -> None:
+    words = (
+        "extract",
+        "--dataset",
+        "digits",
+        "--limit",
+        8,
+        *WORDS,
+        "--workers",
+        0,
+        "--views",
+        2,
+        "--augment",
+        "flip=1",
+    )
+    done = fedcache(*words, "--json")
+    assert done.code == 0, done.err
+    assert "Views are not flipped" in done.err
+    store = Store.open(Path(done.data["path"]))
+    x = store.reader(done.data["arrays"][0]["key"]).all()
+    assert np.array_equal(x[:, 0], x[:, 1])

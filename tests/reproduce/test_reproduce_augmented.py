@@ -93,3 +93,6 @@ def test_table_15_trains_on_noisy_images_and_tests_on_plain_ones(tmp_path: Path)
     }  # fmt: skip
     plain = [Store.open(path).reader(key).all()[:, 0] for key in arrays]
     assert all(np.array_equal(plain[0], other) for other in plain[1:])  # view 0 is the plain image whatever the policy
+    again = ok(*words, "--only", "method=FedPCL").data
+    assert all(cell["reused"] == len(cell["runs"]) == 1 for cell in again["cells"])
+    assert [c["values"] for c in again["cells"]] == [c["values"] for c in done["cells"]]
