@@ -20,6 +20,9 @@ from fedcache.store.files import digest_of
 VERSION = 1
 """Raised when fedcache's own decode, resize or view code changes a value."""
 
+OF_VIEWS = ("views", "view_seed", "augment")
+"""What two recipes may differ in whose view 0 is the same value."""
+
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 BYTES = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
 """Inputs from 0 to 255."""

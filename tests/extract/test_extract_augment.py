@@ -78,6 +78,10 @@ def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(images: Pa
     done = ok(*asked, "--store", store.path, "--backbones", key, "--set", "train_view=aug").data
     assert done["fidelity"] == "cached_views"
     run = Path(done["path"])
+    config = run / "config.toml"
+    assert key in config.read_text()
+    extracted(images, "--views", 3, "--augment", "blur", "--workers", 0)
+    assert ok("train", "--config", config).data["path"] == str(run)  # what was extracted since is not meant
     none = fedcache(*asked, "--store", tmp_path / "plain.zarr", "--backbones", plain, "--set", "train_view=aug")
     assert none.code == Exit.STORE
     assert "hold 1 view" in none.err
