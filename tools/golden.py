@@ -547,7 +547,8 @@ def trained(case: Case, stage: Stage) -> Figures:
         store, parts = stage.features, stage.parts
         if "client_backbones" not in case.options:
             asks = method.needs | reads
-            many, worded = {"views", "train_view=aug", "views=2"} & asks, {"text", "init=text"} & asks
+            drawn = {"views", "train_view=aug", "proto_view=aug", "views=2", "views=twice"}
+            many, worded = drawn & asks, {"text", "init=text"} & asks
             options["backbones"] = ["v"] if many else ["a"] if worded else ["a", "b"]
     options |= case.options
     seeds = range(case.seeds)

@@ -113,13 +113,14 @@ class Workbench:
         Raises:
             FedcacheError: as ``extract``.
         """
-        key = (cell.dataset, cell.backbones, tuple(sorted(cell.recipe.items())), cell.views)
+        key = (cell.dataset, cell.backbones, tuple(sorted(cell.recipe.items())), cell.views, cell.augment)
         if key not in self._features:
             config = ExtractConfig(
                 dataset=cell.dataset,
                 backbones=cell.backbones,
                 recipe={**cell.recipe, **pixels_recipe(cell, self.home)},
                 views=cell.views,
+                augment=cell.augment,
                 limit=self.options.limit,
                 weights=self.options.weights,
                 data=self.options.data,

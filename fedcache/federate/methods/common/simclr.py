@@ -20,8 +20,9 @@ from fedcache.errors import UsageError
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, narrow_clients, over
 from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.local_training import Batch, Loss, drawn_views, minibatches, train
+from fedcache.federate.engine.local_training import Batch, Loss, minibatches, train
 from fedcache.federate.engine.method import Fit
+from fedcache.federate.engine.views import drawn_views
 from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, declare
 from fedcache.heads.encoder import Encoder
 from fedcache.heads.linear import Tree, affine
