@@ -308,10 +308,10 @@ FLESD_READING = [
     "augmentation, one-way contrast, and the released distillation.",
     "",
     "What it shows. Every trained encoder is above the random one, by 8 to 13 points. The released `zeta` of .999 fits "
-    "the 4,800 steps a round of its distillation; in the 500 or so here the key encoder stays near the weights it began "
-    "with, and the student is below every client. With .99 and more steps (batches of 32) it is above the worst client "
-    "by 0.8 and 2.4 points, which is 0.4 and 1.1 standard errors of a difference, and below the best one by 2.6 and "
-    "1.0. The two settings with .99 were tried after the first had been seen, on these test rows.",
+    "the 4,800 steps a round of its distillation; in the 500 or so here the key encoder stays near the weights it "
+    "began with, and the student is below every client. With .99 and more steps (batches of 32) it is above the worst "
+    "client by 0.8 and 2.4 points, which is 0.4 and 1.1 standard errors of a difference, and below the best one by 2.6 "
+    "and 1.0. The two settings with .99 were tried after the first had been seen, on these test rows.",
     "",
 ]
 FLESD_ROWS = [
