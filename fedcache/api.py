@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 def extract(
     dataset: Any = None, backbones: Backbones = (), *,
     store: str | Path | None = None, size: int | None = None, views: int | None = None,
-    text: str | Sequence[str] = (), recipe: Mapping[str, str] | None = None, limit: int | None = None,
-    layout: str | None = None, device: str | None = None, dtype: str | None = None, batch: int | None = None,
-    workers: int | None = None, threads: int | None = None, chunk_rows: int | None = None, max_bad: str | None = None,
-    weights: Mapping[str, str] | None = None, data: Mapping[str, str] | None = None, skip_missing: bool | None = None,
-    follow_links: bool | None = None, images_key: str | None = None, label_key: str | None = None,
-    group_key: str | None = None, observer: Observer | None = None,
+    augment: str | None = None, text: str | Sequence[str] = (), recipe: Mapping[str, str] | None = None,
+    limit: int | None = None, layout: str | None = None, device: str | None = None, dtype: str | None = None,
+    batch: int | None = None, workers: int | None = None, threads: int | None = None, chunk_rows: int | None = None,
+    max_bad: str | None = None, weights: Mapping[str, str] | None = None, data: Mapping[str, str] | None = None,
+    skip_missing: bool | None = None, follow_links: bool | None = None, images_key: str | None = None,
+    label_key: str | None = None, group_key: str | None = None, observer: Observer | None = None,
 ) -> Store:  # fmt: skip
     """Run frozen backbones over a dataset; returns at once when the store has everything.
 
@@ -50,8 +50,8 @@ def extract(
         dataset: a spec of ``fedcache datasets list``, [(image, label)], a torch Dataset, a dict of splits; None: last.
         backbones: one name or several, or torch modules; ``store``: directory, not the one under FEDCACHE_HOME.
         size: pixels of the side, where it is not the backbone's native one; ``recipe`` holds other departures.
-        views: of each image, 1 itself; ``text``: class templates; limit: rows, evenly spaced; layout: of folder levels.
-        device: ``auto``, ``cpu`` or ``cuda``, which never falls back.
+        views: of each image, others drawn by ``augment``; ``text``: class templates; limit: rows, evenly spaced.
+        device: ``auto``, ``cpu`` or ``cuda``, which never falls back; ``layout``: of folder levels.
         dtype, batch, workers, threads, chunk_rows: how it is computed; see ``fedcache extract --help``.
         max_bad: images that may be unreadable, ``"1%"`` or a number; weights: backbone -> file; data: name -> folder.
         images_key, label_key, group_key: columns of ``arrays:FILE``; ``skip_missing``: backbones without weights.

@@ -41,6 +41,7 @@ class ExtractConfig:
     dataset: str | None = option(None, DATASET, DATA, short="-d", said="the last one")
     backbones: tuple[str, ...] = option((), BACKBONES, FEATURES, short="-b", said="none; name one or several")
     views: int = option(1, "Views per image; view 0 is the plain one.", FEATURES, minimum=1)
+    augment: str | None = option(None, "Policy of views 1.., as flip=0.5,rotate=30.", FEATURES, said="simclr")
     text: tuple[str, ...] = option(
         (), "Prompt template with {}; repeat for an ensemble.", FEATURES, whole=True, said="the backbone's own"
     )

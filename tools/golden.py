@@ -389,7 +389,7 @@ def more_cases(method: Any) -> Iterator[Case]:
             if value != h.default and (key, value) != ("opt", "sgd"):  # which is among the plain cases
                 with_it = {k: v for k, v in TOGETHER.get((key, value), {}).items() if k in declared}
                 settings = {**base, **with_it, key: value}
-                slow = of_images(method) or value == "conv"
+                slow = of_images(method) or value in ("conv", "resnet50")
                 for execution in (SEQUENTIAL,) if slow else EXECUTIONS:
                     sgd = {"opt": "sgd"} if execution == GRAM and "opt" in declared else {}
                     yield Case(
@@ -540,14 +540,15 @@ def trained(case: Case, stage: Stage) -> Figures:
     options: dict[str, Any] = {"rounds": 2, "participation": "0.6", "eval_every": 1, "device": "cpu"}
     options |= execution_option(case.execution)
     reads = {f"{k}={v}" for k, v in case.settings.items()}
-    if of_images(method) or "encoder=conv" in reads:
+    if of_images(method) or reads & {"encoder=conv", "encoder=resnet50"}:
         store, parts = stage.pictures, stage.picture_parts
         options["backbones"] = ["glyph-clip"] if live(method) else ["pixels"]
     else:
         store, parts = stage.features, stage.parts
         if "client_backbones" not in case.options:
             asks = method.needs | reads
-            many, worded = {"views", "train_view=aug", "views=2"} & asks, {"text", "init=text"} & asks
+            drawn = {"views", "train_view=aug", "proto_view=aug", "views=2", "views=twice"}
+            many, worded = drawn & asks, {"text", "init=text"} & asks
             options["backbones"] = ["v"] if many else ["a"] if worded else ["a", "b"]
     options |= case.options
     seeds = range(case.seeds)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcache.commands import frozen_bench
 from fedcache.commands.options import EngineName, Given, RayAddress, command, flags_of, pairs, pick
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.config import ExtractConfig, Home
@@ -16,6 +17,7 @@ from fedcache.federate.engines.choose import engine_of
 from fedcache.option_info import option
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.reproduce import registry
+from fedcache.reproduce.frozen_bench.study import NAME as FROZEN_BENCH
 from fedcache.reproduce.planning import Options, RequirementCheck
 from fedcache.store.files import write_atomic
 
@@ -33,8 +35,12 @@ Runs = Annotated[
 class DepartureOptions:
     """What a run of a printed table may do differently than the paper."""
 
-    on: str | None = option(
-        None, "Run the protocol on this dataset instead of the paper's: a proxy.", PROTOCOL, said="the paper's"
+    on: tuple[str, ...] = option(
+        (),
+        "Run the protocol on this dataset instead of the paper's: a proxy. frozen-bench takes several: repeatable.",
+        PROTOCOL,
+        whole=True,
+        said="the paper's",
     )
     backbones: tuple[str, ...] = option(
         (),
@@ -75,7 +81,8 @@ def reproduce(
     """Run a table or figure of the papers and print what is printed, what is got, and the difference.
 
     list says what is ready here and what is missing; info NAME prints the protocol and every printed number. With
-    --on or --backbones the same protocol runs on what is at hand, called PROXY everywhere.
+    --on or --backbones the same protocol runs on what is at hand, called PROXY everywhere. frozen-bench compares all
+    methods on frozen features, tuned alike on validation rows.
 
     Example: fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip
     """
@@ -89,13 +96,23 @@ def reproduce(
     if what == "info":
         if name is None:
             raise UsageError("info takes a name.", "For example fedcache reproduce info fedpcl-table2")
-        return describe_entry(name)
-    if what not in registry.names():
-        raise unknown("table or figure", what, registry.names(), hint="fedcache reproduce list   shows all")
+        return frozen_bench.describe_bench() if name == FROZEN_BENCH else describe_entry(name)
+    known = (*registry.names(), FROZEN_BENCH)
+    if what not in known:
+        raise unknown("table or figure", what, known, hint="fedcache reproduce list   shows all")
     if name is not None:
         raise UsageError(f"Two names: {what} and {name}.", f"fedcache reproduce {what}")
     flags = {**flags_of(DepartureOptions, given), **flags_of(ExtractConfig, given)}
-    chosen = Options(**{**flags, "only": wanted_labels(given["only"]), "device": given["device"] or "auto"})
+    on, only = flags.pop("on", ()), wanted_labels(given["only"])
+    if what == FROZEN_BENCH:
+        if engine != "local":
+            raise UsageError(f"{what} trains in this process, not on {engine}.", "Leave --engine out.")
+        options = Options(**{**flags, "only": {}, "device": given["device"] or "auto"})
+        study = frozen_bench.wanted_study(on, only, options)
+        return frozen_bench.run_bench(study, options, runs, out, observer)
+    if len(on) > 1:
+        raise UsageError(f"{what} runs on one dataset, got {len(on)}.", f"fedcache reproduce {what} --on {on[0]}")
+    chosen = Options(**{**flags, "on": on[0] if on else None, "only": only, "device": given["device"] or "auto"})
     return run_entry(what, chosen, runs, out, observer, engine_of(engine, ray_address))
 
 
@@ -150,7 +167,7 @@ def list_entries() -> CommandResult:
         lines = [(kind, thing, why, command) for (kind, thing), (why, command) in commands.items()]
         shown.append(TextTable("What would get it", ("", "missing", "found", "command"), lines))
     last = "Without the paper's data or weights:  fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip"
-    return CommandResult({"entries": found}, [last], renderables=shown)
+    return CommandResult({"entries": found}, [last, frozen_bench.list_sentence()], renderables=shown)
 
 
 def describe_entry(name: str) -> CommandResult:

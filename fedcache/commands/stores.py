@@ -13,6 +13,7 @@ from fedcache.commands.options import Dataset, StoreDir, command, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
+from fedcache.extract.augment import described
 from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.plan import quoted
@@ -281,10 +282,18 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
         prepared = f"{recipe.get('resize')} {side}, {recipe.get('interpolation')}, {recipe.get('activation')}"
         if side is not None and (kind := held_by([recipe])) != IMAGES:
             prepared = f"{kind}, {side} tokens" if side else f"{kind} as they are"
+        prepared += views_of(recipe)
         computed = ", ".join(f"{k} {v}" for k, v in sorted(a["how"].items()))
         shape, weights = "x".join(map(str, a["shape"])), str(recipe.get("weights", ""))[:12]
         rows.append((a["name"], shape, a["dtype"], "as given" if side is None else prepared, weights, computed))
     return TextTable("", ("array", "shape", "dtype", "preprocessing", "weights", "how it was computed"), rows)
+
+
+def views_of(recipe: Mapping[str, Any]) -> str:
+    """What an array's views are drawn by, as the end of a phrase; "" where the plain image is the only one."""
+    if recipe.get("views", 1) == 1 or "decoder" not in recipe:  # without a decoder somebody's own embeddings
+        return ""
+    return f", {recipe['views']} views by {described(str(recipe.get('augment', '')))}"
 
 
 def text_of(store: Store) -> list[str]:

@@ -64,7 +64,8 @@ class ComputedBatch:
 
 def input_key(recipe: Recipe) -> tuple[Any, ...]:
     """Recipes with equal keys share their inputs; normalisation happens on the device and is not part of it."""
-    return (recipe.size, recipe.resize, recipe.interpolation, recipe.crop_pct, recipe.views, recipe.view_seed)
+    r = recipe
+    return (r.size, r.resize, r.interpolation, r.crop_pct, r.views, r.view_seed, r.augment)
 
 
 def decode_batch(

@@ -222,7 +222,7 @@ def embedded(
         options: of the extraction.
     """
     N = len(images.names)
-    one_view = [replace(p, recipe=replace(p.recipe, views=1, view_seed=0)) for p in planned]
+    one_view = [replace(p, recipe=p.recipe.plain()) for p in planned]
     uid = np.zeros((N, 16), np.uint8)
     uid[:, :8] = np.arange(N, dtype=">u8").view(np.uint8).reshape(N, 8)
     numbers = tuple(f"{row:012d}" for row in range(N))  # sorted as the images were named

@@ -14,6 +14,7 @@ import numpy as np
 from fedcache.config import ExtractConfig, Home, to_table
 from fedcache.errors import StoreError, UsageError
 from fedcache.extract import backbones as registry
+from fedcache.extract.augment import parse_policy
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
 from fedcache.extract.datasets import Dataset, holds_of, in_memory, open_dataset, peek
 from fedcache.extract.datasets.columns import with_keys
@@ -96,7 +97,7 @@ def extract(
             remember_last(home, path, spec)
             return done
     data = held if held is not None else read_dataset(spec, where, observer)
-    say_dataset(data, spec, observer)
+    say_dataset(data, spec, config.augment, observer)
     path = store or place_of_data(home, data, observer)
     if dry_run:
         return estimate(path, data, planned, config, home, observer, skipped, fresh=fresh)
@@ -130,9 +131,11 @@ def read_dataset(spec: str, where: Mapping[str, Any], observer: Observer) -> Dat
     return data
 
 
-def say_dataset(data: Dataset, spec: str, observer: Observer) -> None:
-    """How a dataset was read, and that test rows are training rows, where some are."""
+def say_dataset(data: Dataset, spec: str, augment: str | None, observer: Observer) -> None:
+    """How a dataset was read, that its views are not flipped, and that test rows are training rows, where some are."""
     observer.note(f"{spec}: {data.reading}")
+    if not data.mirror and augment is not None and any(step.name == "flip" for step in parse_policy(augment)):
+        observer.note("Views are not flipped: a mirrored image of this dataset may be of another class.")
     if both := trained_and_tested(data):
         verb = "holds" if both == 1 else "hold"
         observer.warn(f"{counted(both, 'test row')} {verb} what a training row holds, byte for byte.")

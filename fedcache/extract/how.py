@@ -22,7 +22,10 @@ from fedcache.store.files import digest_of_files
 
 FOLDER = Path(__file__).parent
 
-COMPUTES_FEATURES = ("batches.py", "images.py", "inputs.py", "backbones/checkpoints.py", "backbones/encoder.py")
+COMPUTES_FEATURES = (
+    "batches.py", "augment.py", "augment_pixels.py", "images.py", "inputs.py", "backbones/checkpoints.py",
+    "backbones/encoder.py",
+)  # fmt: skip
 """Files of this folder that turn an encoded image into a feature, whichever backbone it is; a provider's comes on top.
 
 Weights and preprocessing have digests of their own, in the recipe.

@@ -13,13 +13,11 @@ What a decoded image is, exactly:
 * an embedded colour profile is not applied, as in the loaders the published weights were trained with;
 * JPEG is decoded at full size: the scaled "draft" decoding is faster and gives other values.
 
-Views are seeded augmentations of an image, for methods that contrast two looks at it. View 0 is ``resize``, the
-deterministic one. View v >= 1 applies, in this order,
-
-1. a random resized crop: area share U[0.5, 1], aspect ratio log-uniform in [3/4, 4/3], resized with the recipe's
-   filter to the size of the recipe (size 0: to the size of the image);
-2. a horizontal flip with probability 1/2, unless a mirrored image would be another class (digits, letters);
-3. with probability 0.8, colour jitter: brightness, contrast and saturation, each multiplied by U[0.6, 1.4].
+Views are seeded augmentations of an image, for methods that contrast two looks at it or train on augmented rows. View
+0 is ``resize``, the deterministic one. View v >= 1 goes through the steps of the recipe's policy
+(``fedcache.extract.augment``): the default is a random resized crop, a horizontal flip and colour jitter. A crop cuts
+the decoded image and resizes what it cut to the size of the recipe (size 0: to the size of the image); a policy without
+one begins with view 0.
 
 The draws come from a generator keyed by sha256 of (view seed, uid of the image, v), so a view depends neither on the
 order of the rows nor on the process or batch that makes it, and two runs with the same recipe store the same bytes.
@@ -32,14 +30,15 @@ from __future__ import annotations
 
 import hashlib
 import io
-import math
 import threading
 import warnings
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageEnhance
+from PIL import Image
 
+from fedcache.extract.augment import parse_policy
+from fedcache.extract.augment_pixels import apply_step, crop_box
 from fedcache.extract.recipe import Recipe
 
 MAX_BYTES = 64 << 20
@@ -69,13 +68,6 @@ _UPRIGHT = {
 }
 _ORIENTATION = 0x0112
 _FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
-
-# What views draw from.
-AREA = (0.5, 1.0)
-ASPECT = (3 / 4, 4 / 3)
-FLIP = 0.5
-JITTER = 0.8
-STRENGTH = (0.6, 1.4)
 
 
 class BadImage(Exception):  # noqa: N818 - the word of the design: a bad image is quarantined, not an error of the run
@@ -247,7 +239,7 @@ def view(image: Image.Image, recipe: Recipe, uid: bytes, v: int, *, mirror: bool
 
     Args:
         image: RGB image.
-        recipe: its preprocessing and ``view_seed``.
+        recipe: its preprocessing, ``augment`` and ``view_seed``.
         uid: the 16 bytes of ``Dataset.uid`` of the row.
         v: number of the view; 0 is the deterministic one, which raises as ``resize``.
         mirror: a mirrored image keeps its class (``Dataset.mirror``).
@@ -257,28 +249,15 @@ def view(image: Image.Image, recipe: Recipe, uid: bytes, v: int, *, mirror: bool
     digest = hashlib.sha256(b"fedcache view\0" + f"{recipe.view_seed}\0{v}\0".encode() + uid).digest()
     # PCG64 by name: numpy may change what default_rng is.
     draw = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
-    box = _crop_box(image.size, draw)
-    size = image.size if recipe.size == 0 else (recipe.size, recipe.size)
-    image = image.resize(size, _FILTERS[recipe.interpolation], box=box)
-    flip, jitter = draw.random(2)
-    strengths = draw.uniform(*STRENGTH, size=3)
-    if mirror and flip < FLIP:
-        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    if jitter < JITTER:
-        for enhance, strength in zip(
-            (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color), strengths, strict=True
-        ):
-            image = enhance(image).enhance(float(strength))
-    return np.array(image)
-
-
-def _crop_box(size: tuple[int, int], draw: np.random.Generator) -> tuple[int, int, int, int]:
-    """(left, upper, right, lower) of a random crop; the side that does not fit is cut to the image."""
-    width, height = size
-    area = draw.uniform(*AREA) * width * height
-    aspect = math.exp(draw.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
-    # In a long image no crop has both the area and the aspect drawn: the area gives way, never the image's border.
-    w = min(width, max(1, round(math.sqrt(area * aspect))))
-    h = min(height, max(1, round(math.sqrt(area / aspect))))
-    left, top = int(draw.random() * (width - w + 1)), int(draw.random() * (height - h + 1))
-    return left, top, left + w, top + h
+    steps = parse_policy(recipe.augment)
+    if steps[0].name == "crop":
+        low, high = steps[0].values
+        box = crop_box(image.size, (low, high), draw)
+        size = image.size if recipe.size == 0 else (recipe.size, recipe.size)
+        made = image.resize(size, _FILTERS[recipe.interpolation], box=box)
+        steps = steps[1:]
+    else:
+        made = Image.fromarray(resize(image, recipe))
+    for step in steps:
+        made = apply_step(made, step, draw, mirror=mirror)
+    return np.array(made)

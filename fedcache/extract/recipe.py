@@ -14,10 +14,14 @@ from functools import cached_property
 from typing import Any
 
 from fedcache.errors import StoreError, UsageError, unknown
+from fedcache.extract.augment import canonical
 from fedcache.store.files import digest_of
 
 VERSION = 1
 """Raised when fedcache's own decode, resize or view code changes a value."""
+
+OF_VIEWS = ("views", "view_seed", "augment")
+"""What two recipes may differ in whose view 0 is the same value."""
 
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 BYTES = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
@@ -59,6 +63,8 @@ class Recipe:
         activation: variant of the activation where weights exist for several (``quickgelu``), else ``native``.
         views: number of views; view 0 is the deterministic one.
         view_seed: seed of views 1.. (0 when ``views`` is 1).
+        augment: policy of views 1.., the text of ``augment.canonical``; "" for the default policy, and then no part of
+            the digest.
         decoder: the library that decodes images; another one gives other pixels. ``utf-8`` of texts, ``numpy`` of
             rows of numbers.
         dtype: stored dtype, ``float16`` | ``float32`` | ``uint8`` (``pixels``).
@@ -77,13 +83,14 @@ class Recipe:
     activation: str = "native"
     views: int = 1
     view_seed: int = 0
+    augment: str = ""
     decoder: str = "pillow"
     dtype: str = "float16"
     version: int = VERSION
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over every field."""
+        """sha256 over every field (``augment`` where it is not the default)."""
         return digest_of(self.to_dict())
 
     @property
@@ -102,11 +109,14 @@ class Recipe:
             side if self.decoder == "pillow" else f"{self.decoder}, {self.size} tokens" if self.size else self.decoder
         )
         views = f"{self.views} views" if self.views > 1 else "1 view"
+        views += f" ({self.augment})" if self.augment else ""
         return f"Recipe({self.backbone}: {side}, {views}, {self.dtype}, {self.digest[:8]})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         data = asdict(self)
+        if not self.augment:  # as recipes were written before there were policies
+            del data["augment"]
         data["mean"], data["std"] = list(self.mean), list(self.std)
         return data
 
@@ -124,6 +134,23 @@ class Recipe:
         values["mean"], values["std"] = tuple(values["mean"]), tuple(values["std"])
         return cls(**values)
 
+    def plain(self) -> Recipe:
+        """The recipe of view 0 alone."""
+        return replace(self, views=1, view_seed=0, augment="")
+
+    def with_policy(self, augment: str) -> Recipe:
+        """The recipe with a policy of ``fedcache.extract.augment``.
+
+        Raises UsageError for a text that is no policy, and for a recipe whose only view is the plain image.
+        """
+        policy = canonical(augment)
+        if self.views == 1:
+            raise UsageError(
+                f"--augment {augment} says how views are drawn, and view 0, the only one, is the plain image.",
+                f"Say how many views to store, the plain one included:  --views 2 --augment {augment}",
+            )
+        return replace(self, augment=policy)
+
     def override(self, options: Mapping[str, str]) -> Recipe:
         """The recipe with ``--recipe key=value`` departures applied.
 
@@ -139,6 +166,8 @@ class Recipe:
         """
         changed: dict[str, Any] = {}
         for name, text in options.items():
+            if name == "augment":
+                raise UsageError("One policy draws the views of all backbones.", f"Write --augment {text}")
             if name not in _CHOICES and name not in _RANGES:
                 raise unknown("recipe key", name, (*_CHOICES, *_RANGES))
             if name in _CHOICES and text not in _CHOICES[name]:

@@ -1,8 +1,10 @@
 """Trainable encoders with a projection, for self-supervised methods: g(x) = projection(trunk(x)).
 
-``mlp``: trunk FC(D -> hidden) + ReLU on cached features; any leading axes. ``conv``: the ResNet-18 of CIFAR papers (3 x
-3 stem, no max pool; 11,168,832 parameters with 64 channels) on images; no leading axes. Both end in SimCLR's projection
-FC(h -> h) + ReLU, FC(h -> proj); with h = 512 and proj = 128 the convolutional encoder has 11,497,152 parameters.
+``mlp``: trunk FC(D -> hidden) + ReLU on cached features; any leading axes. On images, without leading axes: ``conv``,
+a ResNet-18 of basic blocks, and ``resnet50``, of bottleneck blocks whose 3 x 3 convolution has the stride (He et al.,
+CVPR 2016, as torchvision builds them). Their stem is that of CIFAR papers (3 x 3, no max pool) or ImageNet's (7 x 7 of
+stride 2, then a max pool). All end in SimCLR's projection FC(h -> h) + ReLU, FC(h -> proj). With 64 channels and the
+CIFAR stem the trunks have 11,168,832 and 23,500,352 parameters; with ImageNet's 11,176,512 and 23,508,032.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import batch_norm, conv2d, normalize
+from torch.nn.functional import batch_norm, conv2d, max_pool2d, normalize
 
 from fedcache.heads.linear import Tree, Uniform, affine, init_linear
 from fedcache.heads.projection import BN_EPS, BN_MOMENTUM
@@ -21,51 +23,65 @@ PROJECTION = ("p1.W", "p1.b", "p2.W", "p2.b")
 
 
 @dataclass(frozen=True)
+class Architecture:
+    """Blocks of a residual network: how many a stage has, and how much wider a block ends than it begins."""
+
+    stages: tuple[int, int, int, int]
+    expansion: int = 1  # 1: basic blocks; else bottlenecks
+
+
+RESNETS = {"conv": Architecture((2, 2, 2, 2)), "resnet50": Architecture((3, 4, 6, 3), expansion=4)}
+STEMS = ("cifar", "imagenet")
+
+
+@dataclass(frozen=True)
 class Encoder:
     """Which encoder a run trains.
 
     Attributes:
-        kind: mlp | conv.
-        hidden: width of the ``mlp`` trunk; a ``conv`` trunk gives 8 x ``channels``.
+        kind: mlp | conv | resnet50.
+        hidden: width of the ``mlp`` trunk; a ``conv`` trunk gives 8 x ``channels``, ``resnet50`` 32 x.
         proj: width of the projection.
         channels: of the first convolution.
+        stem: cifar | imagenet, of a residual network.
     """
 
     kind: str
     hidden: int = 512
     proj: int = 128
     channels: int = 64
+    stem: str = "cifar"
 
     @property
     def width(self) -> int:
         """Numbers in a representation."""
-        return self.hidden if self.kind == "mlp" else 8 * self.channels
+        if self.kind == "mlp":
+            return self.hidden
+        return 8 * self.channels * RESNETS[self.kind].expansion
 
     def trained(self) -> tuple[str, ...]:
         """Names of the tensors a gradient moves."""
         if self.kind == "mlp":
             return ("t.W", "t.b", *PROJECTION)
-        return (*(f"{n}.{k}" for n in _convolutions(self.channels) for k in ("W", "gain", "shift")), *PROJECTION)
+        return (*(f"{n}.{k}" for n in _convolutions(self) for k in ("W", "gain", "shift")), *PROJECTION)
 
     def buffers(self) -> tuple[str, ...]:
         """Names of BatchNorm's running statistics."""
         if self.kind == "mlp":
             return ()
-        return tuple(f"{n}.{k}" for n in _convolutions(self.channels) for k in ("mean", "var"))
+        return tuple(f"{n}.{k}" for n in _convolutions(self) for k in ("mean", "var"))
 
     def names(self) -> tuple[str, ...]:
         """All tensors of the model."""
         return self.trained() + self.buffers()
 
     def init(self, uniform: Uniform, width: int) -> Tree:
-        """Fresh weights; ``width`` is D, the features of a row, and unused by ``conv``.
+        """Fresh weights; ``width`` is D, the features of a row, and unused on images.
 
         Linear layers are U(+-1/sqrt(fan_in)); convolutions are uniform with the variance 2 / fan_out of He et al.
         """
-        if self.kind == "mlp":
-            p, h = init_linear(uniform, self.hidden, width, "t."), self.hidden
-        else:
-            p, h = _init_conv(uniform, self.channels), 8 * self.channels
+        h = self.width
+        p = init_linear(uniform, h, width, "t.") if self.kind == "mlp" else _init_conv(uniform, self)
         return p | init_linear(uniform, h, h, "p1.") | init_linear(uniform, self.proj, h, "p2.")
 
     def trunk(self, p: Tree, x: Tensor, *, training: bool) -> tuple[Tensor, Tree]:
@@ -81,7 +97,7 @@ class Encoder:
         """
         if self.kind == "mlp":
             return torch.relu(affine(x, p["t.W"], p["t.b"])), {}
-        return _resnet(p, x, self.channels, training=training)
+        return _resnet(p, x, self, training=training)
 
     def project(self, p: Tree, h: Tensor) -> Tensor:
         """Unit embeddings [.., B, proj] of representations [.., B, hidden]."""
@@ -89,31 +105,35 @@ class Encoder:
         return normalize(z, dim=-1)
 
 
-def _blocks(channels: int) -> list[tuple[str, int, int, int]]:
-    """(name, channels in, channels out, stride) of the eight basic blocks."""
-    out, before = [], channels
-    for stage in range(4):
-        wide = channels << stage
-        for block in range(2):
+def _blocks(encoder: Encoder) -> list[tuple[str, int, int, int]]:
+    """(name, channels in, channels of its 3 x 3 convolution, stride) of every block."""
+    out, before, kind = [], encoder.channels, RESNETS[encoder.kind]
+    for stage, count in enumerate(kind.stages):
+        wide = encoder.channels << stage
+        for block in range(count):
             out.append((f"t.{stage}.{block}", before, wide, 2 if stage and not block else 1))
-            before = wide
+            before = wide * kind.expansion
     return out
 
 
-def _convolutions(channels: int) -> dict[str, tuple[int, int, int]]:
+def _convolutions(encoder: Encoder) -> dict[str, tuple[int, int, int]]:
     """Name -> (channels out, channels in, kernel) of every convolution; each has a BatchNorm after it."""
-    found = {"t.stem": (channels, 3, 3)}
-    for name, before, after, stride in _blocks(channels):
-        found[f"{name}.a"] = (after, before, 3)
-        found[f"{name}.b"] = (after, after, 3)
+    expansion = RESNETS[encoder.kind].expansion
+    found = {"t.stem": (encoder.channels, 3, 7 if encoder.stem == "imagenet" else 3)}
+    for name, before, wide, stride in _blocks(encoder):
+        after = wide * expansion
+        found[f"{name}.a"] = (wide, before, 3 if expansion == 1 else 1)
+        found[f"{name}.b"] = (wide, wide, 3)
+        if expansion > 1:
+            found[f"{name}.c"] = (after, wide, 1)
         if stride > 1 or before != after:
             found[f"{name}.skip"] = (after, before, 1)
     return found
 
 
-def _init_conv(uniform: Uniform, channels: int) -> Tree:
+def _init_conv(uniform: Uniform, encoder: Encoder) -> Tree:
     p: Tree = {}
-    for name, (out, inside, kernel) in _convolutions(channels).items():
+    for name, (out, inside, kernel) in _convolutions(encoder).items():
         p[f"{name}.W"] = math.sqrt(6.0 / (out * kernel * kernel)) * uniform((out, inside, kernel, kernel))
         like = p[f"{name}.W"][..., 0, 0, 0]
         p |= {f"{name}.gain": torch.ones_like(like), f"{name}.shift": torch.zeros_like(like)}
@@ -121,7 +141,7 @@ def _init_conv(uniform: Uniform, channels: int) -> Tree:
     return p
 
 
-def _resnet(p: Tree, x: Tensor, channels: int, *, training: bool) -> tuple[Tensor, Tree]:
+def _resnet(p: Tree, x: Tensor, encoder: Encoder, *, training: bool) -> tuple[Tensor, Tree]:
     updates: Tree = {}
 
     def conv(name: str, x: Tensor, stride: int = 1) -> Tensor:
@@ -137,8 +157,15 @@ def _resnet(p: Tree, x: Tensor, channels: int, *, training: bool) -> tuple[Tenso
             updates.update({f"{name}.mean": mean, f"{name}.var": var})
         return batch_norm(y, mean, var, p[f"{name}.gain"], p[f"{name}.shift"], training, BN_MOMENTUM, BN_EPS)
 
-    x = torch.relu(conv("t.stem", x))
-    for name, _before, _after, stride in _blocks(channels):
-        y = conv(f"{name}.b", torch.relu(conv(f"{name}.a", x, stride)))
+    def block(name: str, x: Tensor, stride: int) -> Tensor:
+        if RESNETS[encoder.kind].expansion == 1:
+            return conv(f"{name}.b", torch.relu(conv(f"{name}.a", x, stride)))
+        return conv(f"{name}.c", torch.relu(conv(f"{name}.b", torch.relu(conv(f"{name}.a", x)), stride)))
+
+    x = torch.relu(conv("t.stem", x, 2 if encoder.stem == "imagenet" else 1))
+    if encoder.stem == "imagenet":
+        x = max_pool2d(x, 3, stride=2, padding=1)
+    for name, _before, _wide, stride in _blocks(encoder):
+        y = block(name, x, stride)
         x = torch.relu(y + (conv(f"{name}.skip", x, stride) if f"{name}.skip.W" in p else x))
     return x.mean((-2, -1)), updates

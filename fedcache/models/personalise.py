@@ -24,6 +24,7 @@ from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.deployed import DeployedModel, no_training_rows
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import Method, keep_down, less_training_state
+from fedcache.federate.engine.views import check_views
 from fedcache.federate.trust.update_validation import all_bounded
 from fedcache.models.client_stacks import PREFIX, ClientTensors
 from fedcache.models.collect import client_tensors, owned
@@ -106,6 +107,7 @@ def personalise(
     alone = replace(model, facts=replace(facts, hp=hp, overrides={}))
     ctx = alone.context((client.name, number), encoders=encoders, device=device)
     ctx = replace(ctx, env=replace(ctx.env, views=client.x.shape[1]))
+    check_views(hp, ctx.env.views)
     down = {k: t.to(device) for k, t in model.tree("server/").items()}
     label = client.label.to(device) if "labels" in used.reads(hp) else None
     x = client.x.to(device)

@@ -20,7 +20,7 @@ from fedcache.errors import FedcacheError, StoreError, UsageError
 from fedcache.extract.backbones import clip_towers, lookup
 from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.planning.find_store import more_features
-from fedcache.extract.recipe import Recipe
+from fedcache.extract.recipe import OF_VIEWS, Recipe
 from fedcache.federate.engine.client_data import FrozenEncoders
 from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.engine.evaluate import BLOCK
@@ -29,8 +29,6 @@ from fedcache.models.saved_model import SavedModel
 from fedcache.store.store import Store
 
 Rows = NDArray[Any]
-APART = ("views", "view_seed")
-"""What two recipes may differ in whose view 0 is the same value."""
 COLDEST, HOTTEST = 1e-9, 1e9
 """Temperatures that are taken: beyond them probabilities are 0 and 1, or all alike."""
 SHOWN = 20
@@ -199,7 +197,7 @@ def _lacks(store: Store, wanted: str, recipe: Mapping[str, Any]) -> StoreError:
         f"{key} {str(found.get(key))[:SHOWN]} in place of {str(recipe[key])[:SHOWN]}"
         for found in alike[:1]
         for key in sorted(recipe)
-        if found.get(key) != recipe[key] and key not in APART
+        if found.get(key) != recipe[key] and key not in OF_VIEWS
     ]
     has = f"its {name} has {', '.join(apart)}" if apart else f"it has {', '.join(store.arrays) or 'none'}"
     message = f"{store.path.name} has no features of {name} as the model was trained on"
@@ -214,7 +212,9 @@ def _lacks(store: Store, wanted: str, recipe: Mapping[str, Any]) -> StoreError:
 
 def _same_value(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether view 0 of two recipes is the same value."""
-    return {k: v for k, v in found.items() if k not in APART} == {k: v for k, v in wanted.items() if k not in APART}
+    return {k: v for k, v in found.items() if k not in OF_VIEWS} == {
+        k: v for k, v in wanted.items() if k not in OF_VIEWS
+    }
 
 
 def encoders_of(model: SavedModel, home: Home, given: Mapping[str, Path] | None = None) -> FrozenEncoders | None:

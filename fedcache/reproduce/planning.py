@@ -327,7 +327,8 @@ def _as_head(cell: PaperCell) -> tuple[PaperCell, str]:
     """A cell that trains an encoder on images, as a head on cached views; and the sentence that says so."""
     method = HEADS.get(cell.method, cell.method)
     made = replace(cell, method=method, set={**cell.set, "encoder": "mlp"}, views=VIEWS)
-    return made, f"encoder: {method} trains a head on {VIEWS} cached views instead of a ResNet-18 on images"
+    network = "ResNet-50" if cell.set.get("encoder") == "resnet50" else "ResNet-18"
+    return made, f"encoder: {method} trains a head on {VIEWS} cached views instead of a {network} on images"
 
 
 def _pairs(values: Mapping[str, str]) -> str:

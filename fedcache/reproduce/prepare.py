@@ -113,13 +113,14 @@ class Workbench:
         Raises:
             FedcacheError: as ``extract``.
         """
-        key = (cell.dataset, cell.backbones, tuple(sorted(cell.recipe.items())), cell.views)
+        key = (cell.dataset, cell.backbones, tuple(sorted(cell.recipe.items())), cell.views, cell.augment)
         if key not in self._features:
             config = ExtractConfig(
                 dataset=cell.dataset,
                 backbones=cell.backbones,
                 recipe={**cell.recipe, **pixels_recipe(cell, self.home)},
                 views=cell.views,
+                augment=cell.augment,
                 limit=self.options.limit,
                 weights=self.options.weights,
                 data=self.options.data,
@@ -218,11 +219,19 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
 
 
 def short_batches(cell: PaperCell, partition: Partition, *, proxy: bool) -> tuple[dict[str, Any], list[str]]:
-    """The settings; in a proxy whose smallest client fills no batch, short batches are not left out."""
+    """The settings; in a proxy whose smallest client fills no batch, short batches are not left out.
+
+    Nor has it a queue of keys that its public rows cannot fill.
+    """
     hp = METHODS[cell.method].resolve(cell.preset, cell.set)
     batch, least = hp.get("batch"), min(len(c.train) for c in partition.clients)
     left_out = [key for key in ("drop_last", "proto_drop_last") if hp.get(key)]
-    if not proxy or not left_out or not isinstance(batch, int) or least >= batch:
-        return dict(cell.set), []
-    said = f"short batches: trained on, as the smallest client has {least} rows and a batch {batch}"
-    return {**cell.set, **dict.fromkeys(left_out, False)}, [said]
+    made, said = dict(cell.set), []
+    if proxy and left_out and isinstance(batch, int) and least < batch:
+        made |= dict.fromkeys(left_out, False)
+        said.append(f"short batches: trained on, as the smallest client has {least} rows and a batch {batch}")
+    public, queue = len(partition.clients[0].train), hp.get("queue")
+    if proxy and hp.get("anchors") == "queue" and isinstance(queue, int) and public < 2 * queue:
+        made |= {"anchors": "all", "esd_drop_last": False}
+        said.append(f"anchors: all {public} public rows, which are too few for a queue of {queue}")
+    return made, said

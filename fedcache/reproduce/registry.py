@@ -55,6 +55,7 @@ class PaperCell:
         seeds: of the runs; each draws its own partition.
         eval_every: rounds between scores, for curves.
         views: stored augmentations of each image, the plain one included.
+        augment: policy by which they are drawn; None for the default.
         metrics: what is measured.
         printed: one per metric; None where nothing is printed.
         options: what kinds other than ``runs`` read.
@@ -75,6 +76,7 @@ class PaperCell:
     seeds: str = "0"
     eval_every: int = 0
     views: int = 1
+    augment: str | None = None
     metrics: tuple[str, ...] = ()
     printed: tuple[Printed | None, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -219,7 +219,7 @@ def store_with_features(
         except StoreError:
             if ingested_path(home, spec) is not None:
                 raise
-    one_view = [replace(recipe, views=1, view_seed=0) for recipe in read_recipes(model)]
+    one_view = [recipe.plain() for recipe in read_recipes(model)]
     planned = [locate_recipe(recipe, home, weights_of(asked)) for recipe in one_view]
     computed = model.facts.inputs_computed
     if note := note_of_other_devices(resolve_device(config.device), computed):

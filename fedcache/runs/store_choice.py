@@ -12,6 +12,7 @@ from fedcache.config import ExtractConfig, Home, TrainConfig
 from fedcache.errors import StoreError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract import datasets
+from fedcache.extract.augment import described
 from fedcache.extract.extract_dataset import extract as run_extract
 from fedcache.extract.planning.find_store import (
     UnfinishedArray,
@@ -22,10 +23,11 @@ from fedcache.extract.planning.find_store import (
     unfinished_arrays_of,
 )
 from fedcache.extract.planning.plan import memory_of, plan
-from fedcache.extract.recipe import Recipe
+from fedcache.extract.recipe import OF_VIEWS, Recipe
 from fedcache.progress import Observer
 from fedcache.store.catalog import finished_stores, is_ingested
-from fedcache.store.manifest import match_arrays, names_of
+from fedcache.store.files import digest_of
+from fedcache.store.manifest import ArrayInfo, match_arrays, names_of
 from fedcache.store.own_names import bare_name
 from fedcache.store.store import Store
 from fedcache.store.text_features import TEXT_ORDER
@@ -48,8 +50,9 @@ def wants_encoders(method: Method) -> bool:
 def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -> list[str]:
     """Array keys for ``--backbones``: the names given, or every array of features, in stored order.
 
-    A name with several variants in the store is ambiguous; ``name@size`` or the array's own key chooses one. Raises
-    StoreError when the store lacks one; UsageError when a name means several.
+    A name with several variants in the store is ambiguous; ``name@size`` or the array's own key chooses one, and of
+    arrays that differ in their views alone ``name@size`` is the one without augmentations. Raises StoreError when the
+    store lacks one; UsageError when a name means several.
     """
     info = {k: a for k, a in store.arrays.items() if pixels or a.dtype != "uint8"}
     if not info:
@@ -62,7 +65,7 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
     chosen = []
     for name in names:
         labels = {k: names_of(k, a)[1:] for k, a in info.items()}
-        found = match_arrays(info, name)
+        found = _meant(info, name)
         if not found:
             have = ", ".join(both[1] for both in labels.values())
             raise StoreError(
@@ -71,18 +74,34 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
             )
         if len(found) > 1:
             differ = len({labels[k][1] for k in found}) == len(found)
-            options = ", ".join(labels[k][1] if differ else f"{k} (width {info[k].shape[-1]})" for k in found)
+            options = ", ".join(labels[k][1] if differ else f"{k} ({_told_apart(info[k])})" for k in found)
             raise UsageError(f"{name!r} means {len(found)} arrays of the store.", f"Choose with --backbones: {options}")
         chosen.append(found[0])
     return list(dict.fromkeys(chosen))
 
 
+def _meant(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
+    """Keys that a name may mean: of a sized one only the plain array, where the others have more views of the same."""
+    found = match_arrays(arrays, name)
+    plain = [key for key in found if arrays[key].shape[1] == 1]
+    same = {digest_of({k: v for k, v in arrays[key].recipe.items() if k not in OF_VIEWS}) for key in found}
+    return plain if "@" in name and len(plain) == len(same) == 1 else found
+
+
+def _told_apart(array: ArrayInfo) -> str:
+    """What tells arrays of one backbone and size apart: the width, and the views and how they were drawn."""
+    views = "" if array.shape[1] == 1 else f", {array.shape[1]} views by {described(array.recipe.get('augment', ''))}"
+    return f"width {array.shape[-1]}{views}"
+
+
 def array_name(store: Store, key: str) -> str:
-    """What ``--backbones`` calls an array, such that another size of its backbone, extracted later, is not meant."""
+    """What ``--backbones`` calls an array, such that another size, or other views of it, extracted later, are not."""
     _, backbone, sized = names_of(key, store.arrays[key])
     if sized.endswith("@0"):  # an array that was ingested: nobody said what size its images had
         sized = backbone
-    return sized if match_arrays(store.arrays, sized) == [key] else key
+    array = store.arrays[key]
+    plain = array.shape[1] == 1 or array.dtype == "uint8" or "decoder" not in array.recipe  # none draws their views
+    return sized if plain and _meant(store.arrays, sized) == [key] else key
 
 
 def arrays_for(method: Method, hp: Hp, store: Store, names: Sequence[str], observer: Observer) -> list[str]:

@@ -33,7 +33,7 @@ def sources(tmp_path: Path) -> Path:
     [
         ("images.py", "from __future__", "# a remark\nfrom __future__", False),
         ("images.py", '"""Encoded bytes', '"""Coded bytes', False),
-        ("images.py", "JITTER = 0.8", "JITTER = 0.7", True),
+        ("augment_pixels.py", "ASPECT = (3 / 4, 4 / 3)", "ASPECT = (4 / 5, 5 / 4)", True),
         ("images.py", "(255, 255, 255, 255)", "(0, 0, 0, 255)", True),
         ("batches.py", "np.repeat(images[-1:]", "np.repeat(images[:1]", True),
         ("backbones/encoder.py", "255 * std", "256 * std", True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from make_images import pixels
 from PIL import Image
 
-from fedcache.extract import images
+from fedcache.extract.augment_pixels import crop_box
 from fedcache.extract.images import resize, view
 from fedcache.extract.recipe import VERSION, Recipe
 
@@ -55,11 +56,11 @@ def test_another_process_makes_the_same_view():
     assert out.stdout.strip() == hashlib.sha256(view(IMAGE, RECIPE, UID, 2).tobytes()).hexdigest()
 
 
-def test_without_mirror_a_ramp_is_never_turned_round(monkeypatch):
-    monkeypatch.setattr(images, "JITTER", 0.0)
+def test_without_mirror_a_ramp_is_never_turned_round():
+    recipe = replace(RECIPE, augment="crop=0.5:1,flip=0.5")
     ramp = Image.fromarray(np.repeat(np.arange(0, 240, 4, dtype=np.uint8)[None, :, None], 60, axis=0).repeat(3, axis=2))
     rising = [
-        bool(np.all(np.diff(view(ramp, RECIPE, bytes([i]) * 16, 1, mirror=mirror)[0, :, 0].astype(int)) >= 0))
+        bool(np.all(np.diff(view(ramp, recipe, bytes([i]) * 16, 1, mirror=mirror)[0, :, 0].astype(int)) >= 0))
         for mirror in (False, True)
         for i in range(64)
     ]
@@ -86,7 +87,7 @@ def test_any_image_has_views_of_the_size_asked_for(height, width, v):
 @given(st.integers(2, 300), st.integers(2, 300), st.integers(0, 10_000))
 @settings(max_examples=100, deadline=None)
 def test_a_crop_lies_inside_and_keeps_half_the_area_unless_the_image_is_long(height, width, seed):
-    left, top, right, bottom = images._crop_box((width, height), np.random.default_rng(seed))
+    left, top, right, bottom = crop_box((width, height), (0.5, 1.0), np.random.default_rng(seed))
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
     # A side that does not fit is cut: the other is then at least sqrt(0.5 * area * 3/4).
@@ -123,7 +124,7 @@ class Drawn:
     ],
 )
 def test_a_crop_by_hand(size, shares, box):
-    assert images._crop_box(size, Drawn(*shares)) == box
+    assert crop_box(size, (0.5, 1.0), Drawn(*shares)) == box
 
 
 def test_the_operations_are_those_of_this_recipe_version():

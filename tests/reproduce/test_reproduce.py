@@ -369,7 +369,8 @@ def test_a_head_on_cached_views_takes_the_place_of_an_encoder_on_images() -> Non
         assert p.cell.views == 8
         assert p.cell.set["encoder"] == "mlp"
         assert p.cell.method == ("flesd-head" if p.paper.method == "flesd" else p.paper.method)
-        assert any("head on 8 cached views instead of a ResNet-18" in said for said in p.departures)
+        network = "ResNet-50" if p.paper.labels["dataset"] == "IN-100" else "ResNet-18"
+        assert any(f"head on 8 cached views instead of a {network}" in said for said in p.departures)
         METHODS[p.cell.method].resolve(p.cell.preset, p.cell.set)
     same = plan(entry("flesd-table1"), Options(on="digits"), RequirementCheck(Home.from_environment()))
     assert {p.cell.backbones for p in same} == {("pixels",)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +104,23 @@ def test_a_name_of_several_or_of_no_array_is_refused_with_those_there_are() -> N
 )
 def test_an_array_is_named_so_that_another_size_is_not_meant(key: str, name: str) -> None:
     assert array_name(shelf("a@16", "c@8/1", "c@8/2", "b"), key) == name
+
+
+def test_a_sized_name_means_the_plain_array_and_views_are_named_by_their_key() -> None:
+    store = shelf("a@16/plain", "a@16/views", "a@24")
+    views = store.arrays["a@16/views"]
+    drawn = {**views.recipe, "views": 4, "decoder": "pillow"}
+    store.arrays["a@16/plain"] = replace(views, recipe={**drawn, "views": 1})
+    store.arrays["a@16/views"] = replace(views, recipe={**drawn, "augment": "flip=0.5"}, shape=(9, 4, 4))
+    assert chosen_arrays(store, ["a@16", "a@16/views"]) == ["a@16/plain", "a@16/views"]
+    assert [array_name(store, key) for key in store.arrays] == ["a@16", "a@16/views", "a@24"]
+    del store.arrays["a@16/plain"]
+    assert array_name(store, "a@16/views") == "a@16/views"  # though nothing else has that size yet
+    store.arrays["a@16/other"] = replace(views, recipe=drawn, shape=(9, 4, 4))
+    with pytest.raises(FedcacheError, match="'a@16' means 2 arrays") as caught:
+        chosen_arrays(store, ["a@16"])
+    for words in ("a@16/views (width 4, 4 views by flip=0.5)", "a@16/other (width 4, 4 views by simclr)"):
+        assert words in caught.value.hint
 
 
 def told(method: str, store: Any, *names: str) -> tuple[list[str], list[str]]:

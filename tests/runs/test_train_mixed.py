@@ -82,6 +82,19 @@ def test_an_encoder_is_trained_on_the_images_of_the_store(store: Path) -> None:
     assert wrong.code == 2
 
 
+def test_an_encoder_of_bottlenecks_is_trained_as_released(store: Path) -> None:
+    changed = {**small("flesd"), "encoder": "resnet50", "stem": "imagenet", "anchors": "all", "hue": 0.1}
+    sizes = [word for k, v in changed.items() for word in ("--set", f"{k}={v}")]
+    done = ok("train", "--method", "flesd", "--preset", "official", *IID, *sizes).data
+    hp = done["hyperparameters"]
+    assert (hp["encoder"], hp["augment"], hp["hue"], hp["jitter"]) == ("resnet50", "auto", 0.1, "auto")
+    assert (hp["simclr"], hp["bn_views"], hp["key_mode"], hp["ema"]) == ("one_way", "separate", "train", "before")
+    assert done["fidelity"] == "exact"
+    refused = fedcache("train", "--method", "flesd", *IID, *sizes, "--set", "amp=true")
+    assert refused.code == 6
+    assert "amp=true trains in bfloat16 on a CUDA GPU, but this run computes on cpu." in refused.err
+
+
 def test_images_that_are_missing_are_asked_for_with_the_command(tmp_path: Path) -> None:
     images = folder(tmp_path / "more", train=4, test=2)
     ok("extract", "--dataset", f"folder:{images}", "--backbones", A, "--workers", 0)

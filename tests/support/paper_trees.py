@@ -341,3 +341,10 @@ def write(name: str, layout: int, root: Path) -> list[Row]:
     made = Tree(root)
     TREES[name, layout](made)
     return sorted(made.rows, key=lambda row: row.name)
+
+
+def write_pairs(name: str, top: str, root: Path, per_class: int) -> Path:
+    """``office10`` or ``domainnet10`` in the layout of FedBN's release, with so many images of a class and split."""
+    root.mkdir(parents=True, exist_ok=True)
+    _pairs(Tree(root), name, top, per_class, arrays=True)
+    return root

@@ -210,7 +210,8 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
         changes.pop("dtype", None)
     if backbone.own:
         changes.pop("output", None)  # it is in the row already
-    return replace(backbone.recipe, weights=weights.sha256).override(changes)
+    recipe = replace(backbone.recipe, weights=weights.sha256).override(changes)
+    return recipe if config.augment is None else recipe.with_policy(config.augment)
 
 
 def wanted_text(

@@ -19,6 +19,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, is_zero, narrow_clients, over, own
 from fedcache.federate.engine.hyperparameters import Hp, has_batchnorm
 from fedcache.federate.engine.method import Fit
+from fedcache.federate.engine.views import training_views
 from fedcache.heads.linear import Tree
 
 Tensors = Sequence[Tensor]
@@ -188,7 +189,7 @@ def batch_sizes(n: int, hp: Hp) -> list[int]:
 
 
 def minibatches(
-    data: ClientData, ctx: Ctx, epoch: int, purpose: str = "batch", views: Sequence[int | Tensor] = (0,)
+    data: ClientData, ctx: Ctx, epoch: int, purpose: str = "batch", views: Sequence[int | Tensor] | None = None
 ) -> Iterator[tuple[int, Batch]]:
     """Batches of one epoch, in an order drawn per (seed, purpose, round, client, epoch).
 
@@ -197,11 +198,13 @@ def minibatches(
         ctx: reads ``batch``, ``drop_last``, and whether the model has BatchNorm.
         epoch: within the round.
         purpose: of the stream of permutations.
-        views: which stored view to read; with several, their rows follow one another in the batch.
+        views: which stored view to read, of several each under a name of its own (``x``, ``x2``); None for the one that
+            ``train_view`` asks for.
 
     Yields:
         the number of clients that still have rows, always a prefix, and their batch.
     """
+    views = training_views(data, ctx, epoch, purpose) if views is None else views
     sizes = [batch_sizes(n, ctx.hp) for n in data.n]
     steps = len(sizes[0])
     if not steps:
@@ -238,22 +241,6 @@ def minibatches(
             batch[f"x{extra}"] = x
         yield k, batch
         start += ctx.count("batch")
-
-
-def drawn_views(data: ClientData, ctx: Ctx, epoch: int, count: int) -> tuple[int | Tensor, ...]:
-    """Which stored augmentation (views 1 .. V-1; view 0 is the plain image) each row shows this epoch.
-
-    ``count`` is 1, or 2 for a pair of different views where three or more are stored; each is [*lead, R] drawn per row,
-    or 0 where nothing but the plain image is stored.
-    """
-    V = data.x.shape[1]
-    if V <= 2:
-        return tuple(range(V - 1, V - 1 - count, -1)) if V == 2 else (0,) * count
-    first = ctx.rng.each("views", lambda g, i: g.integers(1, V, data.n[i]), epoch)
-    if count == 1:
-        return (first,)
-    skip = ctx.rng.each("views2", lambda g, i: g.integers(1, max(V - 1, 2), data.n[i]), epoch)
-    return first, 1 + (first - 1 + skip) % (V - 1)
 
 
 def _pick(view: int | Tensor, order: Tensor) -> int | Tensor:

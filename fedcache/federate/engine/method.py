@@ -256,6 +256,7 @@ class Method:
             images) -> scores [N, C]; None where it starts from none. Its accuracy stands beside the method's own.
         reads_test: (hp) -> True when ``predict`` is handed the client's labelled test rows in place of its training
             rows: a leak that some released code has. The engine warns of it.
+        caution: (hp) -> sentences that a run under these switches begins with.
         settle: (hp, constants of the run) -> hp, with a number for ``auto`` where that follows from what the run reads.
         check: (hp, ctx) -> None; raises when the switches and the data do not fit.
     """
@@ -297,6 +298,7 @@ class Method:
     diagnose: Diagnose = lambda _server, _states, _labels, _ctx: {}
     zero_shot: ZeroShot = no_zero_shot
     reads_test: Callable[[Hp], bool] = lambda _hp: False
+    caution: Callable[[Hp], Sequence[str]] = lambda _hp: ()
     settle: Settle = as_given
     check: Callable[[Hp, Ctx], None] = lambda _hp, _ctx: None
     lifts: InitVar[tuple[str, ...] | None] = None
@@ -320,6 +322,19 @@ class Method:
     def reads(self, hp: Hp) -> frozenset[str]:
         """What clients read under these switches."""
         return self.needs if self.needs_for is None else self.needs_for(hp)
+
+    def faithful(self, hp: Hp, views: int) -> str:
+        """``fidelity`` under these switches: what trains on stored augmentations is no better than cached_views."""
+        told = self.fidelity(hp, views)
+        return "cached_views" if told == "exact" and hp.get("train_view") == "aug" else told
+
+    def cautions(self, hp: Hp) -> list[str]:
+        """What a run under these switches is warned of."""
+        leak = (
+            f"{self.name} learns from labelled test rows before it is scored on them: its accuracy is no test "
+            "accuracy, and no other method's compares with it"
+        )
+        return [*([leak] if self.reads_test(hp) else []), *self.caution(hp)]
 
     @property
     def tuned(self) -> tuple[str, ...]:

@@ -336,7 +336,7 @@ def _outcome(
         evaluation=evaluation,
         records=tuple(records),
         traffic=job.traffic,
-        fidelity=job.method.fidelity(job.hp, job.env.views),
+        fidelity=job.method.faithful(job.hp, job.env.views),
         execution=batch.plan.name,
         chunk=batch.plan.chunk,
         points=batch.plan.points,

@@ -26,6 +26,7 @@ from fedcache.federate.engine.outcome import RoundTraffic, Traffic, itemsize
 from fedcache.federate.engine.row_norms import count_exchange, mean_training_length
 from fedcache.federate.engine.sampling import UNIFORM, ClientSampler, Participation, SamplingRule
 from fedcache.federate.engine.stored_rows import Features
+from fedcache.federate.engine.views import check_views
 from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_states import ClientStates
 from fedcache.federate.partition.client_table import ClientRows, all_train_rows, names_of, train_sizes
@@ -99,9 +100,8 @@ class RunState:
             )
         self.labels = self._labels() if "labels" in method.reads(hp) else None
         self.rejected: list[RejectedUpload] = []
-        self.unprotected_classes = 0
+        self.unprotected_classes = self.round = 0
         self.expected_clients = 0.0  # a round, on average
-        self.round = 0
         self.server: Tree = {}
         self.states = ClientStates()
         self.traffic = Traffic.none_of(len(clients))
@@ -116,11 +116,7 @@ class RunState:
             public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
             self.public_columns = FeatureColumns(self.data.x[public])
             self.env = replace(self.env, public=cast(Tensor, self.public_columns.cut(())))
-        if method.reads_test(hp):
-            self.warnings.append(
-                f"{method.name} learns from labelled test rows before it is scored on them: its accuracy is no test "
-                "accuracy, and no other method's compares with it"
-            )
+        self.warnings += method.cautions(hp)
 
     def _labels(self) -> Tensor:
         """What clients learn from: the data's labels, upside down on the rows of clients whose attack that is."""
@@ -143,13 +139,14 @@ class RunState:
                 f"{self.method.name} needs class text features, but these features have none.",
                 "Use a backbone with a text tower, for example --backbones glyph-clip.",
             )
-        env = self.env
-        for need, found in (("image tower", env.towers), ("text tower", env.towers), ("pixels", env.image)):
+        here = {"image tower": self.env.towers, "text tower": self.env.towers, "pixels": self.env.image}
+        for need, found in here.items():
             if need in self.method.reads(self.hp) and found is None:
                 raise StoreError(
                     f"{self.method.name} needs {need}, and this run was given none.",
                     "Train on a store with images: fedcache extract --backbones pixels",
                 )
+        check_views(self.hp, self.env.views)
         self.method.check(self.hp, self.server_ctx())
         self.server = {k: t.contiguous() for k, t in self.method.init(self.server_ctx()).items()}
         self.trust.check_uploads(self.method, self.expected_uploads)

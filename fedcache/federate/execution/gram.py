@@ -151,6 +151,8 @@ class Gram(Batched):
             return "opt=adam: its second moment is not the same in other coordinates"
         if hp.get("noise_on") == "features":
             return "noise_on=features: noisy rows leave the client's own"
+        if "aug" in (hp.get("train_view"), hp.get("proto_view")):
+            return "stored augmentations are trained on, and it has one view of a row"
         if load.views > 1:
             return f"{load.views} views are stored of a row"
         return ""

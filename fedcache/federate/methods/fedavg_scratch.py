@@ -3,7 +3,7 @@
 w <- sum_i a_i w_i over trunk, classifier and BatchNorm's statistics; the local loss is the cross-entropy of Q(trunk(x))
 on the images. The paper says "ResNet-18" and 11M parameters: this is the ResNet-18 of CIFAR papers (3 x 3 stem, no max
 pool), which has 11,168,832 without its classifier; the released one may have the stem of ImageNet, so a result is
-``approx``. No augmentation. Limit: lr = 0 keeps w but for BatchNorm's running statistics.
+``approx``. No augmentation unless ``augment`` asks for one. Limit: lr = 0 keeps w but for BatchNorm's statistics.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import Batch, local
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Hp, HParam, Method, server_tensors, simclr
+from fedcache.federate.engine.local_training import Batch, train
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Hp, Method, server_tensors, simclr
+from fedcache.federate.methods.common.live_images import LIVE, ON_IMAGES, precision
 from fedcache.federate.methods.common.switches import AGG, TRAINING, declare
 from fedcache.heads.encoder import PROJECTION
 from fedcache.heads.linear import Tree, affine, init_linear
@@ -40,14 +41,21 @@ def init(ctx: Ctx) -> Tree:
 
 
 def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
-    """Cross-entropy of a batch of images [B, H W 3], and BatchNorm's updates."""
-    h, updates = simclr.encoder_of(ctx.hp).trunk(p, simclr.normal(batch["x"], ctx), training=True)
-    return cross_entropy(affine(h, p["Q.W"], p["Q.b"]), batch["y"], batch["w"]), updates
+    """Cross-entropy of a batch of images [B, 3, H, W], and BatchNorm's updates."""
+    with precision(ctx):
+        h, updates = simclr.encoder_of(ctx.hp).trunk(p, batch["x"], training=True)
+        u = affine(h, p["Q.W"], p["Q.b"])
+    return cross_entropy(u.to(ctx.env.dtype), batch["y"], batch["w"]), updates
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs; a batch of one row, which has no variance, joins another (``batch_sizes``)."""
-    return local(loss, names, trained, names)(down, state, data, replace(ctx, hp={**ctx.hp, "bn": True}))
+    ctx, known, model = replace(ctx, hp={**ctx.hp, "bn": True}), {**down, **state}, names(ctx.hp)
+    batches = simclr.live(data, ctx, views=("x",))
+    p = train(
+        {n: known[n] for n in model}, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx, batches=batches
+    )
+    return {k: p[k] for k in state}, {k: p[k] for k in model}
 
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
@@ -71,12 +79,7 @@ METHOD = Method(
     name="fedavg-scratch",
     paper="baseline of FedPCL (Tan et al., NeurIPS 2022), table 1",
     summary="Average whole ResNets trained from scratch on images (--backbones pixels).",
-    hparams=(
-        HParam("encoder", "conv", "choice", "a ResNet-18 on images (--backbones pixels)", choices=("conv",)),
-        HParam("channels", 64, "int", "channels of the first convolution; 64 is ResNet-18", low=1),
-        *declare(h for h in TRAINING if h.name != "reset_opt"),
-        AGG,
-    ),
+    hparams=(ON_IMAGES, *declare(LIVE, augment="plain"), *declare(h for h in TRAINING if h.name != "reset_opt"), AGG),
     defaults=Defaults(rounds=50, participation=None, clients=5, scheme="feature-shift"),
     init=init,
     fit=fit,

@@ -27,6 +27,7 @@ from fedcache.federate.methods.common.switches import (
     LOGIT_HEAD,
     MLP,
     PROJECTION,
+    TRAIN_VIEW,
     TRAINING,
     declare,
     without,
@@ -89,7 +90,7 @@ METHOD = replace(
     paper="Oh, Kim & Yun, ICLR 2022",
     summary="A projection trained under a classifier that never changes, then fine-tuned by every client.",
     hparams=(
-        *declare(FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, AGG, without(TRAINING, "reset_opt")),
+        *declare(FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, AGG, without(TRAINING, "reset_opt"), TRAIN_VIEW),
         HParam("init", "shared", "choice", "initial weights from the broadcast seed", choices=("shared",)),
         HParam("tune_epochs", 5, "int", "epochs on the client's own rows before its model is used", low=0, fit=False),
         HParam("tune", "all", "choice", "what they move", choices=("all", "head", "body"), fit=False),

@@ -14,12 +14,17 @@ Released code (``preset=official``): no BatchNorm (D-02), no L_g, L_p summed ove
 and the 2B embeddings of two views as candidates (D-04, D-08), plain means (D-06), dropped last batches (D-09), a first
 round of decay alone (D-10), own initial weights (D-11), mse (D-12).
 Stale sets of clients that were not sampled are kept. With one available class there is no negative and the loss is 0.
+Images: the released DomainNet code draws two views of every row by flips and rotations, and its prototype pass reads
+them too (D-08): extract with ``--views 9 --augment domainnet``, train with ``train_view=aug proto_view=aug``. On the
+other data sets its two views are equal. A stored view is drawn for every row in every epoch; tests are plain.
 For the local losses of A's table 5 see ``supcon``. A searches on a fifth of the training rows and trains what it chose
 again on all of them (A.1.4): ``fedcache grid --method fedpcl --sweep tau=0.05,0.1 --validation 0.2 --retrain``.
 
 Noise (section 5) on what leaves a client or on what it trains on: xt = (1 - p) x + e, elementwise; s = .05 for
 prototypes, .2 for images. The same s is not the same power: Laplace noise of scale s has variance 2 s^2, Gaussian noise
-s^2. No differential-privacy guarantee follows from it.
+s^2. No differential-privacy guarantee follows from it. Noise on images is drawn before the backbone (``extract
+--views 9 --augment gaussian-noise=51:0.1``: 51 of 255 levels are .2) and trained on by ``train_view=aug views=twice``:
+one draw serves both views, prototypes and tests stay plain (D-20). Without images ``noise_on=features`` comes near it.
 """
 
 from __future__ import annotations
@@ -157,13 +162,24 @@ def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> 
     return scores(z, torch.where(mine.unsqueeze(-1), state["proto"], down["bar"]), has, str(ctx.hp["infer_score"]))
 
 
+def caution(hp: Hp) -> tuple[str, ...]:
+    """A rule that hardly differs from another: what fills in has another length than what a client has (D-12)."""
+    if hp["infer_proto"] != "local_padded" or hp["infer_score"] != "dot" or hp["proto_norm"]:
+        return ()
+    return (
+        "infer_proto=local_padded with infer_score=dot predicts nearly as local: the global prototypes that fill in "
+        "are means over clients, so shorter than a client's own, and seldom win a dot product; infer_score=cos "
+        "compares directions alone",
+    )
+
+
 def received(down: Tree, _ctx: Ctx) -> int:
     """Prototypes that exist: Cbar and the m sets; classes nobody has are not sent."""
     return int(down["has"].sum() + down["in"].sum()) * down["bar"].shape[-1]
 
 
 def fidelity(hp: Hp, views: int) -> str:
-    """Noise on features stands in for noise on images; two stored views stand in for live augmentation."""
+    """Noise on features stands in for noise on images; stored views stand in for live augmentation."""
     return "approx" if hp["noise_on"] == "features" else prototypes.cached_views(hp, views)
 
 
@@ -185,7 +201,8 @@ METHOD = Method(
         HParam("pad", True, "bool", "fill missing classes of a set with Cbar (eq 7)"),
         *OWN_PROTOTYPES,
         HParam("warmup", "proto_only", "choice", "round 0 (D-10)", ("proto_only", "zero_loss"), official="zero_loss"),
-        HParam("infer_proto", "local", "choice", "classify by (D-12, D-15)", ("local", "local_padded", "global")),
+        HParam("infer_proto", "local", "choice", "classify by (D-12, D-15); local_padded is nearly local by dot",
+               ("local", "local_padded", "global")),
         *NOISE,
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="feature-shift"),
@@ -194,5 +211,5 @@ METHOD = Method(
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate, predict=predict, embed=prototypes.project, protocol=personal_model,
     mixed=frozenset({"backbones"}),
-    sent=prototypes.owned_rows, received=received, fidelity=fidelity, paper_count=paper_count,
+    sent=prototypes.owned_rows, received=received, fidelity=fidelity, caution=caution, paper_count=paper_count,
 )  # fmt: skip

@@ -31,6 +31,8 @@ from fedcache.federate.methods.common.switches import (
     PROJECTION,
     PROTO_AGG,
     PROTO_INIT,
+    PROTO_VIEW,
+    TRAIN_VIEW,
     TRAINING,
     declare,
 )
@@ -91,7 +93,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     """Local epochs, then one pass over all rows for the prototypes."""
     own = {k: t for k, t in state.items() if k in model.names(ctx.hp) or k.startswith("opt/")}
     p = train(own, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
-    x, mask = data.full()
+    x, mask = prototypes.prototype_rows(data, ctx)
     z = embed(model.head_of(ctx.hp), p, x)[0]
     proto, count = class_means(z, data.labels(data.positions()), mask, ctx.env.classes)
     up = {"proto": proto, "count": count}
@@ -127,7 +129,7 @@ METHOD = Method(
     paper="Tan et al., AAAI 2022",
     summary="Local models pulled towards shared class prototypes; only prototypes travel.",
     hparams=(
-        *declare(FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, PROTO_INIT, PROTO_AGG, TRAINING),
+        *declare(FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, PROTO_INIT, PROTO_AGG, TRAINING, TRAIN_VIEW, PROTO_VIEW),
         HParam("protodist", "sq_l2", "choice", "distance to the prototype (D-73)", choices=("sq_l2", "mse"),
                official="mse"),
         HParam("lambda_proto", 1.0, "float", "weight of the distance; 0 is solo", low=0.0),

@@ -31,6 +31,7 @@ from fedcache.federate.methods.common.switches import (
     MLP,
     PROJECTION,
     PROTO_INIT,
+    TRAIN_VIEW,
     TRAINING,
     declare,
     without,
@@ -91,7 +92,7 @@ METHOD = Method(
     paper="Collins et al., ICML 2021",
     summary="A shared projection under every client's own classifier; only the projection travels.",
     hparams=(
-        *declare(FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, PROTO_INIT, AGG),
+        *declare(FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, PROTO_INIT, AGG, TRAIN_VIEW),
         *without(TRAINING, "epochs", "reset_opt"),
         HParam("e_h", 1, "int", "epochs of the classifier, before the projection; its own code has 10 (D-72)", low=0),
         HParam("e_b", 1, "int", "epochs of the projection (D-72)", low=0),

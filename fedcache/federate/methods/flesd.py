@@ -7,8 +7,11 @@ holds the public rows, does not train, and everybody can read them. A round:
     student from w: min mean_i KL(q_i || p_i), p_ij = softmax_j(z_i . k_j / tau_S), q_ij = M_ij / sum_j M_ij (eqs 7-9)
     key encoder: th_k <- zeta th_k + (1 - zeta) th (eq 10); w <- student.
 What goes up is R_k, Np x d numbers, or the matrix (``send=matrix``); values the paper's text has lost are the released
-README's. Released code: one-directional contrast (D-30), 128-d projections compared (D-32; ``sim_at=trunk`` for 512-d),
-a queue whose first batches of every epoch take no step (D-34: ``queue_warm``), own keys among the anchors (D-35).
+README's. Released code: augmentation by data set (D-91), one-directional contrast (D-30) with BatchNorm on each view by
+itself (D-92), 128-d projections compared (D-32; ``sim_at=trunk`` for 512-d), a queue whose first batches of every epoch
+take no step (D-34: ``queue_warm``) and own keys among the anchors (D-35); short batches left out (D-93), keys by
+BatchNorm of their batch (D-94) and after the average has moved (D-95), a row's own similarity beside its n % (D-96),
+float16 with a scaled loss, for which ``amp`` has bfloat16 without (D-97).
 Up to 4,096 public rows ``anchors=auto`` takes them all instead of a queue: eqs 7 to 9 exactly.
 Clients of other backbones or trunks keep their own encoder, since only similarities meet.
 """
@@ -21,8 +24,9 @@ import torch
 
 from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, Tree, distillation, simclr
+from fedcache.federate.methods.common.live_images import ON_IMAGES
 from fedcache.federate.methods.common.switches import declare
-from fedcache.heads.simclr import Ensemble
+from fedcache.heads.simclr import Ensemble, kept
 
 
 def init(ctx: Ctx) -> Tree:
@@ -64,8 +68,8 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """Distil the ensemble; ``drift`` is the mean change of the student's own similarities of public rows."""
-    share = float(ctx.number("sim_topk_percent")) / 100.0
-    target = Ensemble(up.get("R"), up.get("M"), float(ctx.number("tau_T")), share)
+    share, own = float(ctx.number("sim_topk_percent")) / 100.0, bool(ctx.hp["sim_topk_own"])
+    target = Ensemble(up.get("R"), up.get("M"), float(ctx.number("tau_T")), share, own=own)
     w = broadcast(server, ctx)
     student = distillation.distil(w, target, ctx)
     few = ctx.public[:1024, 0]
@@ -77,9 +81,10 @@ def sent(up: Tree, ctx: Ctx) -> int:
     """Np d numbers, or the upper triangle of M_k; of a sparse row each number and its place."""
     if "R" in up:
         return up["R"].numel()
-    rows, percent = up["M"].shape[-1], float(ctx.number("sim_topk_percent"))
-    if percent < 100.0:
-        return 2 * rows * max(1, round(rows * percent / 100.0))
+    rows, share = up["M"].shape[-1], float(ctx.number("sim_topk_percent")) / 100.0
+    if share < 1.0:
+        own = bool(ctx.hp["sim_topk_own"])
+        return 2 * rows * (kept(rows, share, own=own) - own)  # its similarity to itself is 1, as everybody knows
     return rows * (rows - 1) // 2
 
 
@@ -93,7 +98,7 @@ METHOD = Method(
     paper="Shi et al., FLESD, 2022",
     summary="Distil the clients' ensembled similarities of public images into one encoder.",
     hparams=(
-        HParam("encoder", "conv", "choice", "a ResNet-18 on images (--backbones pixels)", choices=("conv",)),
+        ON_IMAGES,
         *declare(simclr.SIMCLR, epochs=100),
         HParam(
             "send", "reps", "choice", "representations of the public rows, or their similarities", ("reps", "matrix")

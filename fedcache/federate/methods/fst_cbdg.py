@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import Batch, drawn_views, keep_optimiser, minibatches, train
+from fedcache.federate.engine.local_training import Batch, keep_optimiser, minibatches, train
 from fedcache.federate.engine.method import Defaults, Method, server_tensors
 from fedcache.federate.engine.outcome import self_training
 from fedcache.federate.methods import central
@@ -55,8 +55,7 @@ def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
 def schedule(q: Tensor, data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
     """Batches of an epoch; with ``tsamp_scope=client`` each brings its part of the epoch's synthetic rows."""
-    views = drawn_views(data, ctx, epoch, 1) if ctx.hp["train_view"] == "aug" else (0,)
-    batches = minibatches(data, ctx, epoch, views=views)
+    batches = minibatches(data, ctx, epoch)
     if ctx.hp["ablation"] == "ist_only" or is_zero(ctx.hp["lambda"]) or ctx.hp["tsamp_scope"] != "client":
         for t, (k, batch) in enumerate(batches):
             # the step itself draws the rows, as its soft labels say; m_k is of all rows of the clients that still step
@@ -134,12 +133,6 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     return {**server, **{k: done[k] for k in NAMES}}
 
 
-def check(hp: Hp, ctx: Ctx) -> None:
-    """Refuse an ``init`` that the features cannot serve, and views that are not stored."""
-    model.check(hp, ctx)
-    model.check_views(hp, ctx)
-
-
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
     """W and b both ways; the server-only ablation sends nothing up. Text features are counted by the engine, once."""
     n = classes * width + classes
@@ -176,9 +169,8 @@ METHOD = Method(
     init=model.init, enter=enter, fit=fit, uploads=server_tensors(sent_names),
     aggregate=aggregate, predict=central.predict, embed=central.METHOD.embed,
     needs=frozenset({"text"}),
-    fidelity=lambda hp, _views:
-        "approx" if hp["synth"] != "exact" else "cached_views" if hp["train_view"] == "aug" else "exact",
-    check=check,
+    fidelity=lambda hp, _views: "approx" if hp["synth"] != "exact" else "exact",
+    check=model.check,
     zero_shot=model.by_text,
     diagnose=self_training,
     paper_count=paper_count,

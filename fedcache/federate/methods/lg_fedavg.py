@@ -23,6 +23,7 @@ from fedcache.federate.methods.common.switches import (
     MLP,
     PROJECTION,
     PROTO_INIT,
+    TRAIN_VIEW,
     TRAINING,
     declare,
 )
@@ -55,7 +56,7 @@ METHOD = Method(
     name="lg-fedavg",
     paper="Liang et al., 2020",
     summary="Every client's own projection under a shared classifier; only the classifier travels.",
-    hparams=declare(FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, PROTO_INIT, AGG, TRAINING),
+    hparams=declare(FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, PROTO_INIT, AGG, TRAINING, TRAIN_VIEW),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
     executions=ON_ROWS,
     init=init,

@@ -3,8 +3,8 @@
 Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD), section
 3: supervised training on skewed clients loses more than SimCLR does. Every model is scored on all test rows, by its own
 classifier or (``score=probe``) by a linear probe on its trunk, trained on all labelled rows; the number is the mean of
-clients. One client of ``fedavg-scratch`` is the same computation. No augmentation, of which the text at hand says
-nothing: results are ``approx``.
+clients. One client of ``fedavg-scratch`` is the same computation. Of its augmentation the text says nothing: ``paper``
+has none, ``official`` the released crop over a margin of 4 pixels and flip (D-91); results are ``approx``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from fedcache.federate.engine.method import Defaults, everywhere
 from fedcache.federate.methods import fedavg_scratch as scratch
 from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, sends_nothing, simclr
-from fedcache.federate.methods.common.switches import declare
+from fedcache.federate.methods.common.switches import declare, without
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
@@ -46,7 +46,10 @@ METHOD = replace(
     paper="reference of FLESD (Shi et al., 2022), figure 2",
     summary="Every client trains its own ResNet with labels; scored by its classifier or a linear probe.",
     hparams=(
-        *declare((h for h in scratch.METHOD.hparams if h.name != "agg"), wd=1e-6, batch=1024, epochs=100),
+        *(
+            replace(h, official="supervised") if h.name == "augment" else h
+            for h in declare(without(scratch.METHOD.hparams, "agg"), wd=1e-6, batch=1024, epochs=100, drop_last=False)
+        ),
         HParam("score", "classifier", "choice", "what is scored on a trained trunk", choices=("classifier", "probe")),
         *simclr.PROBE,
     ),

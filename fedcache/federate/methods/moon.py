@@ -29,6 +29,7 @@ from fedcache.federate.methods.common.switches import (
     LOGIT_HEAD,
     MLP,
     PROJECTION,
+    TRAIN_VIEW,
     TRAINING,
     declare,
 )
@@ -72,7 +73,7 @@ METHOD = replace(
     paper="Li, He & Song, CVPR 2021",
     summary="FedAvg whose clients contrast their projection with the broadcast one and with their own last one.",
     hparams=(
-        *declare(FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, AGG, TRAINING),
+        *declare(FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, AGG, TRAINING, TRAIN_VIEW),
         HParam("init", "shared", "choice", "initial weights from the broadcast seed", choices=("shared",)),
         HParam("mu", 1.0, "float", "weight of the contrast; 0 is fedavg", low=0.0),
         HParam("tau", 0.5, "float", "temperature of the contrast", low=1e-6),

@@ -81,7 +81,7 @@ def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     sgd = replace(sgd, hp={**sgd.hp, "drop_last": False})  # a client with less than a batch adapts on what it has
 
     def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
-        return islice(minibatches(data, sgd, epoch, "adapt"), 1)
+        return islice(minibatches(data, sgd, epoch, "adapt", (0,)), 1)
 
     with torch.enable_grad():
         return train(

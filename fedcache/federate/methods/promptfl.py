@@ -21,10 +21,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
-from fedcache.federate.engine.local_training import Batch, drawn_views, keep_optimiser, minibatches, train
+from fedcache.federate.engine.hyperparameters import HParam, Value
+from fedcache.federate.engine.local_training import Batch, keep_optimiser, minibatches, train
 from fedcache.federate.engine.method import whole_server
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Method, Tree, affine, model, prompts
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Method, Tree, affine, prompts
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare
 from fedcache.heads.losses import cross_entropy
@@ -32,12 +32,6 @@ from fedcache.heads.losses import cross_entropy
 NAMES = ("ctx",)
 RELEASED: dict[str, Value] = {"opt": "sgd", "epochs": 5, "warm_rounds": 1}
 """Values of the released code (D-66), for a ViT; it has ten epochs for RN50."""
-
-
-def check(hp: Hp, ctx: Ctx) -> None:
-    """Prompts that fit, and stored views where they are asked for."""
-    prompts.check(hp, ctx)
-    model.check_views(hp, ctx)
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -49,8 +43,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
         return cross_entropy(u, batch["y"], batch["w"])
 
     def batches(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
-        views = drawn_views(data, now, epoch, 1) if ctx.hp["train_view"] == "aug" else (0,)
-        return minibatches(data, now, epoch, views=views)
+        return minibatches(data, now, epoch)
 
     p = train({**down, **state}, NAMES, ctx.count("epochs"), loss, {}, data, now, batches=batches)
     return {k: p[k] for k in state}, {k: p[k] for k in NAMES}
@@ -87,8 +80,7 @@ METHOD = Method(
     predict=predict,
     needs=frozenset({"labels", "text tower"}),
     executions=("sequential",),
-    fidelity=lambda hp, _views: "cached_views" if hp["train_view"] == "aug" else "exact",
-    check=check,
+    check=prompts.check,
     zero_shot=prompts.zero_shot,
     diagnose=prompts.moved,
     paper_count=None,

@@ -166,7 +166,7 @@ def disagreements(method: Method) -> list[dict[str, str]]:
 def fidelities(method: Method) -> str:
     """What a result may call itself: with one stored view, and with four where that differs."""
     hp = method.resolve()
-    one, four = method.fidelity(hp, 1), method.fidelity(hp, 4)
+    one, four = method.faithful(hp, 1), method.faithful(hp, 4)
     return one if one == four else f"{one}; {four} with views"
 
 

@@ -15,8 +15,9 @@ from fedcache.federate.engine import feature_post, local_training
 from fedcache.federate.engine.client_data import Data, stack_clients
 from fedcache.federate.engine.context import ClientRng, dot, over
 from fedcache.federate.engine.feature_post import prepare
-from fedcache.federate.engine.local_training import batch_sizes, drawn_views, fold_batches, minibatches
+from fedcache.federate.engine.local_training import batch_sizes, fold_batches, minibatches
 from fedcache.federate.engine.outcome import fairness, macro_f1
+from fedcache.federate.engine.views import drawn_views
 from fedcache.federate.execution.choose import choose
 from fedcache.federate.execution.grid_batch import POOLED
 from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, forecast

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import math
 from dataclasses import replace
 
@@ -13,7 +12,6 @@ from federation import difference, federation, gap, images_of, run, small
 from federation import go as go_on
 from torch import nn
 from torchvision.models import resnet18
-from torchvision.transforms.functional import adjust_brightness, adjust_contrast, adjust_saturation
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
@@ -25,7 +23,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common import distillation as distil
 from fedcache.federate.methods.common import simclr as contrastive
 from fedcache.heads.encoder import Encoder
-from fedcache.heads.simclr import DRAWS, Ensemble, augment, nt_xent, one_way, similarity_divergence
+from fedcache.heads.simclr import Ensemble, kept, nt_xent, one_way, similarity_divergence
 
 SSL = ("fedavg-simclr", "fedprox-simclr", "flesd-head", "flesd-cc", "min-local", "non-fl")
 
@@ -137,6 +135,18 @@ def test_sparse_similarities_keep_the_largest_of_each_row():
     M = R[0] @ R[0].T
     kept = torch.stack([torch.where(row >= row.sort().values[-2], row, torch.zeros(6).double()) for row in M])
     assert torch.allclose(Ensemble(R, None, 0.1, 2 / 6).rows(torch.arange(6)), torch.exp((kept - 1) / 0.1))
+
+
+def test_the_released_count_of_kept_similarities_has_the_rows_own_beside_it():
+    # utils.py of the release: int(percent / 100 * N) + 1, the row's own similarity not counted as communication
+    assert [kept(n, 0.1, own=True) for n in (5, 19, 20, 8333)] == [1, 2, 3, 834]
+    assert [kept(n, 0.1) for n in (5, 19, 20, 8333)] == [1, 2, 2, 833]
+    assert kept(7, 0.99, own=True) == kept(7, 1.0, own=True) == kept(7, 1.0) == 7
+    R = units(0, 1, 20, 4)
+    M = R[0] @ R[0].T
+    wanted = torch.where(M.topk(3).values[:, -1:] - 1e-6 < M, M, torch.zeros(20, 20).double())
+    wanted = torch.exp((wanted - wanted.max(1, keepdim=True).values) / 0.1)
+    assert torch.allclose(Ensemble(R, None, 0.1, 0.1, own=True).rows(torch.arange(20)), wanted)
 
 
 def test_a_query_may_be_left_out_of_its_anchors():
@@ -361,6 +371,9 @@ def test_traffic_is_representations_up_and_the_encoder_down():
     sparse = go("flesd-head", {"send": "matrix", "sim_topk_percent": 50.0},
                 *federation(views=4, sizes=(6, 20, 9)), rounds=1, participation=None)  # fmt: skip
     assert sparse.traffic.up[1] == 2 * 6 * 3
+    own = go("flesd-head", {"send": "matrix", "sim_topk_percent": 49.0, "sim_topk_own": True},
+             *federation(views=4, sizes=(6, 20, 9)), rounds=1, participation=None)  # fmt: skip
+    assert own.traffic.up[1] == 2 * 6 * 2  # int(.49 * 6) beside the row's own similarity, which is always 1
     assert gap(matrix.server, go("flesd-head", {}, *federation(views=4, sizes=(6, 20, 9)), rounds=1,
                                  participation=None).server) < 1e-9  # fmt: skip
 
@@ -444,107 +457,6 @@ def test_a_narrow_trunk_has_one_gradient_in_either_memory_format(channels):
         found.append(torch.autograd.grad(h.square().sum(), [p[n] for n in names]))
     for plain, last in zip(*found, strict=True):
         torch.testing.assert_close(last, plain, rtol=1e-4, atol=1e-4 * float(plain.detach().abs().max()))
-
-
-def test_a_view_depends_on_its_image_and_draws_alone():
-    g = torch.Generator().manual_seed(0)
-    x, u = torch.rand(5, 3, 8, 6, generator=g), torch.rand(5, DRAWS, generator=g)
-    whole = augment(x, u, flip=True)
-    assert whole.shape == x.shape
-    assert 0.0 <= float(whole.min()) < float(whole.max()) <= 1.0
-    for i in range(5):
-        assert torch.allclose(augment(x[i : i + 1], u[i : i + 1], flip=True)[0], whole[i], atol=1e-6)
-
-
-def test_draws_of_no_change_give_the_image_and_a_flip_its_mirror():
-    x = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    #                  area  aspect x   y    flip jitter bright contrast saturation hue grey
-    u = torch.tensor([[1.0, 0.5, 0.5, 0.5, 0.9, 0.0, 0.5, 0.5, 0.5, 0.5, 0.9]])
-    assert torch.allclose(augment(x, u, flip=True), x, atol=1e-5)
-    u[0, 4] = 0.1
-    assert torch.allclose(augment(x, u, flip=True), x.flip(-1), atol=1e-5)
-    assert torch.allclose(augment(x, u, flip=False), x, atol=1e-5)
-    u[0, 4], u[0, 10] = 0.9, 0.1
-    grey = augment(x, u, flip=True)
-    assert torch.allclose(grey[:, 0], grey[:, 2], atol=1e-6)
-
-
-#                area aspect x   y    flip  jitter bright contrast saturation hue grey
-STILL = torch.tensor([1.0, 0.5, 0.5, 0.5, 0.9, 0.9, 0.5, 0.5, 0.5, 0.5, 0.9], dtype=torch.float64)
-
-
-def drawn(**changed):
-    """``STILL`` [1, DRAWS], by which nothing happens, with some numbers changed."""
-    order = ("area", "aspect", "x", "y", "flip", "jitter", "bright", "contrast", "saturation", "hue", "grey")
-    u = STILL.clone()
-    for name, value in changed.items():
-        u[order.index(name)] = value
-    return u[None]
-
-
-@pytest.mark.parametrize(
-    ("area", "aspect", "width", "height"),
-    [
-        (0.0, 0.5, 0.2**0.5, 0.2**0.5),  # a fifth of the image, square
-        (0.5, 0.5, 0.6**0.5, 0.6**0.5),
-        (0.5, 0.0, (0.6 * 3 / 4) ** 0.5, (0.6 * 4 / 3) ** 0.5),
-        (0.5, 1.0, (0.6 * 4 / 3) ** 0.5, (0.6 * 3 / 4) ** 0.5),
-        (0.5, 0.75, (0.6 * (4 / 3) ** 0.5) ** 0.5, (0.6 * (3 / 4) ** 0.5) ** 0.5),  # uniform in the logarithm
-        (1.0, 0.0, (3 / 4) ** 0.5, 1.0),  # no wider than the image
-    ],
-)
-@pytest.mark.parametrize(("x", "y"), [(0.5, 0.5), (0.0, 0.25), (1.0, 0.75)])
-@pytest.mark.parametrize("flip", [0.49, 0.51])
-def test_a_view_shows_the_window_that_is_drawn(area, aspect, width, height, x, y, flip):
-    # A pixel's colours are its place, (column, row) as shares of the image, so a view says where it looked. Bilinear
-    # sampling keeps a ramp; beyond the centre of the outermost pixels the border is repeated.
-    H, W = 12, 10
-    rows, columns = (torch.arange(H).double() + 0.5) / H, (torch.arange(W).double() + 0.5) / W
-    place = torch.stack([columns.expand(H, W), rows[:, None].expand(H, W), torch.zeros(H, W).double()])
-    view = augment(place[None], drawn(area=area, aspect=aspect, x=x, y=y, flip=flip), flip=True)[0]
-    left, top = (1 - width) * x, (1 - height) * y
-    across = left + width * (1 - columns if flip < 0.5 else columns)
-    down = top + height * rows
-    assert torch.allclose(view[0], across.clamp(0.5 / W, 1 - 0.5 / W).expand(H, W), atol=1e-9)
-    assert torch.allclose(view[1], down.clamp(0.5 / H, 1 - 0.5 / H)[:, None].expand(H, W), atol=1e-9)
-
-
-def test_colours_are_jittered_as_torchvision_does():
-    # Values in the middle, since torchvision clips after each step; its grey weighs red by 0.2989 instead of 0.299.
-    x = 0.4 + 0.15 * torch.rand(1, 3, 6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    b, c, s = (lambda f, how=how: lambda image: how(image, f) for how in (adjust_brightness, adjust_contrast,
-                                                                         adjust_saturation))  # fmt: skip
-    cases = [
-        ({"bright": 1.0}, [b(1.4)]),
-        ({"bright": 0.0}, [b(0.6)]),
-        ({"bright": 0.75}, [b(1.2)]),
-        ({"contrast": 1.0}, [c(1.4)]),
-        ({"contrast": 0.0}, [c(0.6)]),
-        ({"saturation": 1.0}, [s(1.4)]),
-        ({"saturation": 0.0}, [s(0.6)]),
-        ({"bright": 0.9, "contrast": 0.2, "saturation": 1.0}, [b(1.32), c(0.76), s(1.4)]),
-    ]
-    for changed, steps in cases:
-        wanted = x
-        for step in steps:
-            wanted = step(wanted)
-        assert gap(augment(x, drawn(jitter=0.79, **changed), flip=True), wanted) < 5e-4, changed
-        assert gap(augment(x, drawn(jitter=0.81, **changed), flip=True), x) < 1e-9  # a fifth keeps its colours
-    weights = torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64).view(3, 1, 1)
-    assert gap(augment(x, drawn(grey=0.19), flip=True), (x * weights).sum(1, keepdim=True).expand_as(x)) < 1e-9
-    assert gap(augment(x, drawn(grey=0.21), flip=True), x) < 1e-9
-
-
-def test_hue_turns_by_a_tenth_of_the_circle_and_keeps_the_brightness():
-    colour = torch.tensor([0.6, 0.4, 0.5], dtype=torch.float64)
-    y, i, q = colorsys.rgb_to_yiq(*colour.tolist())
-    for draw, degrees in ((1.0, 36.0), (0.0, -36.0), (0.75, 18.0)):
-        turned = augment(colour.view(1, 3, 1, 1).expand(1, 3, 4, 4), drawn(jitter=0.1, hue=draw), flip=True)[0, :, 0, 0]
-        now = colorsys.rgb_to_yiq(*turned.tolist())
-        assert now[0] == pytest.approx(y, abs=0.003)  # colorsys rounds the matrix to two digits
-        assert math.hypot(*now[1:]) == pytest.approx(math.hypot(i, q), rel=0.05)
-        angle = math.degrees(math.atan2(now[2], now[1]) - math.atan2(q, i))
-        assert (angle + 180) % 360 - 180 == pytest.approx(degrees, abs=2.0)
 
 
 def test_flesd_learns_from_images():

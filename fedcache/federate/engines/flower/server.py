@@ -322,7 +322,7 @@ def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
         evaluation=evaluation,
         records=tuple(job.records),
         traffic=run.traffic,
-        fidelity=run.method.fidelity(run.hp, run.env.views),
+        fidelity=run.method.faithful(run.hp, run.env.views),
         execution="sequential",
         chunk=1,
         points=1,

@@ -1,8 +1,8 @@
 """FLESD's server: a student learns the ensembled similarities of public rows (eqs 7 to 10).
 
 The student starts at the broadcast weights w (D-38), and so does the key encoder, which follows it by an exponential
-moving average (BatchNorm's running statistics are the student's). Anchors are a FIFO queue of keys, or every public row
-with keys made anew in every step, which is the equations without a queue.
+moving average; its BatchNorm has the student's running statistics, or the batch's own (D-94). Anchors are a FIFO queue
+of keys, or every public row with keys made anew in every step, which is the equations without a queue.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fedcache.federate.engine.context import Ctx, own
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, fold_batches, minibatches, opt_init, optimiser_step
 from fedcache.federate.methods.common import simclr
+from fedcache.federate.methods.common.live_images import precision
 from fedcache.heads.linear import Tree
 from fedcache.heads.simclr import Ensemble, similarity_divergence
 
@@ -34,11 +35,18 @@ DISTIL = (
            choices=("auto", "all", "queue"), official="queue"),
     HParam("queue", 2048, "int", "K_q, length of the queue; a multiple of esd_batch", low=1),
     HParam("queue_warm", True, "bool", "fill the queue with keys before the first step (D-34)", official=False),
+    HParam("key_mode", "eval", "choice", "BatchNorm of a queue's keys: running statistics, or the batch's (D-94)",
+           choices=("eval", "train"), official="train"),
+    HParam("ema", "after", "choice", "eq 10 after the step; or before the keys, in every batch or in those that the "
+           "queue's filling leaves (D-95)", choices=("after", "before", "filled"), official="before"),
     HParam("exclude_self", False, "bool", "leave a query's own key out of its anchors (D-35)"),
     HParam("sim_at", "projection", "choice", "what is compared (D-32)", choices=("projection", "trunk")),
     HParam("sim_topk_percent", 100.0, "float", "share of similarities kept in a row, the largest", low=1e-3, high=100),
+    HParam("sim_topk_own", False, "bool", "the share rounded down, and beside it the row's own similarity (D-96)",
+           official=True),
     HParam("esd_epochs", 200, "int", "epochs of distillation a round", low=0),
     HParam("esd_batch", 256, "int", "its batch", low=1),
+    HParam("esd_drop_last", False, "bool", "leave its short last batch out (D-93)", official=True),
     HParam("esd_lr", 1e-3, "float", "its learning rate (Adam, decay wd)", low=0.0),
 )  # fmt: skip
 
@@ -70,7 +78,7 @@ def queued(hp: Hp, rows: int) -> bool:
 
 
 def check(hp: Hp, ctx: Ctx) -> None:
-    """Refuse a queue that the public rows cannot fill or whose batches straddle its end."""
+    """Refuse a queue that the public rows cannot fill, whose batches straddle its end, or that leaves no step."""
     simclr.check(hp, ctx)
     rows, size, batch = len(ctx.public), int(hp["queue"]), int(hp["esd_batch"])  # type: ignore[arg-type]
     if queued(hp, rows) and (size > rows or size % min(batch, size)):
@@ -79,6 +87,18 @@ def check(hp: Hp, ctx: Ctx) -> None:
         raise UsageError(
             f"queue={size} must be a multiple of esd_batch={batch} and at most the {rows} public rows.",
             f"For example {fix}.",
+        )
+    if hp["esd_drop_last"] and batch > rows:
+        raise UsageError(
+            f"esd_drop_last=true leaves out a batch shorter than esd_batch={batch}, and there are {rows} public rows.",
+            f"For example --set esd_batch={rows}, or --set esd_drop_last=false.",
+        )
+    steps = rows // batch if hp["esd_drop_last"] else -(-rows // batch)
+    if queued(hp, rows) and not hp["queue_warm"] and steps <= size // batch:
+        raise UsageError(
+            f"queue_warm=false fills queue={size} anew in every epoch, which takes all {steps} batches of the {rows} "
+            "public rows: no step is left to learn by.",
+            "Use a smaller --set queue=, or --set queue_warm=true.",
         )
 
 
@@ -93,28 +113,37 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     Returns:
         The tensors of ``w``, distilled.
     """
-    hp = {**ctx.hp, "opt": "adam", "lr": ctx.hp["esd_lr"], "batch": ctx.hp["esd_batch"], "drop_last": False}
-    hp["bn"] = hp["encoder"] == "conv"  # a last batch of one image, which has no variance, joins the one before it
+    hp = {**ctx.hp, "opt": "adam", "lr": ctx.hp["esd_lr"], "batch": ctx.hp["esd_batch"]}
+    hp["drop_last"] = hp["esd_drop_last"]
+    hp["bn"] = simclr.on_images(hp)  # a last batch of one image, which has no variance, joins the one before it
     ctx = replace(ctx, hp=hp)
     public = ctx.public[:, 0]
     every = torch.arange(target.size, device=ctx.env.device)
     queue = _filled(w, every, ctx) if queued(hp, target.size) else None
-    projected, zeta = hp["sim_at"] == "projection", float(ctx.number("zeta"))
+    projected, zeta, ema = hp["sim_at"] == "projection", float(ctx.number("zeta")), hp["ema"]
     names = tuple(n for n in simclr.trained(hp) if projected or n.startswith("t."))  # else the projection rests
-    one = optimiser_step(_loss(target), names, {})
+    one, by_batch = optimiser_step(_loss(target), names, {}), hp["key_mode"] == "train"
+
+    def follow(p: Tree) -> None:
+        for n in names:
+            p[f"key/{n}"].lerp_(p[n], 1.0 - zeta)
 
     def step(p: Tree, batch: Batch, now: Ctx) -> Tree:
+        filling = queue is not None and not hp["queue_warm"] and queue.at + len(batch["i"]) <= len(queue.places)
+        if ema == "before" or (ema == "filled" and not filling):
+            follow(p)
         key = {n: p[f"key/{n}"] for n in w}
         if queue is None:
             batch = {**batch, "keys": unit(key, public, now), "anchors": every}
         else:  # pushed before the logits, so each query meets its own key (D-35)
-            queue.push(_embed(key, batch["x2"] if "x2" in batch else batch["x"], now, training=False)[0], batch["i"])
-            if queue.at <= len(queue.places) and not hp["queue_warm"]:
-                return {}  # noise is no anchor (D-34)
+            with torch.no_grad():
+                seen = batch["x2"] if "x2" in batch else batch["x"]
+                queue.push(_embed(key, seen, now, training=by_batch)[0], batch["i"])
             batch = {**batch, "keys": queue.keys, "anchors": queue.places}
-        updates = one(p, batch, now)
-        for n in names:
-            p[f"key/{n}"].lerp_(p[n], 1.0 - zeta)
+        # While a cold queue fills, noise is no anchor (D-34): no step, but the student's BatchNorm sees the batch.
+        updates = _seen(p, batch, now) if filling else one(p, batch, now)
+        if ema == "after" and not filling:
+            follow(p)
         return {**updates, **{f"key/{n}": t.clone() for n, t in updates.items()}}
 
     carry = own({**w, **{f"key/{n}": t for n, t in w.items()}, **opt_init(w, names, ctx)}, ctx)
@@ -134,11 +163,19 @@ def _views(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[i
 
 
 def _embed(p: Tree, x: Tensor, ctx: Ctx, *, training: bool) -> tuple[Tensor, Tree]:
-    """``unit`` of a batch as the encoder reads it, and BatchNorm's updates; without a gradient in evaluation mode."""
+    """``unit`` of a batch as the encoder reads it, and BatchNorm's updates."""
     encoder = simclr.encoder_of(ctx.hp)
-    with torch.set_grad_enabled(training):
+    with precision(ctx):
         h, updates = encoder.trunk(p, x, training=training)
-        return normalize(encoder.project(p, h) if ctx.hp["sim_at"] == "projection" else h, dim=-1), updates
+        z = encoder.project(p, h) if ctx.hp["sim_at"] == "projection" else h
+    return normalize(z.to(ctx.env.dtype), dim=-1), updates
+
+
+def _seen(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
+    """BatchNorm's updates of a batch that takes no step."""
+    encoder = simclr.encoder_of(ctx.hp)
+    with torch.no_grad(), precision(ctx):
+        return encoder.trunk(p, batch["x"], training=True)[1] if encoder.buffers() else {}
 
 
 def _loss(target: Ensemble) -> Callable[[Tree, Batch, Tree, Ctx], tuple[Tensor, Tree]]:

@@ -91,15 +91,6 @@ def check(hp: Hp, ctx: Ctx) -> None:
         )
 
 
-def check_views(hp: Hp, ctx: Ctx) -> None:
-    """Refuse ``train_view=aug`` where no augmented view is stored."""
-    if hp["train_view"] == "aug" and ctx.env.views == 1:
-        raise StoreError(
-            "train_view=aug trains on stored augmentations, but the features hold 1 view.",
-            "Extract some, for example fedcache extract --views 4, or --set train_view=center.",
-        )
-
-
 def ce_loss(p: Tree, batch: Tree, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Mean cross-entropy of the model's logits, one value per client, and BatchNorm's updates."""
     u, updates = logits(head_of(ctx.hp), p, batch["x"], batch["w"])

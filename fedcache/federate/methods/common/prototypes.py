@@ -11,9 +11,11 @@ from torch.nn.functional import normalize
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.local_training import Batch, Loss, drawn_views, keep_optimiser, minibatches, train
+from fedcache.federate.engine.local_training import Batch, Loss, keep_optimiser, minibatches, train
 from fedcache.federate.engine.method import Uploads, UploadTensor
+from fedcache.federate.engine.views import drawn_views, training_views
 from fedcache.federate.methods.common import model
+from fedcache.federate.methods.common.switches import PROTO_VIEW, TRAIN_VIEW
 from fedcache.heads.linear import Tree
 from fedcache.heads.projection import Head, embed
 from fedcache.heads.prototype import class_means
@@ -21,11 +23,14 @@ from fedcache.heads.prototype import class_means
 TAU = HParam("tau", 0.07, "float", "temperature", low=1e-6)
 
 OWN_PROTOTYPES = (
-    HParam("views", "1", "choice", "views of a row in a batch (D-08)", choices=("1", "2"), official="2"),
+    HParam("views", "1", "choice", "rows of a batch: that of train_view, or it twice, or two augmentations of each "
+           "where three views are stored (D-08)", choices=("1", "2", "twice"), official="2"),
+    TRAIN_VIEW,
+    PROTO_VIEW,
     HParam("proto_norm", False, "bool", "bring prototypes to unit length (D-07)"),
     HParam("proto_drop_last", False, "bool", "drop the last batch of the prototype pass (D-09)", official=True),
     HParam("infer_score", "dot", "choice", "similarity (D-12)", choices=("dot", "cos", "mse"), official="mse"),
-)
+)  # fmt: skip
 
 
 def body(hp: Hp) -> Head:
@@ -71,9 +76,9 @@ def body_of(state: Tree, ctx: Ctx) -> Tree:
 
 
 def view_batches(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
-    """``minibatches`` of one epoch; with ``views=2`` the second view of every row comes as ``x2``."""
-    views = drawn_views(data, ctx, epoch, 2) if ctx.hp["views"] == "2" else (0,)
-    return minibatches(data, ctx, epoch, views=views)
+    """``minibatches`` of one epoch; the second view of every row, where there is one, comes as ``x2``."""
+    views = drawn_views(data, ctx, epoch, 2) if ctx.hp["views"] == "2" else training_views(data, ctx, epoch)
+    return minibatches(data, ctx, epoch, views=views * 2 if ctx.hp["views"] == "twice" else views)
 
 
 def embeddings(p: Tree, batch: Batch, hp: Hp) -> tuple[Tensor, Tensor, Tensor, Tree]:
@@ -90,9 +95,18 @@ def embeddings(p: Tree, batch: Batch, hp: Hp) -> tuple[Tensor, Tensor, Tensor, T
     return z, y, w, updates
 
 
+def prototype_rows(data: ClientData, ctx: Ctx) -> tuple[Tensor, Tensor]:
+    """All rows of every client as ``ClientData.full``, each in the view that ``proto_view`` asks for."""
+    if ctx.hp.get("proto_view", "center") == "center":  # models of an earlier release lack it
+        return data.full()
+    positions = data.positions()
+    (view,) = drawn_views(data, ctx, 0, 1, "views proto")
+    return data.take(positions, view.gather(-1, positions) if isinstance(view, Tensor) else view), data.mask()
+
+
 def own_prototypes(p: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The client's prototypes, ``proto`` [.., C, P], and the rows behind each, ``count`` [.., C] (FedPCL eq 5)."""
-    x, mask = data.full()
+    x, mask = prototype_rows(data, ctx)
     if ctx.hp["proto_drop_last"]:
         size = ctx.count("batch")  # a random n - n mod batch rows count
         mask = ctx.rng.each("proto", lambda g, i: (g.permutation(n := data.n[i]) < n // size * size).astype(float))

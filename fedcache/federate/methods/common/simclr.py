@@ -1,8 +1,9 @@
 """What self-supervised methods share: pairs of views, SimCLR's loss, and the linear probe that scores an encoder.
 
 Chen et al., "A simple framework for contrastive learning of visual representations", ICML 2020; FLESD eq 3. On images
-the two views are made live, which is exact; on features each row shows two of its stored augmentations (four views or
-more are wanted; ``fidelity`` is cached_views), or, with one stored view only, itself under two dropout masks (approx).
+the two views are made live, step by step as torchvision makes them (``heads.augment``), which is exact; on features
+each row shows two of its stored augmentations (four views or more are wanted; ``fidelity`` is cached_views), or, with
+one stored view only, itself under two dropout masks (approx).
 The probe: freeze, drop the projection, train one linear layer on all labelled rows, report test accuracy.
 """
 
@@ -16,33 +17,40 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.errors import UsageError
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, narrow_clients, over
 from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.local_training import Batch, Loss, drawn_views, minibatches, train
+from fedcache.federate.engine.local_training import Batch, Loss, minibatches, train
 from fedcache.federate.engine.method import Fit
+from fedcache.federate.engine.views import drawn_views
+from fedcache.federate.methods.common.live_images import LIVE, precision, unit_range, view
+from fedcache.federate.methods.common.live_images import check as check
+from fedcache.federate.methods.common.live_images import encoder_of as encoder_of
+from fedcache.federate.methods.common.live_images import on_images as on_images
 from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, declare
-from fedcache.heads.encoder import Encoder
+from fedcache.heads.augment import DRAWS
+from fedcache.heads.encoder import RESNETS
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import cross_entropy
-from fedcache.heads.simclr import DRAWS, augment, nt_xent, one_way
+from fedcache.heads.simclr import nt_xent, one_way
 
 ENCODER = HParam(
-    "encoder", "mlp", "choice", "mlp: a head on cached views; conv: a ResNet-18 on images (--backbones pixels)",
-    choices=("mlp", "conv"),
+    "encoder", "mlp", "choice", "mlp: a head on cached views; on images (--backbones pixels) conv, a ResNet-18, or "
+    "resnet50, one of bottleneck blocks",
+    choices=("mlp", *RESNETS),
 )  # fmt: skip
 
 SIMCLR = (
     *declare(FEAT_POST, TRAINING, wd=1e-6, batch=1024, epochs=200, drop_last=False),
     HParam("hidden", 512, "int", "width of the mlp trunk", low=1),
-    HParam("channels", 64, "int", "channels of the first convolution; 64 is ResNet-18", low=1),
     HParam("proj", 128, "int", "width of the projection", low=1),
     HParam("tau", 0.4, "float", "temperature of the contrast", low=1e-6),
     HParam("simclr", "nt_xent", "choice", "both views as candidates, or one direction (D-30)",
            choices=("nt_xent", "one_way"), official="one_way"),
     HParam("dropout", 0.2, "float", "share of features a view loses when one view is stored", low=0.0, high=0.99),
-    HParam("flip", True, "bool", "live augmentation may mirror images; not for letters and digits"),
+    HParam("bn_views", "joint", "choice", "BatchNorm sees both views of a batch at once, or each by itself (D-92)",
+           choices=("joint", "separate"), official="separate"),
+    *LIVE,
 )  # fmt: skip
 
 PROBE = (
@@ -53,12 +61,6 @@ PROBE = (
 
 BLOCK = 512
 """Images encoded at once in evaluation."""
-
-
-def encoder_of(hp: Hp) -> Encoder:
-    """The encoder that the switches describe."""
-    sizes = {k: cast(int, hp[k]) for k in ("hidden", "proj", "channels") if k in hp}
-    return Encoder(str(hp["encoder"]), **sizes)
 
 
 def names(hp: Hp) -> tuple[str, ...]:
@@ -73,7 +75,7 @@ def trained(hp: Hp) -> tuple[str, ...]:
 
 def needs(hp: Hp) -> frozenset[str]:
     """Images for a convolution, stored views for a head; never labels."""
-    return frozenset({"pixels" if hp["encoder"] == "conv" else "views"})
+    return frozenset({"pixels" if on_images(hp) else "views"})
 
 
 def init(ctx: Ctx) -> Tree:
@@ -101,33 +103,30 @@ def normal(x: Tensor, ctx: Ctx) -> Tensor:
 
     One normalisation for training and inference, where the released code has two (D-37).
     """
-    return 2.0 * _unit_range(x, ctx) - 1.0 if ctx.env.image else x
+    return 2.0 * unit_range(x, ctx) - 1.0 if ctx.env.image else x
 
 
-def _unit_range(x: Tensor, ctx: Ctx) -> Tensor:
-    height, width = cast(tuple[int, int], ctx.env.image)
-    return x.reshape(*x.shape[:-1], height, width, 3).movedim(-1, -3).to(ctx.env.dtype) / 255.0
+def live(data: ClientData, ctx: Ctx, *, views: tuple[str, ...]) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
+    """Batches of images as the encoder reads them, augmented anew in every epoch: one view for each of ``views``."""
+
+    def batches(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+        u = ctx.rng.each("augment", lambda g, i: g.random((data.n[i], len(views), DRAWS)), epoch)
+        for k, batch in minibatches(data, ctx, epoch):
+            drawn = u[batch["i"]]
+            yield k, {**batch, **{name: view(batch["x"], drawn[:, j], ctx) for j, name in enumerate(views)}}
+
+    return batches
 
 
 def pairs(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
     """Batches in which ``x`` and ``x2`` are two views of each row, as the encoder reads them."""
-
-    def draw(what: str, shape: tuple[int, ...], epoch: int) -> Tensor:
-        return ctx.rng.each(what, lambda g, i: g.random((data.n[i], *shape)), epoch)
-
-    def live(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
-        u = draw("augment", (2, DRAWS), epoch)
-        for k, batch in minibatches(data, ctx, epoch):
-            images, drawn = _unit_range(batch["x"], ctx), u[batch["i"]]
-            made = [augment(images, drawn[:, j], flip=bool(ctx.hp["flip"])) for j in (0, 1)]
-            yield k, {**batch, "x": 2.0 * made[0] - 1.0, "x2": 2.0 * made[1] - 1.0}
 
     def stored(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         yield from minibatches(data, ctx, epoch, views=drawn_views(data, ctx, epoch, 2))
 
     def dropped(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         rate = ctx.number("dropout")
-        u = draw("dropout", (2, data.x.shape[-1]), epoch)
+        u = ctx.rng.each("dropout", lambda g, i: g.random((data.n[i], 2, data.x.shape[-1])), epoch)
         for k, batch in minibatches(data, ctx, epoch):
             x = batch["x"]
             mine = narrow_clients(u, k, ctx)
@@ -136,15 +135,24 @@ def pairs(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[in
             masks = [(keep[..., j, :] >= over(rate, x)).to(x.dtype) / (1.0 - over(rate, x)) for j in (0, 1)]
             yield k, {**batch, "x": x * masks[0], "x2": x * masks[1]}
 
-    return live if ctx.env.image else stored if data.x.shape[1] > 1 else dropped
+    if ctx.env.image:
+        return live(data, ctx, views=("x", "x2"))
+    return stored if data.x.shape[1] > 1 else dropped
 
 
 def loss(p: Tree, batch: Tree, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """SimCLR's loss of a batch of pairs, one value per client."""
     encoder = encoder_of(ctx.hp)
-    axis = 0 if ctx.env.image else -2
-    h, updates = encoder.trunk(p, torch.cat([batch["x"], batch["x2"]], axis), training=True)
-    z1, z2 = encoder.project(p, h).chunk(2, -2)
+    with precision(ctx):
+        if ctx.hp["bn_views"] == "joint":
+            axis = 0 if ctx.env.image else -2
+            h, updates = encoder.trunk(p, torch.cat([batch["x"], batch["x2"]], axis), training=True)
+            both = encoder.project(p, h).chunk(2, -2)
+        else:
+            h1, first = encoder.trunk(p, batch["x"], training=True)
+            h2, updates = encoder.trunk({**p, **first}, batch["x2"], training=True)
+            both = encoder.project(p, h1), encoder.project(p, h2)
+    z1, z2 = (z.to(ctx.env.dtype) for z in both)
     contrast = nt_xent if ctx.hp["simclr"] == "nt_xent" else one_way
     tau = ctx.number("tau")
     return contrast(z1, z2, batch["w"], over(tau, z1) if isinstance(tau, Tensor) else tau), updates
@@ -154,6 +162,8 @@ def fit_with(loss: Loss, *, send: bool) -> Fit:
     """Local epochs of a loss on pairs of views; the encoder is sent, or stays."""
 
     def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
+        # A batch of one image, each of whose views has no variance by itself, joins another.
+        ctx = replace(ctx, hp={**ctx.hp, "bn": on_images(ctx.hp) and ctx.hp["bn_views"] == "separate"})
         known, epochs, made = {**down, **state}, ctx.count("epochs"), pairs(data, ctx)
         p = {**{k: known[k] for k in names(ctx.hp)}, "loss": torch.zeros_like(state["loss"])}
         now = state["loss"].new_zeros(2, 4)  # what a step adds to the sums, and to the numbers
@@ -222,20 +232,9 @@ def embed(down: Tree, _own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
 
 def fidelity(hp: Hp, views: int) -> str:
     """Live augmentation of images is exact; three stored views give two different augmentations."""
-    if hp["encoder"] == "conv":
+    if on_images(hp):
         return "exact"
     return "cached_views" if views > 2 else "approx"
-
-
-def check(hp: Hp, ctx: Ctx) -> None:
-    """Refuse images for a head and features for a convolution."""
-    if (hp["encoder"] == "conv") == bool(ctx.env.image):
-        return
-    found, wanted = ("images", "encoder=conv") if ctx.env.image else ("features", "encoder=mlp")
-    raise UsageError(
-        f"encoder={hp['encoder']} cannot read {found}.",
-        f"Use --set {wanted}, or train on the other: --backbones pixels for images.",
-    )
 
 
 def trainable(server: Tree, state: Tree) -> int:

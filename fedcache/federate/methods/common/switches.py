@@ -51,11 +51,23 @@ LOGIT_SCALE = HParam(
     low=1e-6,
 )  # fmt: skip
 
+TRAIN_VIEW = HParam(
+    "train_view", "center", "choice",
+    "rows of an epoch: the plain image, or a stored augmentation drawn for each (D-08); tests are always plain",
+    choices=("center", "aug"),
+)  # fmt: skip
+
+PROTO_VIEW = HParam(
+    "proto_view", "center", "choice", "rows of the prototypes: the plain image, or a stored augmentation (D-08, D-20)",
+    choices=("center", "aug"),
+)  # fmt: skip
+
 MODEL = (
     HParam("head", "mlp", "choice", "mlp: P and Q; linear: one map on the features", choices=("mlp", "linear")),
     *PROJECTION,
     BN_MODE,
     LOGIT_HEAD,
+    TRAIN_VIEW,
 )
 
 PROTO_AGG = HParam(

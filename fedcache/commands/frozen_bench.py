@@ -1,0 +1,110 @@
+"""``fedcache reproduce frozen-bench``: all methods on frozen features, tuned alike, ranked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedcache import __version__
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
+from fedcache.config import Home
+from fedcache.errors import MachineError, UsageError
+from fedcache.extract.backbones import lookup
+from fedcache.process import Stop, keep_freed_memory, stop_on_signals
+from fedcache.reproduce.frozen_bench.study import NAME, BenchBackbone, Study, read_study
+from fedcache.reproduce.planning import Options, RequirementCheck
+from fedcache.store.files import write_atomic
+
+COMMAND = f"fedcache reproduce {NAME}"
+
+
+def wanted_study(on: Sequence[str], only: Mapping[str, Sequence[str]], options: Options) -> Study:
+    """The study with what a user changed of it. Raises UsageError for a word that is none of it."""
+    study = read_study().with_data(on)
+    for name in options.backbones:
+        lookup(name, home=Home.from_environment().root)
+    if options.backbones:  # who names a backbone wants it on all data
+        study = replace(study, backbones={name: BenchBackbone() for name in options.backbones})
+    changed: dict[str, Any] = {"rounds": options.rounds, "seeds": options.seeds, "limit": options.limit}
+    return replace(study, **{k: v for k, v in changed.items() if v is not None}).only(only)
+
+
+def list_sentence() -> str:
+    """What ``reproduce list`` says of it."""
+    study, looker = read_study(), RequirementCheck(Home.from_environment())
+    here = [name for name in study.backbones if looker.weights(name) is None]
+    return (
+        f"Beside the papers: all methods on frozen features ({len(study.treatments)} treatments; of "
+        f"{len(study.backbones)} backbones here are {', '.join(here) or 'none'}):  {COMMAND}"
+    )
+
+
+def describe_bench() -> CommandResult:
+    """Protocol, and the settings that are tried."""
+    study = read_study()
+    lines = [
+        f"{NAME}: {study.title}",
+        f"{len(study.treatments)} treatments x {len(study.partitions)} partitions x the data of --on x the backbones "
+        f"of --backbones; {study.rounds} rounds, seeds {study.seeds}, {study.limit} images of each data set.",
+        f"Settings are chosen on {study.validation} of every client's training rows, with seed {study.search_seeds}.",
+    ]
+    rows = [
+        (label, t.method, t.family, _pairs(t.set), "; ".join(f"{k} {', '.join(v)}" for k, v in t.search.items()))
+        for label, t in study.treatments.items()
+    ]
+    deals = [(k, d.scheme, d.clients or "", _pairs(d.options)) for k, d in study.partitions.items()]
+    shown = [
+        TextTable("Treatments", ("treatment", "method", "family", "set", "chosen among"), rows),
+        TextTable("Partitions", ("partition", "scheme", "clients", "arguments"), deals),
+    ]
+    data = {
+        "name": NAME,
+        "title": study.title,
+        "treatments": {r[0]: r[1] for r in rows},
+        "partitions": list(study.partitions),
+    }
+    return CommandResult(data, lines, renderables=shown)
+
+
+def _command(study: Study) -> str:
+    """The command without paths, which differ from machine to machine."""
+    usual = read_study()
+    data = "".join(f" --on {label}=..." for label in study.data) if study.data != usual.data else ""
+    named = f" --backbones {','.join(study.backbones)}" if set(study.backbones) != set(usual.backbones) else ""
+    return f"{COMMAND}{data}{named}"
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k} {str(v).lower() if isinstance(v, bool) else v}" for k, v in values.items())
+
+
+def run_bench(
+    study: Study, options: Options, runs: Path | None, out: Path | None, observer: TerminalObserver
+) -> CommandResult:
+    """Run the study and show its rankings. Raises FedcacheError, as ``run_study``."""
+    from fedcache.reproduce.frozen_bench import measure, page
+
+    if out is not None and not out.parent.is_dir():
+        raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
+    stop, began = Stop(), time.monotonic()
+    keep_freed_memory()
+    with stop_on_signals(stop.ask, observer.note):
+        scores = measure.run_study(study, Home.from_environment(), options, runs=runs, observer=observer, stop=stop)
+    if not any(s.values for s in scores):
+        why = next((s.why_not for s in scores), "no block of data, backbone and partition could be made")
+        raise MachineError(f"Nothing was compared: {why}", f"fedcache reproduce info {NAME}")
+    seconds = sum((s.seconds or 0.0) * len(s.runs) for s in scores)
+    facts = {"command": _command(study), "version": __version__, "runs_seconds": seconds}
+    data = page.study_data(study, scores, facts)
+    if out is not None:
+        write_atomic(out, page.markdown(data).encode())
+        write_atomic(out.with_suffix(".json"), page.as_json(data).encode())
+    shown = []
+    for ranked in data["rankings"]:
+        shown += [plain_line(text) for text in page.sentences(ranked)]
+        shown.append(TextTable(ranked["title"], page.SUMMARY, page.summary_rows(ranked), right=page.SUMMARY[2:]))
+    observer.note(f"{len(scores)} comparisons in {time.monotonic() - began:,.0f} s")
+    return CommandResult(data, [str(out)] if out is not None else [], renderables=shown)

@@ -1,0 +1,139 @@
+"""Augmentation policies: what the views of an image are drawn from, as a short text that is part of a recipe.
+
+A policy is an ordered list of steps, written ``flip=0.5,rotate=30``; a step's numbers are separated by colons and may
+be left out from the right where they have defaults. Steps, in pixels of the recipe's size unless said otherwise:
+
+    crop=LOW:HIGH         a random resized crop of the decoded image, first or not at all: area share U[LOW, HIGH],
+                          aspect ratio log-uniform in [3/4, 4/3], resized with the recipe's filter; without it the view
+                          begins as view 0
+    flip=P                left to right with probability P, unless a mirrored image would be another class (digits)
+    rotate=DEGREES        about the centre by U[-DEGREES, DEGREES], nearest neighbour, black corners, as torchvision's
+                          ``RandomRotation`` by default
+    jitter=P:B:C:S:H      with probability P brightness, contrast and saturation, each multiplied by U[1 - B, 1 + B] (C,
+                          S), and the hue turned by U[-H, H] of the circle, in this order
+    grey=P                grey with probability P
+    blur=P:LOW:HIGH       with probability P Gaussian blur of standard deviation U[LOW, HIGH] pixels (Pillow's)
+    gaussian-noise=S:P    (1 - P) x + e with e ~ N(0, S^2) at every value of every pixel, in levels of 0 to 255
+    laplace-noise=S:P     the same with e ~ Laplace(0, S), whose variance is 2 S^2
+
+Pixels stay whole levels of 0 to 255: what a step leaves between is rounded and what it leaves outside is cut.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+from fedcache.errors import UsageError, unknown
+
+LONGEST = 16
+"""Steps of a policy at most."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a step: its name, what it may be, and what it is when it is left out (None: it must be given)."""
+
+    name: str
+    low: float
+    high: float
+    default: float | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a policy."""
+
+    name: str  # a key of ``NUMBERS``
+    values: tuple[float, ...]  # its numbers, all of them
+
+    def __str__(self) -> str:
+        return f"{self.name}={':'.join(repr(float(v)).removesuffix('.0') for v in self.values)}"
+
+
+_CHANCE = Number("P", 0.0, 1.0, 0.5)
+_LEVELS = (Number("S", 0.0, 255.0), Number("P", 0.0, 1.0, 0.0))
+NUMBERS: dict[str, tuple[Number, ...]] = {
+    "crop": (Number("LOW", 0.01, 1.0, 0.5), Number("HIGH", 0.01, 1.0, 1.0)),
+    "flip": (_CHANCE,),
+    "rotate": (Number("DEGREES", 0.0, 180.0),),
+    "jitter": (
+        Number("P", 0.0, 1.0, 0.8), Number("B", 0.0, 1.0, 0.4), Number("C", 0.0, 1.0, 0.4), Number("S", 0.0, 1.0, 0.4),
+        Number("H", 0.0, 0.5, 0.0),
+    ),
+    "grey": (Number("P", 0.0, 1.0, 0.2),),
+    "blur": (_CHANCE, Number("LOW", 0.0, 20.0, 0.1), Number("HIGH", 0.0, 20.0, 2.0)),
+    "gaussian-noise": _LEVELS,
+    "laplace-noise": _LEVELS,
+}  # fmt: skip
+"""The steps and their numbers, in the order in which they are written."""
+
+POLICIES = {"simclr": "crop=0.5:1,flip=0.5,jitter=0.8:0.4:0.4:0.4:0", "domainnet": "flip=0.5,rotate=30"}
+"""Ready policies: that of views where none is asked for, and the training transform of DomainNet in released FedPCL."""
+
+DEFAULT = "simclr"
+
+
+@cache
+def parse_policy(text: str) -> tuple[Step, ...]:
+    """The steps of a policy; names of ready ones stand for theirs, and "" for the default.
+
+    >>> [str(step) for step in parse_policy("domainnet,gaussian-noise=25")]
+    ['flip=0.5', 'rotate=30', 'gaussian-noise=25:0']
+
+    Raises UsageError for a step that is not there, numbers that it does not take, and a crop that is not first.
+    """
+    steps: list[Step] = []
+    for word in (text or DEFAULT).split(","):
+        name, equals, numbers = word.strip().partition("=")
+        if name in POLICIES and not equals:
+            steps += parse_policy(POLICIES[name])
+        elif name in NUMBERS:
+            steps.append(Step(name, _numbers(name, numbers if equals else None)))
+        else:
+            raise unknown("augmentation", name, (*POLICIES, *NUMBERS))
+    if any(step.name == "crop" for step in steps[1:]):
+        raise UsageError("--augment crops the image as it was decoded, so crop must be its first step.", "crop,...")
+    if len(steps) > LONGEST:
+        raise UsageError(f"--augment has {len(steps)} steps, and {LONGEST} are the most.", "Leave some out.")
+    return tuple(steps)
+
+
+def canonical(text: str) -> str:
+    """The one text of a policy that a recipe holds: every number of every step, "" for the default policy.
+
+    >>> canonical("rotate=30.0"), canonical("crop,flip,jitter"), canonical("simclr")
+    ('rotate=30', '', '')
+
+    Raises as ``parse_policy``.
+    """
+    steps = parse_policy(text)
+    return "" if steps == parse_policy(DEFAULT) else ",".join(map(str, steps))
+
+
+def described(text: str) -> str:
+    """A canonical policy as a person reads it: ``simclr`` for ""."""
+    return text or DEFAULT
+
+
+def _numbers(name: str, text: str | None) -> tuple[float, ...]:
+    wanted = NUMBERS[name]
+    form = f"{name}={':'.join(n.name for n in wanted)}"
+    given = [] if text is None else text.split(":")
+    values = []
+    for at, number in enumerate(wanted):
+        value = number.default
+        if at < len(given):
+            try:
+                value = float(given[at])
+            except ValueError:
+                value = math.nan
+        if value is None or not number.low <= value <= number.high or len(given) > len(wanted):
+            ranges = ", ".join(f"{n.name} from {n.low:g} to {n.high:g}" for n in wanted)
+            said = name if text is None else f"{name}={text}"
+            raise UsageError(f"--augment {said} is not {form} with {ranges}.", "For example --augment flip=0.5")
+        values.append(value + 0.0)  # no -0
+    if "LOW" in (names := [n.name for n in wanted]) and values[names.index("LOW")] > values[names.index("HIGH")]:
+        raise UsageError(f"--augment {name}={text} has LOW above HIGH.", f"{form}, LOW at most HIGH")
+    return tuple(values)

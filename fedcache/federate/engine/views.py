@@ -1,0 +1,47 @@
+"""Which stored view of a row training reads: the plain image, or augmentations that are drawn anew in every epoch.
+
+View 0 is the plain image and the only one that tests, scores and predictions read. Views 1 .. V-1 are augmentations
+that were stored when features were extracted; a method reads them where its hyperparameters ask for them.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedcache.errors import StoreError
+from fedcache.federate.engine.client_data import ClientData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.hyperparameters import Hp
+
+
+def training_views(data: ClientData, ctx: Ctx, epoch: int, purpose: str = "batch") -> tuple[int | Tensor, ...]:
+    """The view of each row that ``train_view`` asks for: the plain image, or an augmentation drawn for this epoch."""
+    if ctx.hp.get("train_view", "center") == "center":
+        return (0,)
+    return drawn_views(data, ctx, epoch, 1, "views" if purpose == "batch" else f"views {purpose}")
+
+
+def check_views(hp: Hp, views: int) -> None:
+    """Refuse hyperparameters that read augmentations where ``views`` says that none is stored. Raises StoreError."""
+    asks = [f"{name}=aug" for name in ("train_view", "proto_view") if hp.get(name) == "aug"]
+    if asks and views == 1:
+        raise StoreError(
+            f"{asks[0]} trains on stored augmentations, but the features hold 1 view.",
+            f"Extract some, for example fedcache extract --views 4, or --set {asks[0].partition('=')[0]}=center.",
+        )
+
+
+def drawn_views(data: ClientData, ctx: Ctx, epoch: int, count: int, purpose: str = "views") -> tuple[int | Tensor, ...]:
+    """Which stored augmentation (views 1 .. V-1; view 0 is the plain image) each row shows this epoch.
+
+    ``count`` is 1, or 2 for a pair of different views where three or more are stored; each is [*lead, R] drawn per row,
+    or 0 where nothing but the plain image is stored. ``purpose`` names the stream of draws.
+    """
+    V = data.x.shape[1]
+    if V <= 2:
+        return tuple(range(V - 1, V - 1 - count, -1)) if V == 2 else (0,) * count
+    first = ctx.rng.each(purpose, lambda g, i: g.integers(1, V, data.n[i]), epoch)
+    if count == 1:
+        return (first,)
+    skip = ctx.rng.each(f"{purpose}2", lambda g, i: g.integers(1, max(V - 1, 2), data.n[i]), epoch)
+    return first, 1 + (first - 1 + skip) % (V - 1)

@@ -1,0 +1,121 @@
+"""The switches of methods that train an encoder on images: which encoder, how views are drawn, in which precision.
+
+Augmentation is a named policy whose numbers can be set one by one. FLESD says only that it differs by data set (5.1),
+and that local training is SimCLR: ``paper`` takes Chen et al.'s for CIFAR at half strength, ``official`` what FLESD
+released for the data set at hand, told by the images' size (D-91).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fedcache.errors import MachineError, UsageError
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.hyperparameters import Hp, HParam
+from fedcache.heads.augment import Crop, Policy, augment
+from fedcache.heads.encoder import RESNETS, STEMS, Encoder
+
+ON_IMAGES = HParam(
+    "encoder", "conv", "choice", "conv: a ResNet-18 on images (--backbones pixels); resnet50: one of bottleneck blocks",
+    choices=tuple(RESNETS),
+)  # fmt: skip
+
+SMALL_IMAGE = 32
+"""Pixels up to which ``augment=auto`` takes CIFAR's policy; FLESD's other data sets have 64 and 224."""
+
+POLICIES = {
+    "plain": Policy(flip=False),
+    "simclr": Policy("resized", jitter=0.4, hue=0.1, grey=0.2),
+    "cifar": Policy("resized", jitter=0.8, hue=0.2, grey=0.2),
+    "imagenet": Policy("resized", jitter=0.8, hue=0.4, grey=0.5, blur=0.5),
+    "supervised": Policy("padded"),
+}
+"""simclr: Chen et al., B.9, colours at strength 0.5, with FLESD's least area; the others as FLESD released them."""
+
+LARGE_SUPERVISED = Policy("resized", area=0.08)
+"""``supervised`` beyond ``SMALL_IMAGE``, as released for Tiny-ImageNet and ImageNet-100."""
+
+AUGMENT = (
+    HParam("augment", "simclr", "choice", "policy of live augmentation (D-91); auto: cifar for images of up to 32 px, "
+           "imagenet beyond; supervised: padded crop up to 32 px, resized beyond", official="auto",
+           choices=("auto", *POLICIES)),
+    HParam("crop", "auto", "choice", "a window of drawn size, or of the image's size moved over a margin of 4 px",
+           choices=("auto", "resized", "padded", "none")),
+    HParam("crop_area", None, "float", "smallest share of the image that a resized crop shows", low=0.01, high=1.0,
+           auto="the policy's"),
+    HParam("jitter", None, "float", "strength of brightness, contrast and saturation", low=0.0, auto="the policy's"),
+    HParam("hue", None, "float", "largest turn of the hue, in circles", low=0.0, high=0.5, auto="the policy's"),
+    HParam("grey", None, "float", "share of views without colour", low=0.0, high=1.0, auto="the policy's"),
+    HParam("blur", None, "float", "share of blurred views", low=0.0, high=1.0, auto="the policy's"),
+    HParam("flip", True, "bool", "live augmentation may mirror images; not for letters and digits"),
+)  # fmt: skip
+
+LIVE = (
+    HParam("channels", 64, "int", "channels of the first convolution; 64 is ResNet-18 and ResNet-50", low=1),
+    HParam("stem", "cifar", "choice", "first layers of a ResNet: 3 x 3, or ImageNet's 7 x 7 and max pool",
+           choices=STEMS),
+    *AUGMENT,
+    HParam("amp", False, "bool", "forward passes of training in bfloat16 on a CUDA GPU, as autocast mixes it (D-97)"),
+)  # fmt: skip
+
+
+def encoder_of(hp: Hp) -> Encoder:
+    """The encoder that the switches describe."""
+    sizes: dict[str, Any] = {k: hp[k] for k in ("hidden", "proj", "channels", "stem") if k in hp}
+    return Encoder(str(hp["encoder"]), **sizes)
+
+
+def on_images(hp: Hp) -> bool:
+    """Whether the encoder reads images."""
+    return hp["encoder"] in RESNETS
+
+
+def policy_of(hp: Hp, image: tuple[int, int]) -> Policy:
+    """How views of images of (height, width) are drawn."""
+    name, small = str(hp["augment"]), max(image) <= SMALL_IMAGE
+    if name == "auto":
+        name = "cifar" if small else "imagenet"
+    policy = POLICIES[name] if small or name != "supervised" else LARGE_SUPERVISED
+    keys = {"crop_area": "area", "jitter": "jitter", "hue": "hue", "grey": "grey", "blur": "blur"}
+    own = {field: float(cast(float, hp[key])) for key, field in keys.items() if hp[key] is not None}
+    crop = policy.crop if hp["crop"] == "auto" else cast(Crop, hp["crop"])
+    return replace(policy, crop=crop, flip=policy.flip and bool(hp["flip"]), **own)
+
+
+def view(x: Tensor, u: Tensor, ctx: Ctx) -> Tensor:
+    """An augmented view [B, 3, H, W] in [-1, 1] of stored rows x [B, H W 3], by draws u [B, DRAWS]."""
+    policy = policy_of(ctx.hp, cast(tuple[int, int], ctx.env.image))
+    return 2.0 * augment(unit_range(x, ctx), u, policy) - 1.0
+
+
+def unit_range(x: Tensor, ctx: Ctx) -> Tensor:
+    """Bytes [.., H W 3] as [.., 3, H, W] in [0, 1]."""
+    height, width = cast(tuple[int, int], ctx.env.image)
+    return x.reshape(*x.shape[:-1], height, width, 3).movedim(-1, -3).to(ctx.env.dtype) / 255.0
+
+
+def precision(ctx: Ctx) -> AbstractContextManager[object]:
+    """In which a training step runs forward; bfloat16 has float32's range, so that no loss needs scaling."""
+    if not ctx.hp.get("amp"):
+        return nullcontext()
+    return torch.autocast(ctx.env.device.type, dtype=torch.bfloat16)
+
+
+def check(hp: Hp, ctx: Ctx) -> None:
+    """Refuse images for a head, features for a convolution, and ``amp`` without a CUDA GPU."""
+    if on_images(hp) != bool(ctx.env.image):
+        found, wanted = ("images", "encoder=conv") if ctx.env.image else ("features", "encoder=mlp")
+        raise UsageError(
+            f"encoder={hp['encoder']} cannot read {found}.",
+            f"Use --set {wanted}, or train on the other: --backbones pixels for images.",
+        )
+    if hp.get("amp") and ctx.env.device.type != "cuda":
+        raise MachineError(
+            f"amp=true trains in bfloat16 on a CUDA GPU, but this run computes on {ctx.env.device.type}.",
+            "Use --device cuda on a machine that has one, or --set amp=false.",
+        )

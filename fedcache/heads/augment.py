@@ -1,0 +1,214 @@
+"""Live augmentation of images: crop, flip, colour jitter, grey and blur, drawn as torchvision's transforms draw them.
+
+A view is a function of (image, draws, policy) alone: the same draws give the same view on every execution and machine.
+Each step is torchvision's on tensors: windows of whole pixels, bilinear resizing inside the window, the four colour
+steps in an order of their own for each image, clipped after each, hue as an angle of HSV. The blur is a Gaussian of its
+nominal width, which Pillow's three box filters approximate. Released FLESD flips last; a flip commutes with the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+Crop = Literal["none", "resized", "padded"]
+Step = Callable[[Tensor, Tensor], Tensor]
+
+TRIES = 10
+"""Windows that a resized crop draws before it takes the largest centred one."""
+
+ASPECT = (3 / 4, 4 / 3)
+JITTERED = 0.8
+"""Share of the views whose colours are jittered."""
+
+MARGIN = 4
+"""Black pixels around an image from which a padded crop is taken."""
+
+GREY = (0.299, 0.587, 0.114)
+SIGMA = (0.1, 2.0)
+RADIUS = 6
+"""Pixels on each side that a blur reads: three times its largest width."""
+
+# Places of the draws of one view.
+_AREA, _SHAPE = slice(0, TRIES), slice(TRIES, 2 * TRIES)
+_X, _Y, _FLIP, _GATE = range(2 * TRIES, 2 * TRIES + 4)
+_FACTOR, _ORDER = slice(_GATE + 1, _GATE + 5), slice(_GATE + 5, _GATE + 9)
+_GREYED, _BLURRED, _WIDTH = range(_GATE + 9, _GATE + 12)
+
+DRAWS = _WIDTH + 1
+"""Uniform numbers one view of one image takes; every policy takes as many, so that policies share their draws."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How views are drawn.
+
+    Attributes:
+        crop: none; resized: a window of a drawn area and shape, as large as the image again; padded: a window of the
+            image's size, moved by up to ``MARGIN`` pixels over a black margin.
+        area: smallest share of the image that a resized crop shows.
+        flip: whether half of the views are mirrored; letters and digits must not be.
+        jitter: strength of brightness, contrast and saturation: factors from max(0, 1 - s) to 1 + s.
+        hue: largest turn of the hue either way, in circles.
+        grey: share of views without colour.
+        blur: share of views blurred by a Gaussian of 0.1 to 2 pixels.
+    """
+
+    crop: Crop = "none"
+    area: float = 0.2
+    flip: bool = True
+    jitter: float = 0.0
+    hue: float = 0.0
+    grey: float = 0.0
+    blur: float = 0.0
+
+
+def augment(images: Tensor, u: Tensor, policy: Policy) -> Tensor:
+    """One view of each image.
+
+    Args:
+        images: [B, 3, H, W] in [0, 1].
+        u: [B, DRAWS] uniform in [0, 1].
+        policy: how.
+
+    Returns:
+        [B, 3, H, W] in [0, 1].
+    """
+    x = images
+    if policy.crop == "resized":
+        x = _resized(x, *_windows(u, policy.area, x.shape[-2], x.shape[-1]))
+    elif policy.crop == "padded":
+        x = _padded(x, u)
+    if policy.flip:
+        x = torch.where(_each(u[:, _FLIP]) < 0.5, x.flip(-1), x)
+    if policy.jitter or policy.hue:
+        x = _jittered(x, u, policy)
+    if policy.grey:
+        x = torch.where(_each(u[:, _GREYED]) < policy.grey, _grey(x).expand_as(x), x)
+    if policy.blur:
+        x = _on_some(u[:, _BLURRED] < policy.blur, x, lambda y, rows: _blurred(y, u[rows, _WIDTH]))
+    return x
+
+
+def _each(values: Tensor) -> Tensor:
+    return values.view(-1, 1, 1, 1)
+
+
+def _on_some(chosen: Tensor, x: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """``change(images, rows)`` of the chosen images, the others as they are."""
+    rows = chosen.nonzero().squeeze(1)
+    return x.index_copy(0, rows, change(x[rows], rows)) if len(rows) else x
+
+
+def _windows(u: Tensor, least: float, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Top, left, height and width [B] of each image's window, in whole pixels: the first of ``TRIES`` that fits."""
+    u = u.double()
+    area = height * width * (least + (1.0 - least) * u[:, _AREA])
+    low, high = (math.log(a) for a in ASPECT)
+    aspect = torch.exp(low + (high - low) * u[:, _SHAPE])
+    w, h = torch.sqrt(area * aspect).round(), torch.sqrt(area / aspect).round()
+    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+    first = fits.int().argmax(-1, keepdim=True)
+    none = ~fits.any(-1)
+    widest, tallest = float(min(width, round(height * ASPECT[1]))), float(min(height, round(width / ASPECT[0])))
+    w = torch.where(none, widest, w.gather(-1, first).squeeze(-1))
+    h = torch.where(none, tallest, h.gather(-1, first).squeeze(-1))
+
+    def start(at: Tensor, size: Tensor, whole: int) -> Tensor:
+        drawn = (at * (whole - size + 1)).floor().clamp(max=whole - size)
+        return torch.where(none, ((whole - size) / 2).round(), drawn).long()
+
+    return start(u[:, _Y], h, height), start(u[:, _X], w, width), h.long(), w.long()
+
+
+def _resized(x: Tensor, top: Tensor, left: Tensor, h: Tensor, w: Tensor) -> Tensor:
+    """The windows, bilinearly as large as the images again; a window knows nothing of what is beside it."""
+    for axis, start, size in ((2, top, h), (3, left, w)):
+        out = x.shape[axis]
+        at = ((torch.arange(out, device=x.device) + 0.5) * (size.double() / out).unsqueeze(1) - 0.5).clamp(min=0.0)
+        last = (size - 1).unsqueeze(1)
+        low = at.long().minimum(last)
+        high, share = (low + 1).minimum(last), (at - low).to(x.dtype)
+        shape = [len(x), 1, 1, 1]
+        shape[axis] = out
+        near, far, share = (t.reshape(shape) for t in (start.unsqueeze(1) + low, start.unsqueeze(1) + high, share))
+        x = torch.lerp(x.gather(axis, near.expand_as(x)), x.gather(axis, far.expand_as(x)), share)
+    return x
+
+
+def _padded(x: Tensor, u: Tensor) -> Tensor:
+    for axis, draw in ((2, u[:, _Y]), (3, u[:, _X])):
+        wide = pad(x, (0, 0, MARGIN, MARGIN) if axis == 2 else (MARGIN, MARGIN, 0, 0))
+        start = (draw * (2 * MARGIN + 1)).long().clamp(max=2 * MARGIN)
+        shape = [len(x), 1, 1, 1]
+        shape[axis] = x.shape[axis]
+        places = (start.unsqueeze(1) + torch.arange(x.shape[axis], device=x.device)).reshape(shape)
+        x = wide.gather(axis, places.expand_as(x))
+    return x
+
+
+def _grey(x: Tensor) -> Tensor:
+    return (x * x.new_tensor(GREY).view(1, 3, 1, 1)).sum(1, keepdim=True)
+
+
+def _brightened(x: Tensor, factor: Tensor) -> Tensor:
+    return (x * factor).clamp(0.0, 1.0)
+
+
+def _contrasted(x: Tensor, factor: Tensor) -> Tensor:
+    return torch.lerp(_grey(x).mean((-2, -1), keepdim=True), x, factor).clamp(0.0, 1.0)
+
+
+def _saturated(x: Tensor, factor: Tensor) -> Tensor:
+    return torch.lerp(_grey(x), x, factor).clamp(0.0, 1.0)
+
+
+def _turned(x: Tensor, turn: Tensor) -> Tensor:
+    """The hue of HSV moved by ``turn`` circles; brightest channel and spread of the channels stay."""
+    high = x.amax(1, keepdim=True)
+    spread = high - x.amin(1, keepdim=True)
+    safe = torch.where(spread > 0, spread, 1.0)
+    r, g, b = x.tensor_split(3, 1)
+    hue = torch.where(high == r, (g - b) / safe, torch.where(high == g, 2.0 + (b - r) / safe, 4.0 + (r - g) / safe))
+    k = (hue + 6.0 * turn + x.new_tensor([5.0, 3.0, 1.0]).view(1, 3, 1, 1)) % 6.0
+    return high - spread * torch.minimum(k, 4.0 - k).clamp(0.0, 1.0)
+
+
+def _jittered(x: Tensor, u: Tensor, policy: Policy) -> Tensor:
+    """Brightness, contrast, saturation and hue, in the order of each image's own draws."""
+    least, most = max(0.0, 1.0 - policy.jitter), 1.0 + policy.jitter
+    steps: tuple[Step, ...] = (_brightened, _contrasted, _saturated, _turned)
+    active = [k for k in range(4) if (policy.hue if k == 3 else policy.jitter)]
+
+    def all_steps(y: Tensor, rows: Tensor) -> Tensor:
+        drawn, order = u[rows, _FACTOR], u[rows, _ORDER].argsort(-1)
+        factor = torch.cat([least + (most - least) * drawn[:, :3], policy.hue * (2.0 * drawn[:, 3:] - 1.0)], 1)
+        for turn in range(4):
+            for k in active:
+                mine = (order[:, turn] == k).nonzero().squeeze(1)
+                if len(mine):
+                    y = y.index_copy(0, mine, steps[k](y[mine], _each(factor[mine, k]).to(y.dtype)))
+        return y
+
+    return _on_some(u[:, _GATE] < JITTERED, x, all_steps)
+
+
+def _blurred(x: Tensor, u: Tensor) -> Tensor:
+    """A Gaussian of each image's own width, the border repeated."""
+    sigma = (SIGMA[0] + (SIGMA[1] - SIGMA[0]) * u).unsqueeze(1)
+    distance = torch.arange(-RADIUS, RADIUS + 1, device=x.device, dtype=u.dtype)
+    weight = torch.exp(-0.5 * (distance / sigma) ** 2)
+    weight = (weight / weight.sum(1, keepdim=True)).to(x.dtype)
+    for axis in (2, 3):
+        wide = pad(x, (0, 0, RADIUS, RADIUS) if axis == 2 else (RADIUS, RADIUS, 0, 0), mode="replicate")
+        size, total = x.shape[axis], torch.zeros_like(x)
+        for k in range(2 * RADIUS + 1):
+            total.addcmul_(wide.narrow(axis, k, size), _each(weight[:, k]))
+        x = total.clamp(0.0, 1.0)
+    return x

@@ -1,0 +1,1 @@
+"""The comparison of all methods on frozen features: ``fedcache reproduce frozen-bench``."""

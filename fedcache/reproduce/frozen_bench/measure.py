@@ -1,0 +1,228 @@
+"""Train every treatment of a study in every block: settings chosen on validation rows, then runs that are compared.
+
+Every number is an ordinary run under ``$FEDCACHE_HOME/runs``: a second call reads what is stored, a killed one goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedcache.config import ExtractConfig, Home, PartitionConfig, SaveModels, TrainConfig
+from fedcache.errors import Exit, FedcacheError, MachineError
+from fedcache.extract.extract_dataset import extract
+from fedcache.federate.methods import METHODS
+from fedcache.federate.partition.partition import InfeasibleError
+from fedcache.grids.train_grid import grid, request_grid
+from fedcache.process import Stop
+from fedcache.progress import EachOnce, Observer, Silent
+from fedcache.reproduce.frozen_bench.study import BenchPartition, BenchTreatment, Study
+from fedcache.reproduce.planning import Options, RequirementCheck
+from fedcache.reproduce.prepare import WarningsOnly
+from fedcache.runs.loop import train_run
+from fedcache.runs.open_run import prepare_run, row_source
+from fedcache.runs.partitions import columns_of
+from fedcache.runs.row_sources import InputCache, Preparation
+from fedcache.runs.run import Run
+from fedcache.runs.run_models import KeptModels
+from fedcache.runs.spec import parse_seeds
+from fedcache.store.store import Store
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where treatments are compared: labels of the data, of the backbone and of the partition."""
+
+    data: str
+    backbone: str
+    partition: str
+
+    def __str__(self) -> str:
+        return ", ".join((self.data, self.backbone, self.partition))
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one treatment got in one block.
+
+    Attributes:
+        block: where.
+        treatment: its label.
+        values: accuracy of every seed, mean over clients, each on its own test rows; fractions. () where it failed.
+        settings: what validation chose.
+        points: combinations it was chosen from.
+        bytes_up: what the clients sent in all rounds, per client, mean over seeds.
+        seconds: of training, mean over seeds, as measured when the runs were made.
+        runs: digests of the runs that are compared, one for each seed.
+        why_not: why there is no value; "" where there is one.
+    """
+
+    block: Block
+    treatment: str
+    values: tuple[float, ...] = ()
+    settings: dict[str, str] = field(default_factory=dict)
+    points: int = 1
+    bytes_up: float | None = None
+    seconds: float | None = None
+    runs: tuple[str, ...] = ()
+    why_not: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "values": list(self.values), "runs": list(self.runs)}
+
+
+@dataclass
+class BenchRun:
+    """A study under way."""
+
+    study: Study
+    home: Home
+    options: Options
+    runs: Path
+    observer: Observer
+    halt: Stop
+
+    def __post_init__(self) -> None:
+        self.quiet = EachOnce(WarningsOnly(self.observer))
+        self._cache = InputCache()
+
+    def blocks(self) -> list[tuple[Block, Store]]:
+        """Every block that can be, with the store of its features, extracted where they are missing.
+
+        Raises:
+            MachineError when no backbone is here, or not one that was named; FedcacheError, as ``extract``.
+        """
+        looker = RequirementCheck(self.home, self.options.weights, self.options.data)
+        here = []
+        for name in self.study.backbones:
+            lacks = looker.weights(name)
+            if lacks is None or lacks.fetched:
+                here.append(name)
+                continue
+            if self.options.backbones:
+                raise MachineError(lacks.why, lacks.command)
+            self.observer.note(f"Without {name}: {lacks.why.split(' Looked at:')[0]}")
+        if not here:
+            raise MachineError("None of the backbones is here.", "Name one that is:  --backbones efficientnet-lite0")
+        made = []
+        for label, source in self.study.data.items():
+            names = [n for n in here if not self.study.backbones[n].data or label in self.study.backbones[n].data]
+            if not names:
+                self.observer.note(f"Without {label}: none of {', '.join(here)} is for it.")
+                continue
+            config = ExtractConfig(
+                dataset=source.dataset, backbones=tuple(names), limit=self.study.limit, recipe=self.options.recipe,
+                weights=self.options.weights, data=self.options.data, device=self.options.device,
+            )  # fmt: skip
+            store = extract(config, self.home, observer=self.observer, stop=self.halt).store
+            for partition, deal in self.study.partitions.items():
+                domains = len(columns_of(store).domains)
+                if domains < deal.domains:
+                    self.observer.note(f"Without {label}, {partition}: the data have {domains} domain.")
+                    continue
+                made += [(Block(label, name, partition), store) for name in names]
+        return made
+
+    def score(self, block: Block, store: Store, label: str) -> Score:
+        """Train a treatment in a block.
+
+        Raises:
+            StoppedError after a stop; what else is not of this treatment, such as CorruptionError for a damaged store.
+        """
+        treatment = self.study.treatments[label]
+        try:
+            settings = self._choose(block, store, treatment)
+            runs = [self._train(block, store, treatment, settings, seed) for seed in parse_seeds(self.study.seeds)]
+        except FedcacheError as error:
+            if error.code is not Exit.FEDERATED and not isinstance(error, InfeasibleError):
+                raise
+            return Score(block, label, points=treatment.points, why_not=error.message)
+        count = len(runs)
+        clients = runs[0].result["partition"]["clients"]
+        return Score(
+            block, label,
+            values=tuple(float(r.result["accuracy"]["client_mean"]) for r in runs),
+            settings=settings, points=treatment.points,
+            bytes_up=sum(float(r.result["traffic"]["exact"]["up_bytes"]) for r in runs) / count / clients,
+            seconds=sum(float(r.measured.get("seconds", {}).get("train", 0.0)) for r in runs) / count,
+            runs=tuple(str(r.result["digest"]) for r in runs),
+        )  # fmt: skip
+
+    def _config(self, block: Block, store: Store, treatment: BenchTreatment, seeds: str) -> TrainConfig:
+        one_shot = METHODS[treatment.method].one_shot
+        return TrainConfig(
+            method=treatment.method, store=str(store.path), backbones=(block.backbone,), set=dict(treatment.set),
+            rounds=None if one_shot else self.study.rounds, seeds=seeds,
+            participation=None if one_shot else self.study.participation,
+        )  # fmt: skip
+
+    def _partition(self, deal: BenchPartition, seed: int, **options: Any) -> PartitionConfig:
+        return PartitionConfig(deal.scheme, deal.clients, seed, {**deal.options, **options})
+
+    def _choose(self, block: Block, store: Store, treatment: BenchTreatment) -> dict[str, str]:
+        """The settings with the highest accuracy on validation rows; what there is no choice of is not trained."""
+        if treatment.points == 1:
+            return {key: values[0] for key, values in treatment.search.items()}
+        deal, seeds = self.study.partitions[block.partition], self.study.search_seeds
+        sweeps = {f"set.{key}": values for key, values in treatment.search.items()}  # alpha is a scheme's too
+        request = request_grid(
+            [treatment.method], sweeps, self._config(block, store, treatment, seeds), self.home,
+            partition=self._partition(deal, parse_seeds(seeds)[0], validation=self.study.validation),
+            runs=self.runs, extract=False, save=SaveModels("none"),
+        )  # fmt: skip
+        best = grid(request, observer=self.quiet, stop=self.halt).best().sweep
+        return {key.removeprefix("set."): value for key, value in best.items()}
+
+    def _train(self, block: Block, store: Store, treatment: BenchTreatment, settings: dict[str, str], seed: int) -> Run:
+        """One run on all training rows; every treatment has the same partition of a seed."""
+        plain = self._config(block, store, treatment, str(seed))
+        config = replace(plain, set={**plain.set, **settings})
+        partition = self._partition(self.study.partitions[block.partition], seed)
+        preparation = Preparation(self.home, self.quiet, self.halt, extract=False, cache=self._cache)
+        inputs = prepare_run(config, row_source(config, partition, preparation))
+        return train_run(
+            inputs, config, self.runs, fresh=False, observer=self.quiet, stop=self.halt,
+            kept=KeptModels(SaveModels("none")),
+        )  # fmt: skip
+
+
+def run_study(
+    study: Study,
+    home: Home,
+    options: Options | None = None,
+    *,
+    runs: Path | None = None,
+    observer: Observer | None = None,
+    stop: Stop | None = None,
+) -> list[Score]:
+    """Every treatment in every block; those that read class texts where the backbone has a text tower.
+
+    Raises:
+        MachineError when no backbone is here; StoppedError after a stop, resumable; FedcacheError, as ``extract``.
+    """
+    observer = observer or Silent()
+    bench = BenchRun(study, home, options or Options(), runs or home.runs, observer, stop or Stop())
+    blocks = bench.blocks()
+    todo = [(b, store, label) for b, store in blocks for label in _fitting(study, b, store)]
+    scores = []
+    for number, (block, store, label) in enumerate(todo, 1):
+        scores.append(bench.score(block, store, label))
+        observer.note(f"{number} of {len(todo)}: {block}, {label}  {_words(scores[-1])}")
+    return scores
+
+
+def _fitting(study: Study, block: Block, store: Store) -> Sequence[str]:
+    """Labels of the treatments that a block has all for."""
+    texts = store.has_text(block.backbone)
+    return [label for label, treatment in study.treatments.items() if texts or not treatment.reads_texts]
+
+
+def _words(score: Score) -> str:
+    if score.why_not:
+        return f"not trained: {score.why_not}"
+    chosen = ", ".join(f"{k} {v}" for k, v in score.settings.items())
+    mean = 100 * sum(score.values) / len(score.values)
+    return f"{mean:.2f} %{f' ({chosen})' if chosen else ''}"

@@ -1,0 +1,117 @@
+"""``extract --augment``: policies as arrays of a store, the same bits however they are computed, plain predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from pictures import folder
+
+from fedcache.errors import Exit
+from fedcache.store.store import Store
+
+WORDS = ("--backbones", "random-projection", "--recipe", "random-projection:size=16", "--batch", 4)
+POLICY = "flip=0.5,rotate=30,gaussian-noise=20:0.1"
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    return folder(tmp_path / "shapes", train=8, test=3)
+
+
+def extracted(images: Path, *words: object) -> tuple[str, Store]:
+    """Key of the array and the store after one extraction."""
+    done = ok("extract", "--dataset", f"folder:{images}", *WORDS, *words).data
+    return done["arrays"][0]["key"], Store.open(Path(done["path"]))
+
+
+def test_policies_are_arrays_of_one_store_which_share_the_plain_image(images: Path) -> None:
+    keys = [extracted(images, "--views", 3, "--augment", p, "--workers", 0)[0] for p in ("simclr", "domainnet", POLICY)]
+    default, _ = extracted(images, "--views", 3, "--workers", 0)
+    assert default == keys[0]  # the default has a name
+    _, store = extracted(images, "--views", 3, "--augment", "flip=0.50,rotate=30.0", "--workers", 0)
+    assert set(store.arrays) == set(keys)  # other words for the second
+    simclr, flipped, noisy = (store.reader(key).all() for key in keys)
+    assert np.array_equal(simclr[:, 0], flipped[:, 0])
+    assert np.array_equal(simclr[:, 0], noisy[:, 0])
+    assert (flipped[:, 1:] != noisy[:, 1:]).any(-1).all()
+    said = fedcache("inspect").out
+    for text in ("by simclr", "flip=0.5,rotate=30", "gaussian-noise=20:0.1"):
+        assert text in " ".join(said.split()).replace(" ", "") or text in " ".join(said.split()), text
+
+
+@pytest.mark.slow
+def test_workers_and_chunks_change_no_bit(images: Path, tmp_path: Path) -> None:
+    asked = ("--views", 3, "--augment", POLICY)
+    key, alone = extracted(images, *asked, "--workers", 0, "--store", tmp_path / "a.zarr")
+    for n, words in enumerate([("--workers", 2), ("--workers", 0, "--chunk-rows", 4)]):
+        again, store = extracted(images, *asked, *words, "--store", tmp_path / f"{n}.zarr")
+        assert again == key
+        assert store.reader(key).all().tobytes() == alone.reader(key).all().tobytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--augment", "flip"), "view 0, the only one, is the plain image"),
+        (("--views", 2, "--augment", "flp=0.5"), "Did you mean 'flip'?"),
+        (("--views", 2, "--augment", "rotate=400"), "DEGREES from 0 to 180"),
+        (("--views", 2, "--recipe", "augment=flip"), "Write --augment flip"),
+    ],
+)
+def test_what_is_no_policy_is_refused_before_anything_is_read(images: Path, words: tuple, said: str) -> None:
+    done = fedcache("extract", "--dataset", f"folder:{images}", *WORDS, *words)
+    assert done.code == Exit.USAGE
+    assert said in " ".join(done.err.split())
+
+
+def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(images: Path, tmp_path: Path) -> None:
+    plain, _ = extracted(images, "--workers", 0, "--store", tmp_path / "plain.zarr")
+    extracted(images, "--views", 2, "--augment", "domainnet", "--workers", 0)
+    key, store = extracted(images, "--views", 2, "--augment", POLICY, "--workers", 0)
+    asked = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 2, "--rounds", 3, "--set", "batch=4")
+    several = fedcache(*asked, "--store", store.path, "--backbones", "random-projection", "--set", "train_view=aug")
+    assert several.code == Exit.USAGE
+    assert f"{key} (width 64, 2 views by {POLICY})" in " ".join(several.err.split())
+    done = ok(*asked, "--store", store.path, "--backbones", key, "--set", "train_view=aug").data
+    assert done["fidelity"] == "cached_views"
+    run = Path(done["path"])
+    config = run / "config.toml"
+    assert key in config.read_text()
+    extracted(images, "--views", 3, "--augment", "blur", "--workers", 0)
+    assert ok("train", "--config", config).data["path"] == str(run)  # what was extracted since is not meant
+    none = fedcache(*asked, "--store", tmp_path / "plain.zarr", "--backbones", plain, "--set", "train_view=aug")
+    assert none.code == Exit.STORE
+    assert "hold 1 view" in none.err
+    said = [ok("predict", run, "--store", where).data["rows"] for where in (store.path, tmp_path / "plain.zarr")]
+    assert said[0] == said[1]  # of a store, its view 0 under any policy and without one
+    name = store.samples.name[0]
+    (row,) = ok("predict", run, images / name, "--workers", 0, "--batch", 4).data["rows"]
+    (same,) = [r for r in said[0] if r["name"] == name]
+    assert row["class"] == same["class"]
+    assert row["probability"] == pytest.approx(same["probability"], abs=1e-5)
+
+
+def test_digits_are_not_flipped_and_that_is_said() -> None:
+    words = (
+        "extract",
+        "--dataset",
+        "digits",
+        "--limit",
+        8,
+        *WORDS,
+        "--workers",
+        0,
+        "--views",
+        2,
+        "--augment",
+        "flip=1",
+    )
+    done = fedcache(*words, "--json")
+    assert done.code == 0, done.err
+    assert "Views are not flipped" in done.err
+    store = Store.open(Path(done.data["path"]))
+    x = store.reader(done.data["arrays"][0]["key"]).all()
+    assert np.array_equal(x[:, 0], x[:, 1])

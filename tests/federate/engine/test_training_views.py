@@ -1,0 +1,115 @@
+"""Which stored view training reads: the plain image unless a method is asked, and never in a test."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from federation import federation, gap, go
+from method_calls import lanes
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.client_data import stack_clients
+from fedcache.federate.engine.views import training_views
+from fedcache.federate.methods import METHODS
+
+METHODS_OF_THE_TABLE = {
+    "fedavg": {}, "solo": {}, "fedrep": {"e_h": 2, "epochs": None}, "fedproto": {"proto_view": "aug"},
+    "fedpcl": {"proto_view": "aug"},
+    "supcon": {"proto_view": "aug"}, "pfedme": {"eta": 0.2}, "perfedavg": {"adapt_steps": 0, "beta": 0.1},
+}  # fmt: skip
+SMALL = {"batch": 16, "epochs": 2}
+
+
+def swapped(data, views):
+    """The data with these views in place of the stored ones, in this order."""
+    return replace(data, x=data.x[:, views].contiguous())
+
+
+@pytest.mark.parametrize("method", METHODS_OF_THE_TABLE)
+def test_training_on_the_augmented_view_is_training_on_its_rows(method):
+    hp = {**SMALL, **METHODS_OF_THE_TABLE[method]}
+    hp = {k: v for k, v in hp.items() if v is not None}
+    data, clients = federation(views=2)
+    plain = {k: v for k, v in hp.items() if k != "proto_view"}
+    drawn = go(method, {**hp, "train_view": "aug"}, data, clients)
+    expected = go(method, plain, swapped(data, [1, 1]), clients)
+    center = go(method, plain, data, clients)
+    assert drawn.fidelity == "cached_views"
+    assert center.fidelity == "exact"
+    if drawn.server:
+        assert all(gap(drawn.server[k], expected.server[k]) < 1e-12 for k in drawn.server)
+        assert max(gap(drawn.server[k].double(), center.server[k].double()) for k in drawn.server) > 1e-4
+    assert drawn.states.keys() == expected.states.keys()
+    for client, mine in drawn.states.items():
+        assert all(gap(mine[k], expected.states[client][k]) < 1e-12 for k in mine)
+
+
+def test_tests_read_the_plain_image():
+    data, clients = federation(views=2)
+    hp = {**SMALL, "train_view": "aug"}
+    noise = torch.randn(data.x[:, 0].shape, generator=torch.Generator().manual_seed(0), dtype=data.x.dtype)
+    lost = replace(data, x=torch.stack([noise, data.x[:, 1]], 1))  # the plain images are noise
+    good, bad = (go("fedavg", hp, d, clients, rounds=20) for d in (data, lost))
+    assert all(gap(good.server[k], bad.server[k]) == 0 for k in good.server)  # trained alike
+    assert good.accuracy > bad.accuracy + 0.2  # and scored on what view 0 is
+
+
+def test_an_epoch_draws_one_augmentation_of_each_row_and_never_the_plain_one():
+
+    data, clients = federation(views=4)
+    ctx = lanes("fedavg", {"train_view": "aug"}, lead=(1,), who=[clients[0].name])
+    rows = stack_clients(data.x, data.y, [clients[0].train], 1)
+    first, again, other, inner = (training_views(rows, ctx, *key)[0] for key in ((0,), (0,), (1,), (0, "inner")))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not torch.equal(first, inner)  # Per-FedAvg's two batches show a row in views of their own
+    assert set(first.flatten().tolist()) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("setting", ["train_view", "proto_view"])
+def test_augmentations_that_are_not_stored_are_asked_for_in_vain(setting):
+    with pytest.raises(FedcacheError, match=f"{setting}=aug trains on stored augmentations") as caught:
+        go("fedpcl", {setting: "aug"})
+    assert caught.value.code == Exit.STORE
+    assert "--views 4" in caught.value.hint
+
+
+def test_one_view_twice_is_what_two_views_are_where_images_have_one():
+    # Released FedPCL, whose two draws of a digit are equal (D-08) and whose noisy image is shown twice (D-20).
+    data, clients = federation()
+    official = {**METHODS["fedpcl"].resolve("official"), "batch": 16, "dim": 5}
+    one, two, twice = (go("fedpcl", {**official, "views": v}, data, clients) for v in ("1", "2", "twice"))
+    assert all(gap(two.server[k], twice.server[k]) == 0 for k in two.server)
+    assert gap(one.server["sets"], twice.server["sets"]) > 1e-4  # its candidates are 2B embeddings, not B
+    noisy, clients = federation(views=2)
+    drawn = go("fedpcl", {**official, "views": "twice", "train_view": "aug", "proto_view": "aug"}, noisy, clients)
+    only = go("fedpcl", {**official, "views": "twice"}, swapped(noisy, [1]), clients)
+    assert all(gap(drawn.server[k], only.server[k]) < 1e-12 for k in only.server)
+
+
+def test_padded_prototypes_that_can_hardly_win_are_told_of():
+    data, clients = federation()
+    asked = {"infer_proto": "local_padded", "batch": 16, "dim": 5}
+    said = {
+        score: [w for w in go("fedpcl", {**asked, "infer_score": score}, data, clients).warnings if "local_padded" in w]
+        for score in ("dot", "cos", "mse")
+    }
+    assert [len(said[score]) for score in ("dot", "cos", "mse")] == [1, 0, 0]
+    assert "infer_score=cos compares directions" in said["dot"][0]
+    assert not METHODS["fedpcl"].cautions(METHODS["fedpcl"].resolve(settings={**asked, "proto_norm": True}))
+    # Why: a merged prototype is a mean of the clients', which point elsewhere.
+    server = go("fedpcl", {"batch": 16, "dim": 5}, data, clients).server
+    sets, counts = server["sets"], server["counts"]
+    bar = (counts[..., None] * sets).sum(0) / counts.sum(0)[:, None].clamp(min=1)
+    own = (counts * sets.norm(dim=-1)).sum(0) / counts.sum(0).clamp(min=1)
+    assert (bar.norm(dim=-1) < own).all()
+
+
+def test_prototypes_of_augmented_rows_are_asked_for_by_themselves():
+    data, clients = federation(views=2)
+    center, aug = (
+        go("fedpcl", {**SMALL, "train_view": "aug", "proto_view": v}, data, clients) for v in ("center", "aug")
+    )
+    assert gap(center.server["sets"], aug.server["sets"]) > 1e-3

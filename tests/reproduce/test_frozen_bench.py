@@ -1,0 +1,197 @@
+"""``reproduce frozen-bench``: settings chosen on validation rows, ranks with a critical difference, stored runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command import fedcache, ok
+from pictures import folder
+
+from fedcache.errors import FedcacheError
+from fedcache.federate.methods import METHODS
+from fedcache.reproduce.frozen_bench.measure import Block, Score
+from fedcache.reproduce.frozen_bench.page import SUMMARY, as_json, markdown, sentences, study_data, summary_rows
+from fedcache.reproduce.frozen_bench.study import TEXTS, label_of, parse_study, read_study
+from fedcache.reproduce.frozen_bench.table import rankings
+
+TINY = {
+    "title": "Which?", "rounds": 2, "participation": "all", "seeds": "0-1", "search_seeds": "0", "validation": "0.5",
+    "limit": 100, "data": {"shapes": {"dataset": "digits"}}, "backbones": {"glyph-clip": {}},
+    "partitions": {"iid": {"scheme": "iid", "clients": 2}, "skewed": {"scheme": "dirichlet", "clients": 2}},
+    "treatments": {
+        "fed3r": {"family": "one round", "search": {"lam": ["0.1", "1"]}},
+        "ncm": {"method": "fedncm", "family": "one round"},
+        "fedavg": {"family": "many rounds"},
+        "clip-zs": {"family": "class texts"},
+    },
+}  # fmt: skip
+HERE = Path(__file__).parents[2]
+
+
+def blocks(count: int) -> list[Block]:
+    return [Block("shapes", "glyph-clip" if i % 2 else "pixels", "iid" if i < 2 else "skewed") for i in range(count)]
+
+
+def scores(*table: tuple[str, tuple[float | None, ...]]) -> list[Score]:
+    """One seed each; None is a treatment that could not be trained."""
+    return [
+        Score(block, label, (value,), {}, 1, 10.0, 0.5, ("ab",))
+        if value is not None
+        else Score(block, label, why_not="no")
+        for label, values in table
+        for block, value in zip(blocks(len(values)), values, strict=True)
+    ]
+
+
+def test_every_method_that_reads_stored_features_is_compared() -> None:
+    study = read_study()
+    compared = {t.method for t in study.treatments.values()}
+    features = {name for name, m in METHODS.items() if m.needs <= {"labels", *TEXTS} and m.needs}
+    assert features <= compared
+    assert len(study.treatments) >= 55
+    fixed = {label for label, t in study.treatments.items() if t.points == 1 and METHODS[t.method].gradient}
+    assert fixed <= {"lp-plus-plus"}, "rates are chosen, where there are some"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"extra": 1}, "unknown key extra"),
+        ({"treatments": {"fedavgg": {"family": "x"}}}, "no method fedavgg"),
+        ({"partitions": {"odd": {"scheme": "odd"}}}, "no scheme odd"),
+        ({"partitions": {"odd": {"scheme": "iid", "options": {"alpha": 1}}}}, "alpha"),
+    ],
+)
+def test_a_wrong_file_is_named(change: dict[str, object], words: str) -> None:
+    with pytest.raises(FedcacheError, match=words):
+        parse_study({**TINY, **change})
+    with pytest.raises(FedcacheError, match="nonsense"):
+        parse_study({**TINY, "treatments": {"fedavg": {"family": "x", "search": {"nonsense": ["1"]}}}})
+
+
+def test_data_have_short_names_and_parts_are_chosen_by_them() -> None:
+    study = read_study()
+    assert [label_of(s) for s in ("digits", "folder:/a/pacs/", "arrays:b/medical.npz", "paper:office10")] == [
+        "digits", "pacs", "medical", "office10",
+    ]  # fmt: skip
+    assert list(study.with_data(["digits", "mine=folder:/a/pacs"]).data) == ["digits", "mine"]
+    with pytest.raises(FedcacheError, match="Two data sets are called pacs"):
+        study.with_data(["folder:/a/pacs", "folder:/b/pacs"])
+    part = study.only({"treatment": ["fedavg", "fed3r"], "partition": ["iid"]})
+    assert (list(part.treatments), list(part.partitions)) == (["fed3r", "fedavg"], ["iid"])
+
+
+def test_ranks_by_hand() -> None:
+    study = replace(parse_study(TINY), treatments=parse_study(TINY).treatments)
+    found = rankings(
+        study, scores(("fed3r", (0.9, 0.8, 0.7, 0.6)), ("ncm", (0.8, 0.8, 0.6, 0.5)), ("fedavg", (0.7, 0.9, None, 0.4)))
+    )
+    whole = found[0]
+    # ranks: block 1: 1 2 3; block 2: 2.5 2.5 1; block 3: 1 2 3 (not trained is last); block 4: 1 2 3
+    ranks = {s.treatment: s.rank for s in whole.standings}
+    assert ranks == {"fed3r": 5.5 / 4, "ncm": 8.5 / 4, "fedavg": 10 / 4}
+    by = {s.treatment: s for s in whole.standings}
+    assert (by["fed3r"].mean, by["fedavg"].mean) == (pytest.approx(0.75), pytest.approx(2 / 3))
+    assert by["fedavg"].failed == 1
+    assert by["fedavg"].worst == 0.4
+    assert by["fedavg"].difference == pytest.approx((-0.2 + 0.1 - 0.2) / 3)
+    assert by["fed3r"].p is None
+    # q(0.05, 3, infinity) / sqrt 2 is 2.343, as in Demsar's table 5
+    assert whole.cd == pytest.approx(2.343 * math.sqrt(3 * 4 / (6 * 4)), abs=2e-3)
+    assert whole.alike == ("fed3r", "ncm", "fedavg")
+    assert [r.title for r in found[1:]] == ["partition iid", "partition skewed"]
+    assert [len(r.blocks) for r in found] == [4, 2, 2]
+
+
+def test_texts_are_ranked_where_there_are_some_and_nowhere_else() -> None:
+    study = parse_study(TINY)
+    rows = scores(("fed3r", (0.9, 0.8)), ("ncm", (0.8, 0.7)), ("fedavg", (0.7, 0.6)))
+    rows += [Score(blocks(2)[1], "clip-zs", (0.95,), {}, 1, 0.0, 0.0, ("cd",))]
+    found = {r.title: [s.treatment for s in r.standings] for r in rankings(study, rows)}
+    assert found["all data, from features and labels"] == ["fed3r", "ncm", "fedavg"]
+    assert found["where there are class texts"] == ["clip-zs", "fed3r", "ncm", "fedavg"]
+
+
+def test_the_page_is_made_of_the_values_alone() -> None:
+    study = parse_study(TINY)
+    rows = scores(("fed3r", (0.9, 0.8, 0.7)), ("ncm", (0.8, 0.7, None)), ("fedavg", (0.7, 0.6, 0.5)))
+    data = study_data(study, rows, {"command": "C", "version": "V", "runs_seconds": 1.0})
+    again = json.loads(as_json(data))
+    assert markdown(again) == markdown(data)
+    page = markdown(data)
+    assert "- shapes, pixels, skewed, ncm: no" in page
+    assert "| ncm | 80.00 | not trained |" in page
+    assert len(summary_rows(again["rankings"][0])[0]) == len(SUMMARY)
+    assert "Nemenyi" in " ".join(sentences(again["rankings"][0]))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("frozen-bench", "--only", "treatment=fedavgg"), "fedavg"),
+        (("frozen-bench", "--only", "metod=fedavg"), "treatment"),
+        (("frozen-bench", "--engine", "ray"), "--engine"),
+        (("frozen-bench", "--backbones", "glyph-clop"), "glyph-clip"),
+        (("frozen-bench", "--on", "digist"), "digits"),
+        (("frozen-bench", "-o", "nowhere/page.md"), "mkdir"),
+        (("frozen-bnch",), "frozen-bench"),
+        (("fedpcl-table5", "--on", "digits", "--on", "digits"), "one dataset"),
+    ],
+)
+def test_wrong_words_are_answered(words: tuple[str, ...], expected: str) -> None:
+    done = fedcache("reproduce", *words)
+    assert done.code == 2
+    assert expected in done.err
+
+
+def test_list_and_info_show_it() -> None:
+    assert "frozen-bench" in fedcache("reproduce", "list").out
+    told = ok("reproduce", "info", "frozen-bench").data
+    assert told["treatments"]["fedavg linear"] == "fedavg"
+
+
+@pytest.mark.slow
+def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(own_home: Path, tmp_path: Path) -> None:
+    images = f"shapes=folder:{folder(tmp_path / 'shapes', train=20, test=8, domains=('chalk', 'ink'))}"
+    only = [f"--only=treatment={name}" for name in ("fed3r", "fedncm", "solo linear")]
+    only += [f"--only=partition={name}" for name in ("iid", "domains")]
+    words = ("reproduce", "frozen-bench", "--on", images, "--backbones", "random-projection:16", "--rounds", 1,
+             "--seeds", "0,1", *only, "-o", tmp_path / "page.md")  # fmt: skip
+    done = ok(*words)
+    data = json.loads((tmp_path / "page.json").read_text())
+    assert (tmp_path / "page.md").read_text() == markdown(data)
+    results = {}
+    for file in (own_home / "runs").glob("*/result.json"):
+        result = json.loads(file.read_text())
+        results[result["digest"]] = result
+    assert len(data["scores"]) == 6
+    for score in data["scores"]:
+        found = [results[digest] for digest in score["runs"]]
+        assert score["values"] == [r["accuracy"]["client_mean"] for r in found]
+        assert [r["seeds"] for r in found] == [[0], [1]]
+        assert all("validation" not in r for r in found), "the runs that are compared train on all training rows"
+        tried = [
+            r for r in results.values()
+            if "validation" in r and r["method"] == found[0]["method"]
+            and r["partition"]["scheme"] == found[0]["partition"]["scheme"]
+        ]  # fmt: skip
+        assert len(tried) == (score["points"] if score["points"] > 1 else 0)
+        if tried:
+            best = max(r["validation"]["mean"] for r in tried)
+            named = [
+                r for r in tried
+                if all(float(r["hyperparameters"][k]) == float(v) for k, v in score["settings"].items())
+            ]  # fmt: skip
+            assert named[0]["validation"]["mean"] == best
+    # All treatments of a block and seed have one partition.
+    for part in ("iid", "domains"):
+        runs = [[results[d] for d in s["runs"]] for s in data["scores"] if s["block"]["partition"] == part]
+        for seed in (0, 1):
+            assert len({r[seed]["partition"]["digest"] for r in runs}) == 1
+    before = {p: p.stat().st_mtime_ns for p in (own_home / "runs").glob("*/result.json")}
+    assert ok(*words).data == done.data
+    assert {p: p.stat().st_mtime_ns for p in (own_home / "runs").glob("*/result.json")} == before

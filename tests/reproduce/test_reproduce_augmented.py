@@ -1,0 +1,98 @@
+"""FedPCL's protocols that augment: DomainNet's training images, and the noisy images of table 15."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import ok
+from paper_trees import write_pairs
+
+from fedcache.config import Home
+from fedcache.extract.augment import canonical, parse_policy
+from fedcache.federate.methods import METHODS
+from fedcache.reproduce.planning import RequirementCheck
+from fedcache.reproduce.registry import PaperCell, entry
+from fedcache.store.store import Store
+
+TINY = ("--backbones", "random-projection:16", "--seeds", 0, "--rounds", 2)
+
+
+def cells(name: str, *words: str) -> list[PaperCell]:
+    return [c for c in entry(name).cells if all(any(w in label for label in c.at) for w in words)]
+
+
+def test_every_domainnet_cell_trains_on_flips_and_rotations_and_lacks_data_and_weights_alone(own_home: Path) -> None:
+    looker = RequirementCheck(Home(own_home))
+    found = [(name, c) for name in ("fedpcl-table3", "fedpcl-table11") for c in cells(name, "DomainNet")]
+    printed = [c for _, c in found if c.printed[0] is not None]
+    assert len(printed) == 7 + 28
+    for name, cell in found:
+        assert (cell.augment, cell.views) == ("domainnet", 9)
+        hp = METHODS[cell.method].resolve(cell.preset, cell.set)
+        assert hp["train_view"] == "aug"
+        if cell.method in ("fedpcl", "fedproto"):
+            assert hp["proto_view"] == "aug"  # the released prototype pass reads the training images
+        assert {need.kind for need in looker.missing(entry(name), cell)} <= {"data", "weights"}
+    assert [str(step) for step in parse_policy("domainnet")] == ["flip=0.5", "rotate=30"]
+    others = [c for c in entry("fedpcl-table11").cells if "DomainNet" not in c.at[0]]
+    assert {(c.augment, c.views) for c in others} == {(None, 1)}
+
+
+@pytest.mark.parametrize("kind", ["Gaussian", "Laplace"])
+@pytest.mark.parametrize("p", ["0.1", "0.2"])
+def test_a_noisy_image_of_table_15_is_the_papers(kind: str, p: str) -> None:
+    (cell,) = cells("fedpcl-table15", "images", f"{kind}, s 0.2, p {p}")
+    assert cell.augment is not None
+    assert canonical(cell.augment) == f"{kind.lower()}-noise=51:{p}"  # 0.2 of 255 levels
+    hp = METHODS[cell.method].resolve(cell.preset, cell.set)
+    assert (hp["noise_on"], hp["train_view"], hp["views"], hp["proto_view"]) == ("off", "aug", "twice", "center")
+
+
+def test_prototype_noise_and_plain_rows_of_table_15_store_no_views() -> None:
+    plain = [c for c in entry("fedpcl-table15").cells if c.labels["noise on"] != "images"]
+    assert {(c.augment, c.views) for c in plain} == {(None, 1)}
+
+
+@pytest.mark.slow
+def test_domainnet_rows_run_from_files_in_its_layout_to_accuracies(tmp_path: Path) -> None:
+    root = write_pairs("domainnet10", "DomainNet", tmp_path / "here", 6)
+    words = ("reproduce", "fedpcl-table11", *TINY, "--data", f"domainnet10={root}")
+    chosen = ("--only", "setting=label shift, DomainNet", "--only", "setting=feature & label shift, DomainNet")
+    done = ok(*words, *chosen, "--only", "backbones=1").data
+    assert len(done["cells"]) == 2 * 8
+    for cell in done["cells"]:
+        assert cell["run"], cell
+        assert cell["fidelity"] == "cached_views"
+        assert cell["protocol"]["augment"] == "domainnet"
+        assert 0 <= cell["values"]["client_mean"]["got"]["mean"] <= 100
+    store = Store.open(ok("inspect").data["path"])
+    (array,) = store.arrays.values()
+    assert (array.recipe["augment"], array.shape[1]) == ("flip=0.5,rotate=30", 9)
+    x = store.reader(next(iter(store.arrays))).all()
+    drawn = x[store.samples.ok == 1]
+    assert (drawn[:, :1] != drawn[:, 1:]).any(-1).mean() > 0.95  # a view in which nothing changed is rare
+
+
+@pytest.mark.slow
+def test_table_15_trains_on_noisy_images_and_tests_on_plain_ones(tmp_path: Path) -> None:
+    root = write_pairs("office10", "office_caltech_10", tmp_path / "here", 3)
+    words = ("reproduce", "fedpcl-table15", *TINY, "--data", f"office10={root}")
+    done = ok(*words, "--only", "method=FedPCL").data
+    by = {tuple(c["labels"].values()): c for c in done["cells"]}
+    assert len(by) == 9
+    assert all(cell["run"] for cell in by.values()), done
+    images = {at[2]: cell for at, cell in by.items() if at[1] == "images"}
+    assert {c["fidelity"] for c in images.values()} == {"cached_views"}
+    assert len({c["runs"][0] for c in by.values()}) == 9  # nine runs, none for another
+    path = ok("inspect").data["path"]
+    arrays = Store.open(path).arrays
+    assert {a.recipe.get("augment", "") for a in arrays.values()} == {
+        "", "laplace-noise=51:0.1", "gaussian-noise=51:0.1", "laplace-noise=51:0.2", "gaussian-noise=51:0.2"
+    }  # fmt: skip
+    plain = [Store.open(path).reader(key).all()[:, 0] for key in arrays]
+    assert all(np.array_equal(plain[0], other) for other in plain[1:])  # view 0 is the plain image whatever the policy
+    again = ok(*words, "--only", "method=FedPCL").data
+    assert all(cell["reused"] == len(cell["runs"]) == 1 for cell in again["cells"])
+    assert [c["values"] for c in again["cells"]] == [c["values"] for c in done["cells"]]
