@@ -40,7 +40,7 @@ MARKDOWN = r"""### x &amp; y
 | run | accuracy % | 90 % interval | rank | difference, pp | 90 % interval | p | p (Holm) |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 | a\_1 | **60.00 ± 10.00** | 50.00 to 70.00 | 1.25 |  |  |  |  |
-| b | 58.00 ± 0.00 † |  | 1.75 | -2.00 | -12.00 to 8.00 | 0.25 | 0.25 |
+| b | 58.00 † |  | 1.75 | -2.00 | -12.00 to 8.00 | 0.25 | 0.25 |
 | c | 20.00 ± 10.00 | 10.00 to 30.00 | 3.00 | -40.00 |  | &lt;0.001 | &lt;0.001 |
 
 x &amp; y: accuracy in %, mean ± standard deviation over 3 seeds (0, 1, 2); 90 % percentile bootstrap intervals; \
@@ -64,7 +64,7 @@ intervals; t-test paired over seeds, p corrected for 2 (Holm). Bold: highest tes
 run & accuracy \% & 90 \% interval & rank \\
 \midrule
 a\_1 & \textbf{60.00 $\pm$ 10.00} & 50.00 to 70.00 & 1.25 \\
-b & 58.00 $\pm$ 0.00 $^{\dagger}$ &  & 1.75 \\
+b & 58.00 $^{\dagger}$ &  & 1.75 \\
 c & 20.00 $\pm$ 10.00 & 10.00 to 30.00 & 3.00 \\
 \bottomrule
 \end{tabular}

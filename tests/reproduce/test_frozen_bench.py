@@ -13,7 +13,7 @@ from pictures import folder
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.methods import METHODS
-from fedcache.reproduce.frozen_bench.measure import Block, Score
+from fedcache.reproduce.frozen_bench.measure import BenchScore, Block
 from fedcache.reproduce.frozen_bench.page import SUMMARY, as_json, markdown, sentences, study_data, summary_rows
 from fedcache.reproduce.frozen_bench.study import TEXTS, label_of, parse_study, read_study
 from fedcache.reproduce.frozen_bench.table import rankings
@@ -36,12 +36,12 @@ def blocks(count: int) -> list[Block]:
     return [Block("shapes", "glyph-clip" if i % 2 else "pixels", "iid" if i < 2 else "skewed") for i in range(count)]
 
 
-def scores(*table: tuple[str, tuple[float | None, ...]]) -> list[Score]:
+def scores(*table: tuple[str, tuple[float | None, ...]]) -> list[BenchScore]:
     """One seed each; None is a treatment that could not be trained."""
     return [
-        Score(block, label, (value,), {}, 1, 10.0, 0.5, ("ab",))
+        BenchScore(block, label, (value,), {}, 1, 10.0, 0.5, ("ab",))
         if value is not None
-        else Score(block, label, why_not="no")
+        else BenchScore(block, label, why_not="no")
         for label, values in table
         for block, value in zip(blocks(len(values)), values, strict=True)
     ]
@@ -110,7 +110,7 @@ def test_ranks_by_hand() -> None:
 def test_texts_are_ranked_where_there_are_some_and_nowhere_else() -> None:
     study = parse_study(TINY)
     rows = scores(("fed3r", (0.9, 0.8)), ("ncm", (0.8, 0.7)), ("fedavg", (0.7, 0.6)))
-    rows += [Score(blocks(2)[1], "clip-zs", (0.95,), {}, 1, 0.0, 0.0, ("cd",))]
+    rows += [BenchScore(blocks(2)[1], "clip-zs", (0.95,), {}, 1, 0.0, 0.0, ("cd",))]
     found = {r.title: [s.treatment for s in r.standings] for r in rankings(study, rows)}
     assert found["all data, from features and labels"] == ["fed3r", "ncm", "fedavg"]
     assert found["where there are class texts"] == ["clip-zs", "fed3r", "ncm", "fedavg"]

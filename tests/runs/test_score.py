@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from federation import federation, go
+from scipy import stats
 
 from fedcache.commands.train_answers import _over_seeds, score_lines
 from fedcache.runs.score import Score, rows_interval, score_for, score_of, wilson
@@ -43,13 +44,14 @@ def test_a_table_of_both_kinds_is_scored_by_the_mean_over_clients_where_all_have
     assert score_for([result({**OWN, "client_mean": 0.3}), result(OWN, "personalised")]) == "own"
 
 
-def test_wilson_is_the_formula() -> None:
-    p, n, z = 0.71, 100, 1.959963984540054
-    middle, half = (
-        (p + z**2 / (2 * n)) / (1 + z**2 / n),
-        z * (p * (1 - p) / n + z**2 / (4 * n**2)) ** 0.5 / (1 + z**2 / n),
-    )
-    assert wilson(p, n) == pytest.approx((middle - half, middle + half))
+@pytest.mark.parametrize(("hits", "rows"), [(71, 100), (0, 7), (7, 7), (1, 3), (99_999, 100_000)])
+def test_wilson_is_what_scipy_computes(hits: int, rows: int) -> None:
+    for level in (0.9, 0.95):
+        found = stats.binomtest(hits, rows).proportion_ci(level, method="wilson")
+        assert wilson(hits / rows, rows, level) == pytest.approx((found.low, found.high), abs=1e-12)
+
+
+def test_what_is_no_count_of_rows_has_no_interval() -> None:
     assert wilson(0.715, 100) is None
     assert wilson(None, 100) is wilson(0.5, None) is None
 

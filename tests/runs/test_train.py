@@ -115,7 +115,7 @@ def test_a_result_says_what_was_trained_and_when(store: Path) -> None:
 def test_a_linear_head_starts_from_text_where_there_is_some(store: Path) -> None:
     still = (*IID, "--rounds", 1, "--set", "epochs=0")
     zero_shot = ok("train", "--method", "clip-zs", *IID, "--backbones", "glyph-clip").data["accuracy"]
-    for words in (("central",), ("fedntd",), ("fedavg", "--set", "head=linear")):
+    for words in (("central", "--set", "probe=sgd"), ("fedntd",), ("fedavg", "--set", "head=linear")):
         start = ok("train", "--method", *words, *still, "--participation", "all", "--backbones", "glyph-clip").data
         assert start["accuracy"]["per_client"] == zero_shot["per_client"], words
         assert len(start["features"]) == 2  # the text is part of what the result was made from

@@ -44,7 +44,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Score:
+class BenchScore:
     """What one treatment got in one block.
 
     Attributes:
@@ -126,7 +126,7 @@ class BenchRun:
                 made += [(Block(label, name, partition), store) for name in names]
         return made
 
-    def score(self, block: Block, store: Store, label: str) -> Score:
+    def score(self, block: Block, store: Store, label: str) -> BenchScore:
         """Train a treatment in a block.
 
         Raises:
@@ -139,10 +139,10 @@ class BenchRun:
         except FedcacheError as error:
             if error.code is not Exit.FEDERATED and not isinstance(error, InfeasibleError):
                 raise
-            return Score(block, label, points=treatment.points, why_not=error.message)
+            return BenchScore(block, label, points=treatment.points, why_not=error.message)
         count = len(runs)
         clients = runs[0].result["partition"]["clients"]
-        return Score(
+        return BenchScore(
             block, label,
             values=tuple(float(r.result["accuracy"]["client_mean"]) for r in runs),
             settings=settings, points=treatment.points,
@@ -197,7 +197,7 @@ def run_study(
     runs: Path | None = None,
     observer: Observer | None = None,
     stop: Stop | None = None,
-) -> list[Score]:
+) -> list[BenchScore]:
     """Every treatment in every block; those that read class texts where the backbone has a text tower.
 
     Raises:
@@ -220,7 +220,7 @@ def _fitting(study: Study, block: Block, store: Store) -> Sequence[str]:
     return [label for label, treatment in study.treatments.items() if texts or not treatment.reads_texts]
 
 
-def _words(score: Score) -> str:
+def _words(score: BenchScore) -> str:
     if score.why_not:
         return f"not trained: {score.why_not}"
     chosen = ", ".join(f"{k} {v}" for k, v in score.settings.items())

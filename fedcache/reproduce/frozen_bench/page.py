@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.reproduce.frozen_bench.measure import Score
+from fedcache.reproduce.frozen_bench.measure import BenchScore
 from fedcache.reproduce.frozen_bench.study import NAME, Study
 from fedcache.reproduce.frozen_bench.table import LEVEL, rankings
 
@@ -17,7 +17,7 @@ SHARED = ("rounds", "participation", "seeds", "search_seeds", "validation", "lim
 """Fields of a study that hold for all its runs."""
 
 
-def study_data(study: Study, scores: Sequence[Score], facts: Mapping[str, Any]) -> dict[str, Any]:
+def study_data(study: Study, scores: Sequence[BenchScore], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that is known: protocol, scores with the digests of their runs, rankings.
 
     Args:

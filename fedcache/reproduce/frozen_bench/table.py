@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.report.statistics import Ranking, holm, interval, p_value, ranking
-from fedcache.reproduce.frozen_bench.measure import Block, Score
+from fedcache.reproduce.frozen_bench.measure import BenchScore, Block
 from fedcache.reproduce.frozen_bench.study import Study
 
 LEVEL = 0.95
@@ -78,7 +78,7 @@ class BenchRanking:
         return asdict(self)
 
 
-def rankings(study: Study, scores: Sequence[Score]) -> list[BenchRanking]:
+def rankings(study: Study, scores: Sequence[BenchScore]) -> list[BenchRanking]:
     """Everything that reads features and labels alone, over all blocks; and with class texts, where there are some."""
     reading = {label for label, t in study.treatments.items() if t.reads_texts}
     texts = {s.block for s in scores if s.treatment in reading}
@@ -91,7 +91,7 @@ def rankings(study: Study, scores: Sequence[Score]) -> list[BenchRanking]:
     return [one for one in made if one is not None]
 
 
-def _ranked(study: Study, title: str, scores: Sequence[Score]) -> BenchRanking | None:
+def _ranked(study: Study, title: str, scores: Sequence[BenchScore]) -> BenchRanking | None:
     blocks = tuple(dict.fromkeys(s.block for s in scores))
     labels = list(dict.fromkeys(s.treatment for s in scores if s.values))
     if not blocks or not labels:
@@ -111,7 +111,7 @@ def _ranked(study: Study, title: str, scores: Sequence[Score]) -> BenchRanking |
     return BenchRanking(title, blocks, standings, *_friedman(ranked), _alike(ranked, [labels[i] for i in order], ranks))
 
 
-def _mean(score: Score | None) -> float:
+def _mean(score: BenchScore | None) -> float:
     return np.nan if score is None or not score.values else float(np.mean(score.values))
 
 
@@ -131,7 +131,7 @@ def _standing(
     label: str,
     rank: float,
     values: np.ndarray,
-    scores: Sequence[Score | None],
+    scores: Sequence[BenchScore | None],
     difference: np.ndarray,
     p: float | None,
 ) -> Standing:

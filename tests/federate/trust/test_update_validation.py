@@ -258,8 +258,10 @@ def test_what_a_method_declares_is_what_it_sends_under_every_switch(name):
     assert ran > len(variants) // 2
 
 
-CHEAP_TO_SKIP = {"feat_post", "train_view", "flip", "vp_template", "vp_init", "proto_infer"}
-"""Switches of what is read or predicted, which cost a run with towers and change nothing that is sent."""
+CHEAP_TO_SKIP = {"amp", "feat_post", "train_view", "flip", "vp_template", "vp_init", "proto_infer"}
+"""Switches of what is read or predicted, which cost a run with towers and change nothing that is sent.
+
+``amp`` needs a CUDA GPU."""
 
 
 def test_a_method_that_declares_nothing_is_checked_against_what_it_makes_of_noise():
