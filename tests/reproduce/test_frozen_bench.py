@@ -39,7 +39,7 @@ def blocks(count: int) -> list[Block]:
 def scores(*table: tuple[str, tuple[float | None, ...]]) -> list[BenchScore]:
     """One seed each; None is a treatment that could not be trained."""
     return [
-        BenchScore(block, label, (value,), {}, 1, 10.0, 0.5, ("ab",))
+        BenchScore(block, label, (value,), value, {}, 1, 10.0, 0.5, ("ab",))
         if value is not None
         else BenchScore(block, label, why_not="no")
         for label, values in table
@@ -110,7 +110,7 @@ def test_ranks_by_hand() -> None:
 def test_texts_are_ranked_where_there_are_some_and_nowhere_else() -> None:
     study = parse_study(TINY)
     rows = scores(("fed3r", (0.9, 0.8)), ("ncm", (0.8, 0.7)), ("fedavg", (0.7, 0.6)))
-    rows += [BenchScore(blocks(2)[1], "clip-zs", (0.95,), {}, 1, 0.0, 0.0, ("cd",))]
+    rows += [BenchScore(blocks(2)[1], "clip-zs", (0.95,), 0.9, {}, 1, 0.0, 0.0, ("cd",))]
     found = {r.title: [s.treatment for s in r.standings] for r in rankings(study, rows)}
     assert found["all data, from features and labels"] == ["fed3r", "ncm", "fedavg"]
     assert found["where there are class texts"] == ["clip-zs", "fed3r", "ncm", "fedavg"]
@@ -172,6 +172,7 @@ def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(own_
     for score in data["scores"]:
         found = [results[digest] for digest in score["runs"]]
         assert score["values"] == [r["accuracy"]["client_mean"] for r in found]
+        assert score["pooled"] == pytest.approx(sum(r["accuracy"]["pooled"] for r in found) / 2)
         assert [r["seeds"] for r in found] == [[0], [1]]
         assert all("validation" not in r for r in found), "the runs that are compared train on all training rows"
         tried = [

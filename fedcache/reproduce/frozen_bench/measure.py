@@ -51,6 +51,7 @@ class BenchScore:
         block: where.
         treatment: its label.
         values: accuracy of every seed, mean over clients, each on its own test rows; fractions. () where it failed.
+        pooled: accuracy over the test rows of all clients together, mean over seeds.
         settings: what validation chose.
         points: combinations it was chosen from.
         bytes_up: what the clients sent in all rounds, per client, mean over seeds.
@@ -62,6 +63,7 @@ class BenchScore:
     block: Block
     treatment: str
     values: tuple[float, ...] = ()
+    pooled: float | None = None
     settings: dict[str, str] = field(default_factory=dict)
     points: int = 1
     bytes_up: float | None = None
@@ -145,6 +147,7 @@ class BenchRun:
         return BenchScore(
             block, label,
             values=tuple(float(r.result["accuracy"]["client_mean"]) for r in runs),
+            pooled=sum(float(r.result["accuracy"]["pooled"]) for r in runs) / count,
             settings=settings, points=treatment.points,
             bytes_up=sum(float(r.result["traffic"]["exact"]["up_bytes"]) for r in runs) / count / clients,
             seconds=sum(float(r.measured.get("seconds", {}).get("train", 0.0)) for r in runs) / count,

@@ -68,6 +68,7 @@ def summary_rows(ranked: Mapping[str, Any]) -> list[tuple[str, ...]]:
             s["family"],
             f"{s['rank']:.1f}",
             f"{100 * s['mean']:.2f}",
+            f"{100 * s['pooled']:.2f}",
             f"{100 * s['worst']:.2f}",
             "" if n == 0 else f"{100 * s['difference']:+.2f}{_interval(s['interval'])}",
             "" if s["p"] is None else f"{s['p']:.3g}",
@@ -80,8 +81,8 @@ def summary_rows(ranked: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 SUMMARY = (
-    "treatment", "family", "mean rank", "accuracy (%)", "lowest (%)", "minus the first (points)", "p (Holm)",
-    "sent by a client", "seconds", "not trained",
+    "treatment", "family", "mean rank", "accuracy (%)", "pooled (%)", "lowest (%)", "minus the first (points)",
+    "p (Holm)", "sent by a client", "seconds", "not trained",
 )  # fmt: skip
 
 

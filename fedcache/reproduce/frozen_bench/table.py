@@ -29,6 +29,7 @@ class Standing:
         family: of it.
         rank: mean rank over the blocks; 1 is best.
         mean: accuracy, mean over the blocks in which it was trained; a fraction.
+        pooled: over the test rows of all clients together, mean over the same blocks.
         worst: its lowest accuracy in a block.
         difference: its accuracy minus that of the first of the ranking, mean over the blocks that both have.
         interval: bootstrap interval of that difference over blocks; None with fewer than three.
@@ -42,6 +43,7 @@ class Standing:
     family: str
     rank: float
     mean: float
+    pooled: float
     worst: float
     difference: float
     interval: tuple[float, float] | None
@@ -141,6 +143,7 @@ def _standing(
         mean=float(values[np.isfinite(values)].mean()), worst=float(values[np.isfinite(values)].min()),
         difference=float(difference.mean()) if len(difference) else 0.0,
         interval=interval(difference, LEVEL), p=p,
+        pooled=float(np.mean([s.pooled or 0.0 for s in known])),
         bytes_up=float(np.mean([s.bytes_up or 0.0 for s in known])),
         seconds=float(np.mean([s.seconds or 0.0 for s in known])),
         failed=len(scores) - len(known),
