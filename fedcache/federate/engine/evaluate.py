@@ -68,7 +68,8 @@ def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -
     f1 = macro_f1(predictions, truth, data.classes)
     counts = confusion(truth, predictions, data.classes) if data.classes <= MOST_CONFUSED else None
     domains = _by_domain(data, rows, right)
-    return Evaluation(accuracy, _mean(right), f1, domains, rows, predictions, counts=counts)
+    found = Evaluation(accuracy, _mean(right), f1, domains, rows, predictions, counts=counts)
+    return with_pooled(found, table, data)
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def evaluate_personal(
             alone = models.of(client)
             if alone is not None:
                 tally.add([client], test, predict_rows(alone, data.x.device, test)[None], np.zeros(1, np.int64))
-    return tally.evaluation(headline)
+    return with_pooled(tally.evaluation(headline), table, data, everywhere=everywhere)
 
 
 def _same_tests(table: ClientTable, chosen: Sequence[int], everywhere: bool) -> Iterator[list[int]]:
@@ -281,9 +282,7 @@ def _scored_on(
     """The one model, or those of the clients, on the test rows of ``clients``."""
     if one is not None:
         scores = one.scores
-        return with_pooled(
-            evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, clients), clients, job.data
-        )
+        return evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, clients)
 
     def model(client: int) -> Scores | None:
         if not has_model(job, client):
@@ -300,12 +299,10 @@ def _scored_on(
         deployed = deployed_model(job, client, down, clients)
         return lambda rows: deployed.scores(own[rows, 0])
 
-    everywhere = job.method.protocol(job.hp) == "everywhere"
-    found = evaluate_personal(
+    return evaluate_personal(
         PersonalModels(model, lambda ids: models_together(job, down, ids, clients)), job.data, clients,
-        everywhere=everywhere, headline=job.method.headline, chosen=chosen,
+        everywhere=job.method.protocol(job.hp) == "everywhere", headline=job.method.headline, chosen=chosen,
     )  # fmt: skip
-    return with_pooled(found, clients, job.data, everywhere=everywhere)
 
 
 def models_together(

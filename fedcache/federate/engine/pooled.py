@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.outcome import Evaluation
-from fedcache.federate.partition.client_table import ClientRows, ClientTable
+from fedcache.federate.partition.client_table import ClientTable
 from fedcache.federate.partition.row_lists import RowLists
 
 
-def with_pooled(
-    found: Evaluation, clients: Sequence[ClientRows], data: Data, *, everywhere: bool = False
-) -> Evaluation:
+def with_pooled(found: Evaluation, clients: ClientTable, data: Data, *, everywhere: bool = False) -> Evaluation:
     """With the accuracy over all labelled test rows of all clients that were scored.
 
     A row that several clients are tested on counts for each, whether one model predicts it or those of the clients.
@@ -28,9 +25,8 @@ def with_pooled(
     return replace(found, pooled=pooled)
 
 
-def _labelled_rows(clients: Sequence[ClientRows], data: Data) -> np.ndarray:
+def _labelled_rows(table: ClientTable, data: Data) -> np.ndarray:
     """float64 [M]: test rows of each client whose label is known."""
-    table = clients if isinstance(clients, ClientTable) else ClientTable.of(clients, np.empty(0, np.int64))
     known, tests = (data.y >= 0).cpu().numpy(), table.tests
     if isinstance(tests, RowLists):
         rows = np.bincount(tests.owner, known[tests.rows], minlength=len(table)).astype(np.float64)
