@@ -142,3 +142,13 @@ class EachOnce(Silent):
         count = len(self._said)
         self._said.add((kind, text))
         return len(self._said) > count
+
+
+def byte_size(count: int) -> str:
+    """Bytes for a person: exact below 1,000."""
+    value, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{count} B" if unit == "B" else f"{value:,.1f} {unit}"

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from fedcache.progress import Round
+from fedcache.progress import Round, byte_size
 from fedcache.visible_text import visible
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Stretch:
             earlier += "" if m.seed == last.seed else f" of seed {m.seed_number}"
             where = f" with {m.point}" if m.point else ""
             parts.append(f"accuracy {100 * (m.accuracy or 0):.2f} %{where}{earlier}")
-        parts.append(f"{size(self._up)} up, {size(self._down)} down")
+        parts.append(f"{byte_size(self._up)} up, {byte_size(self._down)} down")
         return ", ".join([*parts, *self._pace(now)])
 
     def _pace(self, now: float) -> list[str]:
@@ -88,16 +88,6 @@ class Stretch:
         left = math.ceil((self.total - self.done) / rate - 1e-6)  # the clock's last bits add no second
         fast = f"{rate:,.1f} {self.unit}/s" if rate >= 0.1 else f"{1 / rate:,.0f} s each"
         return [fast, f"{left // 60}:{left % 60:02d} left"]
-
-
-def size(count: int) -> str:
-    """Bytes for a person: exact below 1,000."""
-    value, unit = float(count), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
-            break
-        value /= 1000
-    return f"{count} B" if unit == "B" else f"{value:,.1f} {unit}"
 
 
 def animated() -> bool:

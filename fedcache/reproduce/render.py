@@ -121,12 +121,13 @@ def of_rows(report: Reproduction) -> dict[str, list[str]]:
 def markdown(report: Reproduction) -> str:
     """The report as a Markdown page."""
     lines = [f"# {title(report)}", "", report.entry.paper, "", report.entry.setting, ""]
-    lines += [_row(columns(report)), _row(["---"] * len(columns(report)))]
-    lines += [_row(row) for row in rows(report)]
+    lines += [markdown_row(columns(report)), markdown_row(["---"] * len(columns(report)))]
+    lines += [markdown_row(row) for row in rows(report)]
     return "\n".join([*lines, "", *(f"- {text}" for text in sentences(report)), ""])
 
 
-def _row(cells: Sequence[str]) -> str:
+def markdown_row(cells: Sequence[str]) -> str:
+    """A row of a Markdown table."""
     return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
 
 

@@ -14,7 +14,7 @@ from command import fedcache, ok
 from pty_run import on_a_terminal, plain
 
 from fedcache.commands import live_view, output
-from fedcache.progress import Round, Silent
+from fedcache.progress import Round, Silent, byte_size
 
 TRAIN = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 3, "--participation", "all")
 DUAL = ("--set", "head=linear", "--set", "opt=sgd", "--set", "reset_opt=false", "--set", "batch=8")
@@ -49,9 +49,9 @@ def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left() -> Non
     assert f"accuracy {100 * told[1]['accuracy']:.2f} % in round 2, " in lines[2]
     assert f"accuracy {100 * told[3]['accuracy']:.2f} % in round 4 of seed 1, " in lines[4]
     per_round = told[0]["traffic"]
-    assert f"{live_view.size(per_round['up_bytes'])} up, {live_view.size(per_round['down_bytes'])} down" in lines[0]
+    assert f"{byte_size(per_round['up_bytes'])} up, {byte_size(per_round['down_bytes'])} down" in lines[0]
     total = result["traffic"]["exact"]
-    assert f"{live_view.size(total['up_bytes'])} up, {live_view.size(total['down_bytes'])} down" in lines[-1]
+    assert f"{byte_size(total['up_bytes'])} up, {byte_size(total['down_bytes'])} down" in lines[-1]
     assert all(re.search(r"[\d.,]+ rounds/s, \d+:\d\d left$", line) for line in lines), lines
 
 
@@ -177,7 +177,7 @@ def test_how_fast_it_goes_is_counted_over_the_last_stretch_of_time() -> None:
     ("count", "words"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (10**16, "10,000.0 TB")]
 )
 def test_bytes_are_written_as_people_read_them(count: int, words: str) -> None:
-    assert live_view.size(count) == words
+    assert byte_size(count) == words
 
 
 @pytest.mark.slow

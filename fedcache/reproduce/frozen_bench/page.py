@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from fedcache.progress import byte_size
 from fedcache.reproduce.frozen_bench.measure import BenchScore
-from fedcache.reproduce.frozen_bench.study import NAME, Study
+from fedcache.reproduce.frozen_bench.study import Study
 from fedcache.reproduce.frozen_bench.table import LEVEL, rankings
+from fedcache.reproduce.render import markdown_row
 
 SCHEMA = "fedcache.frozen-bench/1"
 SHARED = ("rounds", "participation", "seeds", "search_seeds", "validation", "limit")
@@ -72,7 +74,7 @@ def summary_rows(ranked: Mapping[str, Any]) -> list[tuple[str, ...]]:
             f"{100 * s['worst']:.2f}",
             "" if n == 0 else f"{100 * s['difference']:+.2f}{_interval(s['interval'])}",
             "" if s["p"] is None else f"{s['p']:.3g}",
-            _bytes(s["bytes_up"]),
+            byte_size(round(s["bytes_up"])),
             f"{s['seconds']:.2f}",
             str(s["failed"] or ""),
         )
@@ -168,20 +170,5 @@ def _interval(found: Sequence[float] | None) -> str:
     return "" if found is None else f" [{100 * found[0]:+.2f}, {100 * found[1]:+.2f}]"
 
 
-def _bytes(count: float) -> str:
-    value = float(count)
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"
-
-
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    every = [columns, ["---"] * len(columns), *rows]
-    return ["| " + " | ".join(str(c).replace("|", "\\|").replace("\n", " ") for c in row) + " |" for row in every]
-
-
-def title(study: Study) -> str:
-    """One line that says what this is."""
-    return f"{NAME}: {study.title}"
+    return [markdown_row(cells) for cells in (columns, ["---"] * len(columns), *rows)]
