@@ -51,7 +51,7 @@ def demo(tmp_path: Path) -> Path:
     ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection,random-projection:16", "--size", 8)
     iid = ("--scheme", "iid", "--clients", 12, "--participation", "all")
     ok("train", "--method", "fedavg", "--backbones", "random-projection", *iid, "--rounds", 4, "--eval-every", 1,
-       "--seeds", "0-2", "--set", "batch=2")  # fmt: skip
+       "--seeds", "0-2", "--set", "batch=2", "--set", "bn=false")  # fmt: skip
     ok("train", "--method", "fed3r", "--backbones", "random-projection,random-projection:16", *iid)
     ok("train", "--method", "fed3r", "--backbones", "random-projection", "--scheme", "iid", "--clients", 3)
     return report(tmp_path)
