@@ -72,9 +72,14 @@ def describe_bench() -> CommandResult:
 def _command(study: Study) -> str:
     """The command without paths, which differ from machine to machine."""
     usual = read_study()
-    data = "".join(f" --on {label}=..." for label in study.data) if study.data != usual.data else ""
-    named = f" --backbones {','.join(study.backbones)}" if set(study.backbones) != set(usual.backbones) else ""
-    return f"{COMMAND}{data}{named}"
+    words = [COMMAND, *(f"--on {label}=..." for label in study.data if study.data != usual.data)]
+    if set(study.backbones) != set(usual.backbones):
+        words.append(f"--backbones {','.join(study.backbones)}")
+    for axis in ("partition", "treatment"):
+        part = getattr(study, f"{axis}s")
+        if part.keys() != getattr(usual, f"{axis}s").keys():
+            words += [f"--only '{axis}={label}'" for label in part]
+    return " ".join(words)
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

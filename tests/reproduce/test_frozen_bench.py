@@ -129,6 +129,14 @@ def test_the_page_is_made_of_the_values_alone() -> None:
     assert "Nemenyi" in " ".join(sentences(again["rankings"][0]))
 
 
+def test_the_published_page_is_that_of_the_published_values() -> None:
+    data = json.loads((HERE / "docs" / "frozen-bench.json").read_text(encoding="utf-8"))
+    assert (HERE / "docs" / "frozen-bench.md").read_text(encoding="utf-8") == markdown(data)
+    trained = [s for s in data["scores"] if s["values"]]
+    assert len({s["treatment"] for s in trained}) >= 55
+    assert all(len(s["runs"]) == len(s["values"]) for s in trained), "every number is a stored run"
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
