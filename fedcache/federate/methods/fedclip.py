@@ -33,6 +33,7 @@ from fedcache.federate.methods.common import (
     Method,
     Tree,
     affine,
+    model,
     over,
     server_tensors,
 )
@@ -117,6 +118,7 @@ METHOD = Method(
     fit=local(loss, names, names, names),
     uploads=server_tensors(names),
     predict=predict,
+    zero_shot=model.by_text,
     embed=embed,
     needs=frozenset({"labels", "text"}),
     trainable=lambda server, _state: sum(t.numel() for t in server.values()),

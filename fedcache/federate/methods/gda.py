@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.methods import fedcgs, fedncm
-from fedcache.federate.methods.common import Ctx, HParam, Tree
+from fedcache.federate.methods.common import Ctx, HParam, Tree, model
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
 from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import solve, unpack
@@ -72,6 +72,7 @@ METHOD = replace(
     aggregate=aggregate,
     prepare=prepare,
     predict=fedncm.predict,
+    zero_shot=model.by_text,
     needs=frozenset({"labels", "text"}),
     text_travels=False,
 )  # fmt: skip

@@ -35,6 +35,7 @@ from fedcache.federate.methods.common import (
     Method,
     Tree,
     affine,
+    model,
     over,
     server_tensors,
 )
@@ -130,6 +131,7 @@ METHOD = Method(
     fit=fit,
     uploads=server_tensors(names),
     predict=predict,
+    zero_shot=model.by_text,
     needs=frozenset({"labels", "text"}),
     trainable=lambda server, _state: sum(t.numel() for t in server.values()),
     paper_count=None,

@@ -109,7 +109,8 @@ def markdown(data: Mapping[str, Any]) -> str:
         "",
         f"`{data['command']}` with fedcache {data['version']}: {len(data['scores'])} comparisons, "
         f"{sum(len(s['runs']) for s in data['scores'])} runs, {data['runs_seconds']:,.0f} s of training (without the "
-        "search). Every number is the mean of stored runs; `frozen-bench.json` beside this page lists their digests.",
+        "search). Every number is the mean of stored runs; the JSON file beside this page, of the same name, lists "
+        "their digests.",
         "",
         f"Rows: {p['limit'] or 'all'} images of each data set. Rounds: {p['rounds']}, participation "
         f"{p['participation']}. Settings: every combination of a treatment's search is trained without "

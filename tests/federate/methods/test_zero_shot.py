@@ -16,7 +16,8 @@ LINEAR = {"head": "linear"}
 FROM_TEXT = {
     "fst-cbdg": {}, "fedavg": LINEAR, "fedprox": LINEAR, "fedntd": {}, "scaffold": LINEAR, "ditto": LINEAR,
     "pfedme": LINEAR, "perfedavg": LINEAR, "solo": LINEAR, "central": {"probe": "sgd"}, "fed3r-prior": {},
-    "tip-local": {}, "fed-tip-proto": {}, "tpfl-feat": {}, "atpfl-feat": {},
+    "tip-local": {}, "fed-tip-proto": {}, "tpfl-feat": {}, "atpfl-feat": {}, "gda": {}, "fedclip": {},
+    "lp-plus-plus": {},
 }  # fmt: skip
 LIVE = ("promptfl", "tpfl", "atpfl", "local-prompt")
 
