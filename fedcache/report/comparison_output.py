@@ -17,6 +17,7 @@ import numpy as np
 
 from fedcache.errors import UsageError
 from fedcache.report.drawing import plain, write_drawing
+from fedcache.report.paired_rows import ROW_TESTS
 from fedcache.report.paired_tests import SCORE_WORDS, Comparison, Pair
 from fedcache.report.statistics import constant
 from fedcache.visible_text import visible
@@ -81,13 +82,17 @@ def values(c: Comparison) -> Sheet:
 
 
 def differences(c: Comparison) -> Sheet | None:
-    """Pair, mean difference with interval, p; None for one block."""
-    if len(c.blocks) < 2:
+    """Pair, mean difference with interval, p; the same over test rows. None for one block without test rows."""
+    if len(c.blocks) < 2 and not any(p.rows for p in c.pairs):
         return None
     against = all(p.other == c.reference for p in c.pairs)
-    columns = ("run" if against else "pair", "difference, pp", f"{_level(c)} interval", "p", "p (Holm)")
+    columns = ("run" if against else "pair", "difference, pp", f"{_level(c)} interval", "p", "p (Holm)", *_over_rows(c))
     rows = tuple((p.one if against else f"{p.one} - {p.other}", *_tested(p)) for p in c.pairs)
     return Sheet(columns, rows).without_empty()
+
+
+def _over_rows(c: Comparison) -> tuple[str, str]:
+    return f"{_level(c)} over rows", "p over rows (Holm)"
 
 
 def one_sheet(c: Comparison) -> Sheet:
@@ -112,7 +117,8 @@ def caption(c: Comparison) -> str:
     named = f" ({', '.join(c.blocks)})" if c.over == "seeds" and len(c.blocks) <= MOST_BLOCKS else ""
     metric = SCORE_WORDS.get(c.metric, c.metric)
     if len(c.blocks) == 1:
-        return f"{c.setting}: {metric} in %, {c.over.removesuffix('s')} {c.blocks[0]}. Bold: {c.chosen_by}."
+        what = f"{c.setting}: {metric} in %, {c.over.removesuffix('s')} {c.blocks[0]}{_rows_words(c)}"
+        return f"{what}. Bold: {c.chosen_by}."
     tests = sum(p.p is not None for p in c.pairs)
     parts = [f"{c.setting}: {metric} in %, mean ± standard deviation over {len(c.blocks)} {c.over}{named}"]
     if any(t.interval for t in c.treatments):
@@ -121,8 +127,19 @@ def caption(c: Comparison) -> str:
         parts.append(f"differences from {c.reference}")
     if tests:
         parts.append(f"{TEST_NAMES[c.test]} paired over {c.over}, p corrected for {tests} (Holm)")
-    words = "; ".join(parts) + f". Bold: {c.chosen_by}."
+    words = "; ".join(parts) + f"{_rows_words(c)}. Bold: {c.chosen_by}."
     return words + (f" {DAGGER}: not told from {c.reference} at {1 - c.level:.2g}." if c.alike else "")
+
+
+def _rows_words(c: Comparison) -> str:
+    """Which tests stand in the columns over rows, and of how many."""
+    found = [p.rows for p in c.pairs if p.rows is not None]
+    if not found:
+        return ""
+    tests = " or ".join(words for name, words in ROW_TESTS.items() if name in {r.test for r in found})
+    counts = sorted({r.rows for r in found})
+    rows = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+    return f"; over rows: {tests} on {rows} test rows, p corrected for {len(found)} (Holm)"
 
 
 def ranking_words(c: Comparison) -> str | None:
@@ -195,9 +212,10 @@ def show_p(p: float | None) -> str:
     return "" if p is None else "<0.001" if p < 0.001 else f"{p:.3g}"
 
 
-def _tested(pair: Pair) -> tuple[str, str, str, str]:
+def _tested(pair: Pair) -> tuple[str, ...]:
     difference = f"{100 * pair.difference:+.2f}".replace("-0.00", "0.00").replace("+0.00", "0.00")
-    return difference, _interval(pair.interval), show_p(pair.p), show_p(pair.holm)
+    over_rows = ("", "") if pair.rows is None else (_interval(pair.rows.interval), show_p(pair.rows.holm))
+    return difference, _interval(pair.interval), show_p(pair.p), show_p(pair.holm), *over_rows
 
 
 def _interval(found: tuple[float, float] | None) -> str:

@@ -16,6 +16,7 @@ from fedcache.federate.partition.partition import SCHEMES
 from fedcache.runs.client_columns import ClientColumns, client_columns
 from fedcache.runs.directory import WRITTEN, DamagedRunError, check_files, measured_of, read_result, rounds_of
 from fedcache.runs.run import is_claimed
+from fedcache.runs.test_rows import TestRows, test_rows
 from fedcache.runs.trust_words import is_private
 
 if TYPE_CHECKING:
@@ -90,6 +91,11 @@ class StoredRun:
     def clients(self) -> ClientColumns:
         """Name, accuracy and classes of every client."""
         return client_columns(self.result, self.path)
+
+    @cached_property
+    def test_rows(self) -> dict[int, TestRows] | None:
+        """How often each test row was right, by seed; None where the run does not hold it."""
+        return test_rows(self.result, self.path)
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:

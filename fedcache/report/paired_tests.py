@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.report.paired_blocks import PairedBlocks
+from fedcache.report.paired_rows import RowDifference, row_difference, rows_of_run
 from fedcache.report.statistics import Floats, Ranking, constant, holm, interval, mean_ranks, p_value, ranking
 from fedcache.runs.choice import BY_VALIDATION, DIGITS, NOT_A_CHOICE, Order, order_of_run, tie_sentence
 from fedcache.runs.score import SCORES, WORDS, rows_interval
@@ -38,7 +39,8 @@ class Treatment:
         interval: bootstrap interval of the mean; None with fewer than three blocks.
         rank: mean rank over the blocks, 1 is best.
         validation: mean accuracy of its runs on the rows to choose by; None where not all treatments have such rows.
-        test_rows: over seeds, of one model that does not vary over them: test rows, and the Wilson interval over them.
+        test_rows: over seeds, of values that do not vary over them: test rows, and the interval over these; Wilson's of
+            one model, of models of clients that of ``rows_of_run``.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Pair:
         interval: bootstrap interval of that mean.
         p: of the paired test; None where there is nothing to test by.
         holm: p corrected for all pairs of the comparison.
+        rows: over seeds, the same difference over the test rows; None where runs hold none.
     """
 
     one: str
@@ -70,6 +73,7 @@ class Pair:
     interval: tuple[float, float] | None
     p: float | None
     holm: float | None
+    rows: RowDifference | None = None
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,7 @@ def compared(
     names, values = [found.names[i] for i in order], found.values[order]
     ranks = map(float, mean_ranks(values))
     held = None if found.validation is None else dict(zip(found.names, found.validation, strict=True))
-    rows = _test_rows(found, level) if over == "seeds" and metric in ("accuracy", *SCORE_WORDS) else {}
+    rows = _test_rows(found, metric, level) if over == "seeds" and metric in ("accuracy", *SCORE_WORDS) else {}
     treatments = tuple(
         _treatment(n, v, r, level, None if held is None else held[n], rows.get(n))
         for n, v, r in zip(names, values, ranks, strict=True)
@@ -182,6 +186,7 @@ def compared(
         Pair(names[i], names[j], float((values[i] - values[j]).mean()), interval(values[i] - values[j], level), p, h)
         for (i, j), p, h in zip(chosen, tested, holm(tested), strict=True)
     )
+    made = _with_rows(made, found, metric, level) if over == "seeds" else made
     done = Comparison(
         setting=found.setting,
         over=over,
@@ -198,6 +203,21 @@ def compared(
     )
     chose = against is None and pairs == "best" and picked is None
     return replace(done, notes=(*found.notes, *_tied(done), *_notes(done, chose=chose)))
+
+
+def _with_rows(pairs: tuple[Pair, ...], found: PairedBlocks, metric: str, level: float) -> tuple[Pair, ...]:
+    """The pairs with their differences over test rows, where these add up to what is compared."""
+    runs = found.runs
+    made = [
+        row_difference(runs[p.one][0], runs[p.other][0], metric, level) if {p.one, p.other} <= runs.keys() else None
+        for p in pairs
+    ]
+    made = [r if r is not None and abs(r.difference - p.difference) < 1e-9 else None
+            for p, r in zip(pairs, made, strict=True)]  # fmt: skip
+    corrected = holm([None if r is None else r.p for r in made])
+    return tuple(
+        p if r is None else replace(p, rows=replace(r, holm=h)) for p, r, h in zip(pairs, made, corrected, strict=True)
+    )
 
 
 def _place(found: PairedBlocks, number: int) -> tuple[Order, int]:
@@ -221,14 +241,18 @@ def _tied(c: Comparison) -> list[str]:
     return [] if told is None else [told]
 
 
-def _test_rows(found: PairedBlocks, level: float) -> dict[str, tuple[int, float, float]]:
+def _test_rows(found: PairedBlocks, metric: str, level: float) -> dict[str, tuple[int, float, float]]:
     """Rows and interval of the treatments that do not vary, where these are the values that are compared."""
     made = {}
     for name, values in zip(found.names, found.values, strict=True):
-        result = found.runs[name][0].result if name in found.runs else None
-        told = None if result is None or not constant(values) else rows_interval(result, level)
-        if result is not None and told is not None and constant(np.append(values, result["accuracy"]["mean"])):
+        run = found.runs[name][0] if name in found.runs else None
+        if run is None or not constant(values):
+            continue
+        told = rows_interval(run.result, level)
+        if told is not None and constant(np.append(values, run.result["accuracy"]["mean"])):
             made[name] = told
+        elif (clients := rows_of_run(run, metric, level)) is not None:
+            made[name] = clients
     return made
 
 
@@ -266,9 +290,12 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
             "settings": "More datasets or partitions give both.",
         }
         by_rows = any(t.test_rows is not None for t in c.treatments)
-        over_rows = " Intervals are Wilson's over the test rows of one model." if by_rows else ""
+        over_rows = (
+            " Intervals are over test rows: Wilson's of one model, normal of clients' models." if by_rows else ""
+        )
         lacks = f"no interval over {c.over}" if by_rows else "no interval"
-        return [f"One of the {c.over} only ({c.blocks[0]}): {lacks} and no test.{over_rows} {more[c.over]}"]
+        untested = f"no test over {c.over}" if any(p.rows for p in c.pairs) else "no test"
+        return [f"One of the {c.over} only ({c.blocks[0]}): {lacks} and {untested}.{over_rows} {more[c.over]}"]
     notes = []
     if count < 3:
         notes.append(f"Two {c.over}: no interval, which takes three.")
@@ -310,8 +337,7 @@ def _spreadless(c: Comparison) -> list[str]:
     if by_rows:
         counts = ", ".join(dict.fromkeys(f"{t.test_rows[0]:,}" for t in by_rows if t.test_rows is not None))
         notes.append(
-            f"The value {why}, and the interval is Wilson's over {counts} test rows: "
-            f"{', '.join(t.name for t in by_rows)}."
+            f"The value {why}, and the interval is over {counts} test rows: {', '.join(t.name for t in by_rows)}."
         )
     untested = [p for p in c.pairs if p.p is None]
     among = [p for p in untested if {p.one, p.other} <= set(same) and c.over != "settings"]

@@ -35,7 +35,7 @@ MEASURED, WRITTEN, FILES = "measured.json", "files.json", "files of a run"
 """What was measured, and the digests of the files with which a run begins; both sealed, neither part of a result."""
 
 OWN_FILES = (
-    r"(result|measured|files|models)\.json|config\.toml|rounds\.jsonl|clients\.parquet|partition-.*"
+    r"(result|measured|files|models)\.json|config\.toml|rounds\.jsonl|clients\.parquet|test-rows\.npz|partition-.*"
     r"|(seed|checkpoint)-\d+\.(json|safetensors)"
 )
 """What the files of a run are called, as an expression."""

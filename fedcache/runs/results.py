@@ -17,10 +17,12 @@ from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.plugins import Plugin
 from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.runs.client_columns import CLIENTS_FILE, CLIENTS_IN_RESULT, ClientColumns
+from fedcache.runs.count_test_rows import count_test_rows
 from fedcache.runs.events import number
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
 from fedcache.runs.spec import ResolvedRun
+from fedcache.runs.test_rows import ROWS_FILE, TestRows, rows_file
 
 ARRAYS = {"per_client": np.float64, "classes_owned": np.int64, "validation_per_client": np.float64}
 """Fields of a seed's result with an entry for every client."""
@@ -62,6 +64,7 @@ class SeedResult:
     validation_per_client: NDArray[np.float64] | None = None  # [M] fractions; NaN for a client that was not scored
     pooled: float | None = None  # accuracy over all test rows of all clients, each scored by the client's model
     zero_shot: float | None = None  # accuracy of the class texts that the method starts from, without training
+    test_rows: TestRows | None = None  # how often each test row was right; None where they are secret or too many
 
     @property
     def choice(self) -> float | None:
@@ -73,7 +76,8 @@ class SeedResult:
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         names = {"numbered": len(self.clients)} if isinstance(self.clients, NumberedNames) else list(self.clients)
         arrays = {name: _packed(plain[name]) for name in ARRAYS if plain[name] is not None}
-        return {**plain, **arrays, "clients": names}
+        rows = None if self.test_rows is None else self.test_rows.to_dict()
+        return {**plain, **arrays, "clients": names, "test_rows": rows}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SeedResult:
@@ -81,7 +85,8 @@ class SeedResult:
         names = data["clients"]
         clients = NumberedNames(names["numbered"]) if isinstance(names, dict) else names
         arrays = {name: _unpacked(data[name], kind) for name, kind in ARRAYS.items() if data.get(name) is not None}
-        return cls(**{**data, **arrays, "clients": clients})
+        rows = None if data.get("test_rows") is None else TestRows.from_dict(data["test_rows"])
+        return cls(**{**data, **arrays, "clients": clients, "test_rows": rows})
 
 
 def _packed(values: NDArray[Any]) -> str:
@@ -114,7 +119,7 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, s
         }
         for r in outcome.records
     ]
-    evaluation, domains = outcome.evaluation, inputs.domains
+    evaluation, domains, clients = outcome.evaluation, inputs.domains, inputs.partitions[outcome.seed].clients
     chosen_by = evaluation.validation
     return SeedResult(
         seed=outcome.seed,
@@ -149,6 +154,7 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, s
         validation_per_client=None if chosen_by is None else chosen_by.client_accuracy,
         pooled=number(evaluation.pooled),
         zero_shot=number(outcome.zero_shot),
+        test_rows=None if secret else count_test_rows(evaluation, clients, inputs.data.y),
     )  # fmt: skip
 
 
@@ -262,10 +268,10 @@ def columns_of_seeds(seeds: Sequence[SeedResult]) -> ClientColumns:
 
 
 def files_of_clients(seeds: Sequence[SeedResult]) -> dict[str, bytes]:
-    """The file that a result with too many clients for itself has beside it, by name; {} for others."""
-    if len(seeds[0].clients) <= CLIENTS_IN_RESULT:
-        return {}
-    return {CLIENTS_FILE: columns_of_seeds(seeds).to_parquet([s.seed for s in seeds])}
+    """What a result has beside it, by name: columns of clients that are too many for it, and test rows."""
+    many, rows = len(seeds[0].clients) > CLIENTS_IN_RESULT, rows_file({s.seed: s.test_rows for s in seeds})
+    columns = {CLIENTS_FILE: columns_of_seeds(seeds).to_parquet([s.seed for s in seeds])} if many else {}
+    return {**columns, **({} if rows is None else {ROWS_FILE: rows})}
 
 
 def _accuracy(seeds: Sequence[SeedResult], clients: ClientColumns | None, drawn: bool) -> dict[str, Any]:

@@ -243,6 +243,7 @@ class Tally:
             headline,
             self._confusion,
             self._kept is not None,
+            sizes=np.array([len(rows) for rows, _ in kept], np.int64),
         )
 
 

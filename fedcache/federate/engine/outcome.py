@@ -251,6 +251,8 @@ class Evaluation:
     counts: np.ndarray | None = None
     whole: bool = True  # False where predictions are too many to be kept: then ``rows`` and ``predictions`` are empty
     validation: Evaluation | None = None  # of the same models on the rows to choose by; None where there are none
+    # int64: of personal models, how many of ``rows`` each scored client has, in their order; None of one model
+    sizes: np.ndarray | None = None
     pooled: float | None = None  # over all rows of all clients, each scored by the client's model; None: not summed
 
     @property

@@ -1,0 +1,154 @@
+"""Two runs compared over the test rows that both were scored on: which images one gets right and the other wrong.
+
+Seeds repeat the training; test rows are the sample from which an accuracy speaks of new images. Both are shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from scipy import stats
+
+from fedcache.report.find_runs import StoredRun
+from fedcache.report.statistics import DIGITS, Floats
+from fedcache.runs.test_rows import TestRows
+
+ROW_TESTS = {"mcnemar": "McNemar's exact test", "z": "z-test of the paired rows"}
+PERSONAL = ("personalised", "everywhere")
+
+
+@dataclass(frozen=True)
+class RowDifference:
+    """One run minus another over test rows.
+
+    Attributes:
+        rows: different test rows that both were scored on.
+        gained: rows that the first gets right more often, over clients and seeds.
+        lost: rows that the other gets right more often.
+        difference: of the accuracies, a fraction.
+        interval: of it, over test rows: difference -+ z sqrt(R / (R - 1) sum_r e_r^2), with e_r = d_r - difference w_r,
+            where row r adds d_r to the difference and has the weight w_r of all; None for one row.
+        p: two-sided. Where every row that differs counts the same, of McNemar's exact test: the binomial of ``gained``
+            among ``gained + lost``. Else of a z-test with the variance above.
+        test: mcnemar | z.
+        holm: p corrected for all pairs of the comparison.
+    """
+
+    rows: int
+    gained: int
+    lost: int
+    difference: float
+    interval: tuple[float, float] | None
+    p: float
+    test: str
+    holm: float | None = None
+
+
+def row_difference(one: StoredRun, other: StoredRun, metric: str, level: float) -> RowDifference | None:
+    """``one`` minus ``other``, of the seeds that both have.
+
+    None where a run holds no test rows, where the two were not scored on the same ones, and for a metric that is no sum
+    over rows.
+
+    Args:
+        one: a run.
+        other: a run of the same dataset and partition.
+        metric: accuracy (the headline of both), client_mean or pooled.
+        level: of the interval.
+
+    Raises:
+        DamagedRunError for test rows that are not what was written.
+    """
+    kinds = {one.result.get("protocol") in PERSONAL, other.result.get("protocol") in PERSONAL}
+    if metric == "accuracy" and len(kinds) == 1:
+        metric = "client_mean" if kinds == {True} else "once"
+    if metric not in ("client_mean", "pooled", "once"):
+        return None
+    ours, theirs = one.test_rows, other.test_rows
+    seeds = [seed for seed in ours or {} if seed in (theirs or {})]
+    if not ours or not theirs or not seeds:
+        return None
+    found = [_of_seed(ours[seed], theirs[seed], metric) for seed in seeds]
+    return None if None in found else _tested([f for f in found if f is not None], level)
+
+
+Rows = tuple[np.ndarray, Floats, Floats]
+"""Numbers of rows, what each adds to the difference, and its weight; weights have the sum 1."""
+
+
+def _of_seed(ours: TestRows, theirs: TestRows, metric: str) -> Rows | None:
+    alike = np.array_equal(ours.rows, theirs.rows) and np.array_equal(ours.scored, theirs.scored)
+    if not alike or not np.allclose(ours.weight, theirs.weight, rtol=1e-9, atol=0.0):
+        return None
+    if metric == "client_mean":
+        return ours.rows, ours.share - theirs.share, ours.weight
+    apart = (ours.right - theirs.right).astype(np.float64)
+    if metric == "pooled":
+        total = float(ours.scored.sum())
+        return ours.rows, apart / total, ours.scored / total
+    count = len(ours.rows)  # of one model, which says the same to every client: each row once
+    return ours.rows, apart / ours.scored / count, np.full(count, 1.0 / count)
+
+
+def _joined(seeds: list[Rows]) -> tuple[Floats, Floats]:
+    """What each image adds, and its weight, means over seeds: an image that several seeds test is one image."""
+    rows, place = np.unique(np.concatenate([r for r, _, _ in seeds]), return_inverse=True)
+    adds, weights = (
+        np.bincount(place, np.concatenate([seed[i] for seed in seeds]), len(rows)) / len(seeds) for i in (1, 2)
+    )
+    return adds, weights
+
+
+def _spread(adds: Floats, weights: Floats) -> float:
+    """Standard error of a sum over R rows of a sample: sqrt(R / (R - 1) sum_r e_r^2), e_r = adds_r - sum weights_r."""
+    count = len(adds)
+    return float(np.sqrt(count / (count - 1) * ((adds - adds.sum() * weights) ** 2).sum()))
+
+
+def rows_of_run(run: StoredRun, metric: str, level: float) -> tuple[int, float, float] | None:
+    """Test rows of a run, and the interval over them of its accuracy with models of clients; None without.
+
+    accuracy -+ z sqrt(R / (R - 1) sum_r (a_r - accuracy w_r)^2): row r adds a_r to the accuracy and has the weight w_r.
+
+    Args:
+        run: of one seed, or of several that give the same.
+        metric: accuracy or client_mean, which of models of clients are one; or pooled.
+        level: of the interval.
+
+    Raises:
+        DamagedRunError for test rows that are not what was written.
+    """
+    if run.result.get("protocol") not in PERSONAL or metric not in ("accuracy", "client_mean", "pooled"):
+        return None
+    made: list[Rows] = []
+    for found in (run.test_rows or {}).values():
+        total = float(found.scored.sum())
+        pooled = (found.rows, found.right / total, found.scored / total)
+        made.append(pooled if metric == "pooled" else (found.rows, found.share, found.weight))
+    adds, weights = _joined(made) if made else (np.empty(0), np.empty(0))
+    if len(adds) < 2:
+        return None
+    half = NormalDist().inv_cdf(0.5 + level / 2.0) * _spread(adds, weights)
+    mean = float(adds.sum())
+    return len(adds), max(0.0, mean - half), min(1.0, mean + half)
+
+
+def _tested(seeds: list[Rows], level: float) -> RowDifference:
+    adds, weights = _joined(seeds)
+    count = len(adds)
+    adds = np.where(np.abs(adds) < 10.0**-DIGITS / count, 0.0, adds)
+    difference, gained, lost = float(adds.sum()), int((adds > 0).sum()), int((adds < 0).sum())
+    sizes = np.abs(adds[adds != 0])
+    if count < 2:
+        return RowDifference(count, gained, lost, difference, None, 1.0, "mcnemar")
+    spread = _spread(adds, weights)
+    half = NormalDist().inv_cdf(0.5 + level / 2.0) * spread
+    exact = not len(sizes) or bool(np.ptp(sizes) <= 1e-9 * sizes.max())
+    if exact:
+        p = float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    else:
+        p = float(2.0 * stats.norm.sf(abs(difference) / spread)) if spread > 0 else 0.0
+    interval = (difference - half, difference + half)
+    return RowDifference(count, gained, lost, difference, interval, p, "mcnemar" if exact else "z")

@@ -1,0 +1,125 @@
+"""Differences over test rows: McNemar's test, hand-worked and as simulated; what is not paired is not tested."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from scipy import stats
+
+from fedcache.report.find_runs import StoredRun
+from fedcache.report.paired_rows import row_difference, rows_of_run
+from fedcache.runs.test_rows import TestRows
+
+
+def run(seeds: dict[int, TestRows] | None, protocol: str = "global") -> StoredRun:
+    made = StoredRun(Path("none"), {"protocol": protocol, "seeds": list(seeds or {})}, {})
+    made.__dict__["test_rows"] = seeds  # what the property would read
+    return made
+
+
+def of_one(right: list[int], rows: list[int] | None = None) -> TestRows:
+    """One model, each row tested by one of as many clients with one row each."""
+    r, n = np.array(right), len(right)
+    return TestRows(np.arange(n) if rows is None else np.array(rows), r, np.ones(n, np.int64), r / n, np.full(n, 1 / n))
+
+
+def test_mcnemar_by_hand() -> None:
+    one, other = of_one([1, 1, 1, 1, 1, 0, 0, 1]), of_one([0, 0, 0, 0, 1, 0, 1, 1])
+    found = row_difference(run({0: one}), run({0: other}), "accuracy", 0.95)
+    assert found is not None
+    assert (found.rows, found.gained, found.lost, found.test) == (8, 4, 1, "mcnemar")
+    assert found.difference == pytest.approx(3 / 8)
+    assert found.p == pytest.approx(2 * (5 + 1) / 32)  # two-sided binomial of 4 or more, or 1 or fewer, among 5
+    e = np.array([1, 1, 1, 1, 0, 0, -1, 0]) / 8 - 3 / 64
+    half = 1.959963984540054 * np.sqrt(8 / 7 * (e**2).sum())
+    assert found.interval == pytest.approx((3 / 8 - half, 3 / 8 + half))
+
+
+def test_equal_predictions_differ_by_nothing() -> None:
+    one = of_one([1, 0, 1])
+    found = row_difference(run({0: one}), run({0: one}), "pooled", 0.95)
+    assert found is not None
+    assert (found.difference, found.interval, found.p, found.gained, found.lost) == (0.0, (0.0, 0.0), 1.0, 0, 0)
+
+
+def test_repeated_seeds_are_no_evidence_and_an_image_of_two_seeds_is_one_image() -> None:
+    one, other = of_one([1, 1, 1, 0, 1, 0]), of_one([0, 1, 0, 0, 1, 1])
+    once = row_difference(run({0: one}), run({0: other}), "pooled", 0.95)
+    thrice = row_difference(run(dict.fromkeys(range(3), one)), run(dict.fromkeys(range(3), other)), "pooled", 0.95)
+    assert once is not None
+    assert thrice is not None
+    assert (thrice.rows, thrice.p, thrice.test) == (6, once.p, "mcnemar")
+    assert thrice.interval == pytest.approx(once.interval)
+
+
+@pytest.mark.parametrize("change", ["rows", "scored", "none", "metric", "seeds", "kinds"])
+def test_what_is_not_paired_is_not_tested(change: str) -> None:
+    one, other, metric = run({0: of_one([1, 0])}), run({0: of_one([0, 0])}), "accuracy"
+    if change == "rows":
+        other = run({0: of_one([0, 0], [3, 4])})
+    elif change == "scored":
+        found = of_one([0, 0])
+        other = run({0: TestRows(found.rows, found.right, np.array([2, 1]), found.share, found.weight)})
+    elif change == "none":
+        other = run(None)
+    elif change == "metric":
+        metric = "macro_f1"
+    elif change == "seeds":
+        other = run({1: of_one([0, 0])})
+    else:
+        other = run({0: of_one([0, 0])}, "personalised")
+    assert row_difference(one, other, metric, 0.95) is None
+
+
+def test_intervals_cover_and_the_test_keeps_its_level() -> None:
+    """1,000 draws of 300 rows, each in the tests of 1 to 4 clients, where two models differ by 4 points or by none."""
+    rng = np.random.default_rng(0)
+    covered = rejected = alone = 0
+    for _ in range(1000):
+        scored = rng.integers(1, 5, 300)
+        weight = scored / scored.sum()
+        first, second = rng.binomial(scored, 0.8), rng.binomial(scored, 0.76)
+        third = rng.binomial(scored, 0.8)
+        a, b, c = (TestRows(np.arange(300), r, scored, r / scored.sum(), weight) for r in (first, second, third))
+        runs = [run({0: rows}, "personalised") for rows in (a, b, c)]
+        found = row_difference(runs[0], runs[1], "client_mean", 0.95)
+        same = row_difference(runs[0], runs[2], "client_mean", 0.95)
+        own = rows_of_run(runs[0], "accuracy", 0.95)
+        assert found is not None
+        assert found.interval is not None
+        assert same is not None
+        assert own is not None
+        covered += found.interval[0] <= 0.04 <= found.interval[1]
+        rejected += same.p < 0.05
+        alone += own[1] <= 0.8 <= own[2]
+    low, high = stats.binom.ppf([0.0005, 0.9995], 1000, 0.95)
+    assert low <= covered <= high
+    assert low <= alone <= high
+    assert 1000 - high <= rejected <= 1000 - low
+
+
+def test_a_comparison_has_both_spreads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path))
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 4, 400)
+    x = (np.eye(4, 8)[y] + 0.7 * rng.standard_normal((400, 8))).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", embeddings=x, labels=y)
+    ok("ingest", tmp_path / "rows.npz", "--name", "rows")
+    ok("grid", "--method", "fed3r,fedncm,fedrep", "--store", "rows", "--scheme", "iid", "--clients", 4,
+       "--rounds", 2, "--seeds", 0)  # fmt: skip
+    (table,) = ok("compare", "--against", "fed3r").data["comparisons"]
+    by: dict[str, Any] = {pair["one"].split()[0]: pair["rows"] for pair in table["pairs"]}
+    assert by["fedncm"]["test"] == "mcnemar"
+    assert by["fedrep"]["test"] == "z"
+    for pair in table["pairs"]:
+        assert pair["rows"]["difference"] == pytest.approx(pair["difference"])
+        assert pair["rows"]["holm"] >= pair["rows"]["p"]
+    personal = next(t for t in table["treatments"] if t["name"].startswith("fedrep"))
+    assert personal["test_rows"][1] < personal["mean"] < personal["test_rows"][2]
+    shown = fedcache("compare", "--against", "fed3r", "--format", "markdown").out
+    assert "p over rows (Holm)" in shown
+    assert "McNemar's exact test or z-test of the paired rows on" in shown

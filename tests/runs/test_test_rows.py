@@ -1,0 +1,129 @@
+"""What a result says of every test row: sums that are its accuracies, one file that is read whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command import fedcache, ok
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcache.errors import CorruptionError, Exit
+from fedcache.federate.engine import evaluate
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.partition.client_table import Client, ClientTable
+from fedcache.runs import count_test_rows as counting
+from fedcache.runs import test_rows
+from fedcache.runs.count_test_rows import count_test_rows
+from fedcache.runs.directory import read_result
+from fedcache.runs.test_rows import ROWS_FILE, TestRows, rows_file
+
+ROWS = 12
+
+
+def ingested(place: Path) -> Path:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 4, 400)
+    x = (np.eye(4, 8)[y] + 0.7 * rng.standard_normal((400, 8))).astype(np.float32)
+    np.savez(place / "rows.npz", embeddings=x, labels=y)
+    ok("ingest", place / "rows.npz", "--name", "rows")
+    return place
+
+
+@pytest.fixture
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(ingested)
+
+
+def data(labels: np.ndarray) -> Data:
+    return Data(torch.zeros(len(labels), 1, 1), torch.from_numpy(labels), 3)
+
+
+@st.composite
+def scored(draw: st.DrawFn) -> tuple[np.ndarray, ClientTable, np.ndarray]:
+    """Labels, clients (some of which share the common rows) and the predictions of each client's model."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    labels = rng.integers(-1 if draw(st.booleans()) else 0, 3, ROWS)
+    common = np.sort(rng.choice(ROWS, 5, replace=False))
+    tests = [common if draw(st.booleans()) else np.sort(rng.choice(ROWS, rng.integers(0, 6), replace=False))
+             for _ in range(draw(st.integers(1, 4)))]  # fmt: skip
+    clients = [Client(f"c{i}", np.arange(2), t) for i, t in enumerate(tests)]
+    return labels, ClientTable.of(clients, common), rng.integers(0, 3, (len(tests), ROWS))
+
+
+def one_hot(guesses: np.ndarray) -> Callable[[torch.Tensor], torch.Tensor]:
+    table = torch.eye(3)[torch.from_numpy(guesses)]
+    return lambda rows: table[rows]
+
+
+@given(scored(), st.booleans())
+@settings(deadline=None)
+def test_the_sums_over_rows_are_the_accuracies(made: tuple[np.ndarray, ClientTable, np.ndarray], one: bool) -> None:
+    labels, table, guesses = made
+    if one:
+        found = evaluate.evaluate_global(one_hot(guesses[0]), data(labels), table)
+    else:
+        models = evaluate.PersonalModels(lambda client: one_hot(guesses[client]))
+        found = evaluate.evaluate_personal(models, data(labels), table)
+    rows = count_test_rows(found, table, torch.from_numpy(labels))
+    if rows is None:
+        assert np.isnan(found.mean_accuracy)
+        return
+    assert rows.share.sum() == pytest.approx(found.mean_accuracy)
+    assert rows.weight.sum() == pytest.approx(1.0)
+    assert rows.right.sum() / rows.scored.sum() == pytest.approx(found.pooled)
+    assert (np.diff(rows.rows) > 0).all()
+    again = TestRows.from_dict(json.loads(json.dumps(rows.to_dict())))
+    assert all(np.array_equal(getattr(again, n), getattr(rows, n)) for n in rows.to_dict())
+
+
+def test_two_clients_by_hand() -> None:
+    labels = np.array([0, 1, 2, -1])
+    clients = [Client("a", np.arange(1), np.array([0, 1, 3])), Client("b", np.arange(1), np.array([1, 2]))]
+    models = evaluate.PersonalModels(lambda i: one_hot(np.array([[0, 0, 0, 0], [1, 1, 1, 1]])[i]))
+    table = ClientTable.of(clients, np.empty(0, np.int64))
+    rows = count_test_rows(evaluate.evaluate_personal(models, data(labels), table), table, torch.from_numpy(labels))
+    assert rows is not None
+    assert rows.rows.tolist() == [0, 1, 2]  # 3 has no label
+    assert rows.right.tolist() == [1, 1, 0]
+    assert rows.scored.tolist() == [1, 2, 1]
+    assert rows.share.tolist() == [0.25, 0.25, 0.0]
+    assert rows.weight.tolist() == [0.25, 0.5, 0.25]
+
+
+def test_a_file_needs_rows_of_every_seed() -> None:
+    one = TestRows(*(np.arange(2) for _ in range(5)))
+    assert rows_file({0: one, 1: None}) is None
+    assert rows_file({0: one}) == rows_file({0: one})
+
+
+def test_a_run_of_the_command_line_has_the_file_and_a_damaged_one_is_refused(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--scheme", "dirichlet", "--alpha", 0.5, "--clients", 4, "--rounds", 2, "--seeds", "0,1")
+    words = (*words, "--option", "test_protocol=matched")
+    for method in ("fedavg", "fedrep", "fed3r"):
+        run = Path(ok("train", "--method", method, "--store", "rows", *words).data["path"])
+        result = read_result(run / "result.json")
+        found = test_rows.test_rows(result, run)
+        assert found is not None
+        means = [float(r.share.sum()) for r in found.values()]
+        assert means == pytest.approx(result["accuracy"]["client_mean_per_seed"])
+        pooled = [r.right.sum() / r.scored.sum() for r in found.values()]
+        assert pooled == pytest.approx(result["accuracy"]["pooled_per_seed"])
+    file = run / ROWS_FILE
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CorruptionError, match=r"test-rows\.npz is not what was written"):
+        test_rows.test_rows(result, run)
+    done = fedcache("train", "--method", "fed3r", "--store", "rows", *words)
+    assert (done.code, ROWS_FILE in done.err) == (Exit.CORRUPT, True)
+    monkeypatch.setattr(counting, "MOST_ROWS", 3)
+    again = ok("train", "--method", "fed3r", "--store", "rows", *words, "--fresh").data["path"]
+    without = read_result(Path(again) / "result.json")
+    assert ROWS_FILE not in without["files"]
+    assert without["accuracy"] == result["accuracy"]
