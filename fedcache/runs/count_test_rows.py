@@ -26,7 +26,8 @@ def count_test_rows(found: Evaluation, clients: Sequence[ClientRows], labels: Te
         clients: whose test rows they are.
         labels: int64 [N] of all rows of the store, -1 where unknown: such a row is not scored.
     """
-    if not len(found.rows) or not found.whole:
+    too_many = found.sizes is None and len(found.rows) > MOST_ROWS
+    if not len(found.rows) or not found.whole or too_many:
         return None
     table = clients if isinstance(clients, ClientTable) else ClientTable.of(clients, np.empty(0, np.int64))
     lists = _one_model(found, table) if found.sizes is None else (found.rows, found.predictions, found.sizes)
