@@ -108,6 +108,8 @@ def page(data: dict[str, Any], found: dict[str, float]) -> str:
         "of at least five times where a row says no other number, so they may lie outside the quartiles, which are of "
         "the pairs (for `every method`, over the methods). One thread unless a row says otherwise.",
         "",
+        "Every figure here is of a CPU. `--device cuda` extracts and trains on a GPU; no figure was measured on one.",
+        "",
         *table(rows),
         "",
         *([f"Not measured: {', '.join(lost)}.", ""] if lost else []),
