@@ -40,6 +40,7 @@ LAYERS = (
         "progress",
         "errors",
         "notebooks",
+        "optional",
         "parsing",
         "plugins",
         "process",

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, unknown
+from fedcache.optional import need_arrow
 from fedcache.store.files import write_atomic
 from fedcache.visible_text import escape_json, sheet_cell
 
@@ -82,6 +83,8 @@ def check_out(path: Path) -> None:
         raise UsageError(f"{path} is a directory.", f"-o {path / 'classes.csv'}")
     if not path.parent.is_dir():
         raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
+    if path.suffix.lower() == ".parquet":
+        need_arrow(str(path))
 
 
 def write_predictions(path: Path, predictions: Iterable[Prediction], top: int) -> None:

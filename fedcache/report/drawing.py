@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from fedcache.errors import MachineError, UsageError, closest
+from fedcache.errors import UsageError, closest
+from fedcache.optional import needed_library
 from fedcache.store.files import write_atomic
 from fedcache.visible_text import visible
 
@@ -225,12 +226,7 @@ def check_file(path: Path) -> None:
 
 def need_matplotlib() -> None:
     """Refuse before any work what cannot be drawn. Raises MachineError without matplotlib."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MachineError(
-            "Drawing needs matplotlib, which is not installed or damaged.", "pip install --force-reinstall matplotlib"
-        ) from error
+    needed_library("matplotlib", "Drawing", "plots")
 
 
 def write_drawing(path: Path, size: tuple[float, float], fill: Callable[[Any], None]) -> None:

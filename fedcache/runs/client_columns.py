@@ -13,12 +13,19 @@ from typing import Any
 
 import numpy as np
 
+from fedcache.optional import need_arrow
 from fedcache.runs.directory import DamagedRunError, file_digest
 
 CLIENTS_IN_RESULT = 1_000
 """Clients up to which ``result.json`` holds a number for each."""
 
 CLIENTS_FILE = "clients.parquet"
+
+
+def check_recordable(clients: int) -> None:
+    """Refuse before training what could not be written after it. Raises MachineError for many without pyarrow."""
+    if clients > CLIENTS_IN_RESULT:
+        need_arrow(f"The result of {clients:,} clients (a parquet file above {CLIENTS_IN_RESULT:,})")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +91,7 @@ def client_columns(result: Mapping[str, Any], folder: Path) -> ClientColumns:
         raise DamagedRunError(path, "is missing or unreadable") from None
     if file_digest(CLIENTS_FILE, raw) != result["files"][CLIENTS_FILE]:
         raise DamagedRunError(path)
+    need_arrow(str(path))
     from pyarrow import parquet
 
     table = parquet.read_table(io.BytesIO(raw))

@@ -21,6 +21,7 @@ from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.execution.state_table import check_table
 from fedcache.federate.methods import METHODS, find_method
 from fedcache.progress import Observer
+from fedcache.runs.client_columns import check_recordable
 from fedcache.runs.directory import RunDirectory, measured_of
 from fedcache.runs.events import ALONE, GridPosition, RunEvents
 from fedcache.runs.features import RunInputs
@@ -51,7 +52,7 @@ def prepare_run(
 ) -> RunInputs:
     """Resolve method, features and partitions.
 
-    Raises UsageError, StoreError, CorruptionError; as extraction, where one is run.
+    Raises UsageError, StoreError, CorruptionError, MachineError; as extraction, where one is run.
 
     Args:
         config: as asked.
@@ -73,6 +74,7 @@ def prepare_run(
         check_text(source.store if isinstance(source, StoreRows) else source.stores[0], features.arrays[0])
     domains, classes = source.names()
     clients = len(next(iter(partitions.values())).clients)
+    check_recordable(clients)
     return RunInputs(
         method=method,
         settings=settings,

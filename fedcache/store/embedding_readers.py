@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import UsageError
+from fedcache.optional import need_h5py
 from fedcache.parsing import parse_json
 from fedcache.store.file_rows import FileRows, ending_of, explain_damage
 from fedcache.store.plain_pickle import load_plain
@@ -134,6 +135,7 @@ def h5_items(path: Path, group: Any, prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _read_h5(path: Path) -> Found:
+    need_h5py(str(path))
     import h5py
 
     found: Found = {}

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, unknown
+from fedcache.optional import need_arrow, need_h5py
 from fedcache.store.embedding_writers import WRITERS, Exported
 from fedcache.store.files import digest_of, make_private
 from fedcache.store.groups import put_groups
@@ -126,12 +127,16 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
 
     Labels, domains, splits, names and groups of the rows go with them, and the text features of the arrays.
 
-    Raises UsageError for an unknown ending or a folder that is not there.
+    Raises UsageError for an unknown ending or a folder that is not there, MachineError without the ending's library.
     """
     if out.suffix not in WRITERS:
         raise unknown("file ending", out.suffix, WRITERS)
     if not out.parent.is_dir():
         raise UsageError(f"The folder {out.parent} does not exist.", f"mkdir -p {out.parent}")
+    if out.suffix in (".h5", ".hdf5"):
+        need_h5py(str(out))
+    if out.suffix == ".parquet":
+        need_arrow(str(out))
     s = store.samples
     good = np.flatnonzero(s.ok == 1)
     columns: dict[str, Any] = {f"features/{key}": store.reader(key).rows(good) for key in keys}

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedcache.errors import UsageError
+from fedcache.optional import need_arrow
 from fedcache.parsing import parse_json
 from fedcache.store.file_rows import ending_of
 
@@ -43,7 +44,8 @@ class Table:
 
 
 def arrow() -> Any:
-    """pyarrow, with all of it that reads tables."""
+    """pyarrow, with all of it that reads tables. Raises MachineError without it."""
+    need_arrow("A table (parquet, feather, Arrow or CSV)")
     import pyarrow
     import pyarrow.compute
     import pyarrow.csv

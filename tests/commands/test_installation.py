@@ -39,7 +39,8 @@ def test_doctor_looks_at_everything_and_says_what_mends_it(own_home: Path) -> No
     assert {
         "Python",
         "torch",
-        "zarr",
+        "google-crc32c",
+        "extra plots",
         "torch + torchvision",
         "device",
         "CUDA",

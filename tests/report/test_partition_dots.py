@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -103,15 +103,8 @@ def test_a_missing_directory_is_named(tmp_path):
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path):
-    real = builtins.__import__
-
-    def refuse(name, *rest, **more):
-        if name.split(".")[0] == "matplotlib":
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(FedcacheError, match="matplotlib") as error:
         draw(make("iid", COLUMNS, clients=2), COLUMNS, tmp_path / "p.png")
     assert error.value.code == Exit.ENVIRONMENT
-    assert "pip install" in error.value.hint
+    assert error.value.hint == "pip install 'fedcache[plots]'"

@@ -17,18 +17,9 @@ from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.caches import hub_snapshots, library_caches
 from fedcache.extract.backbones.encoder import ModuleEncoder, one_row_each
 from fedcache.extract.backbones.hugging_face_folder import PATTERNS, check_folder, read_config, read_preprocessing
-from fedcache.extract.backbones.own import (
-    Choice,
-    content_sha256,
-    facts_of,
-    find_place,
-    needed_library,
-    output_of,
-    reason,
-    shape_of,
-    tried,
-)
+from fedcache.extract.backbones.own import Choice, content_sha256, facts_of, find_place, output_of, shape_of, tried
 from fedcache.extract.recipe import Recipe
+from fedcache.optional import needed_library, reason
 from fedcache.store.own_names import HUGGING_FACE, bare_name
 
 if TYPE_CHECKING:

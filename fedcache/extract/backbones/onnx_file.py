@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from fedcache.errors import MachineError, UsageError, unknown
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
-from fedcache.extract.backbones.own import Choice, needed_library, output_of, reason, tried, unchanged_bytes
+from fedcache.extract.backbones.own import Choice, output_of, tried, unchanged_bytes
 from fedcache.extract.backbones.own_files import FileEncoder, ImageInput, chosen_output, derived, on_the_cpu
 from fedcache.extract.recipe import Recipe
+from fedcache.optional import needed_library, reason
 from fedcache.store.own_names import ONNX
 
 TYPES = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from fedcache.extract.backbones.caches import hub_snapshots
 from fedcache.extract.backbones.hugging_face_folder import model_files
 from fedcache.extract.digests import DigestMemory, stat_key
 from fedcache.extract.recipe import VERSION, Recipe, slug
+from fedcache.optional import reason
 from fedcache.store.files import canonical_json, digest_of, file_sha256, make_private, sha256_hex
 from fedcache.store.own_names import HUGGING_FACE, bare_name
 from fedcache.store.sealed import read_sealed, write_sealed
@@ -167,17 +167,6 @@ def output_of(recipe: Recipe) -> str:
     return word[4:-1] if word.startswith("avg(") and word.endswith(")") else word
 
 
-def needed_library(package: str, name: str, extra: str) -> Any:
-    """An optional library, imported; MachineError with the command that installs it."""
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise MachineError(
-            f"{name} needs {package}, which is not installed or cannot be imported ({reason(error)}).",
-            f"pip install 'fedcache[{extra}]'",
-        ) from error
-
-
 def unchanged_bytes(path: Path, sha256: str) -> bytes:
     """The bytes of a file, hashed as they are used: CorruptionError unless they have the sha256 given ("" is any)."""
     try:
@@ -282,9 +271,3 @@ def tried_images(size: int) -> Tensor:
     images = torch.arange(2 * size * size * 3).remainder(251).to(torch.uint8).reshape(2, size, size, 3)
     images[1] //= 4
     return images
-
-
-def reason(error: BaseException) -> str:
-    """An exception's type and the first line of what it says, cut to what a sentence can hold."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else f"{type(error).__name__}."

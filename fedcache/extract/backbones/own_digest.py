@@ -8,8 +8,8 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import UsageError
-from fedcache.extract.backbones.own import reason
 from fedcache.extract.backbones.own_objects import ReachedObjects, is_users_class
+from fedcache.optional import reason
 from fedcache.store.files import digest_of, sha256_hex
 from fedcache.store.own_code import NoDigestError
 

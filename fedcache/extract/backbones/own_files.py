@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError
 from fedcache.extract.backbones.backbone import Backbone
 from fedcache.extract.backbones.encoder import no_text, one_row_each
-from fedcache.extract.backbones.own import Choice, facts_of, find_place, pooling_of, reason, shape_of
+from fedcache.extract.backbones.own import Choice, facts_of, find_place, pooling_of, shape_of
 from fedcache.extract.recipe import NORMS, UNIT, Recipe
+from fedcache.optional import reason
 from fedcache.store.own_names import bare_name
 
 if TYPE_CHECKING:

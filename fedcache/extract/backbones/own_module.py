@@ -19,10 +19,11 @@ from fedcache.errors import CorruptionError, FedcacheError, UsageError
 from fedcache.extract.backbones import own_inputs
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.encoder import ModuleEncoder, one_row_each
-from fedcache.extract.backbones.own import Choice, pooling_of, reason, refuse_complex, shape_of, tried
+from fedcache.extract.backbones.own import Choice, pooling_of, refuse_complex, shape_of, tried
 from fedcache.extract.backbones.own_digest import digest_of_parts
 from fedcache.extract.inputs import DECODERS, IMAGES, TEXTS
 from fedcache.extract.recipe import NORMS, UNIT, Recipe
+from fedcache.optional import reason
 from fedcache.store.own_names import MODULE
 
 if TYPE_CHECKING:

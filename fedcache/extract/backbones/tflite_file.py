@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from fedcache.errors import MachineError, UsageError
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
-from fedcache.extract.backbones.own import Choice, needed_library, output_of, reason, tried, unchanged_bytes
+from fedcache.extract.backbones.own import Choice, output_of, tried, unchanged_bytes
 from fedcache.extract.backbones.own_files import SIZE, FileEncoder, ImageInput, derived, on_the_cpu
 from fedcache.extract.backbones.tflite_format import PENULTIMATE, Graph, chosen_tensor, read_graph, with_output
 from fedcache.extract.recipe import Recipe
+from fedcache.optional import needed_library, reason
 from fedcache.store.own_names import TFLITE
 
 TYPES = ("uint8", "int8", "float32")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import FedcacheError, MachineError, UsageError, unknown
-from fedcache.extract.backbones.own import needed_library, reason
+from fedcache.optional import needed_library, reason
 
 PENULTIMATE = "penultimate"
 """Word for what the classifier reads: the output of the layer before the last one with weights."""

@@ -20,6 +20,7 @@ from fedcache.extract.datasets import archives
 from fedcache.extract.datasets.dataset import Context, Source
 from fedcache.extract.datasets.row_sources import BLOCK, BlockRows, FixedRows, H5Blocks, Packed, PackedBlocks, RowLayout
 from fedcache.extract.digests import stat_key
+from fedcache.optional import need_h5py
 from fedcache.store.embedding_readers import h5_items
 from fedcache.store.file_rows import explain_damage
 from fedcache.store.plain_pickle import load_plain
@@ -172,6 +173,7 @@ def _check_sums(path: Path, entries: archives.Entries, context: Context) -> None
 
 
 def _h5(path: Path) -> dict[str, FileArray]:
+    need_h5py(str(path))
     import h5py
 
     stamp, place, found = _stamp(path), path.absolute(), {}

@@ -24,6 +24,7 @@ from fedcache.extract.datasets.columns import Asked, TableRows
 from fedcache.extract.datasets.dataset import SPLIT_WORDS, Context, Dataset, Source
 from fedcache.extract.datasets.record_sources import ArrowRows, ParquetRows, Shards, open_arrow
 from fedcache.extract.digests import stat_key
+from fedcache.optional import need_arrow, needed_library
 from fedcache.parsing import parse_json
 from fedcache.store.file_rows import explain_damage
 
@@ -54,10 +55,11 @@ def load(rest: str, context: Context) -> Dataset:
     """The dataset of ``hf:PATH``.
 
     Raises UsageError for files without images, several configurations, or columns that make no sense, MachineError for
-    a name that was not pulled.
+    a name that was not pulled, and without pyarrow.
     """
     asked = columns.parse_rest(rest)
     path, facts = _locate(asked.place, context), key(rest, context)
+    need_arrow(f"hf:{asked.place}")
     files, left_out = _files(path, context)
     features = _features(files[0], path)
     image = _image_column(files[0].schema, features, asked, path)
@@ -89,10 +91,7 @@ def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
     """
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} is no name of a dataset.", "For example fedcache datasets pull hf:ylecun/mnist")
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise MachineError("huggingface_hub is not installed.", "pip install huggingface_hub") from None
+    huggingface_hub = needed_library("huggingface_hub", f"hf:{name}", "hf")
     api = huggingface_hub.HfApi()
     for revision in ("main", "refs/convert/parquet"):
         try:

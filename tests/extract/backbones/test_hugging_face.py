@@ -15,8 +15,9 @@ import transformers
 from command import fedcache, ok
 from pictures import folder
 
+from fedcache import optional
 from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
-from fedcache.extract.backbones import Weights, library_caches, load, lookup, own
+from fedcache.extract.backbones import Weights, library_caches, load, lookup
 from fedcache.extract.backbones.hugging_face import fetch
 from fedcache.extract.backbones.hugging_face_folder import PATTERNS, model_files, read_preprocessing
 from fedcache.extract.backbones.own import content_sha256
@@ -235,7 +236,7 @@ def test_pulling_asks_for_the_files_that_count_and_nothing_else(saved, monkeypat
             asked.update(words, repository=repository)
             return str(saved["vit"])
 
-    monkeypatch.setattr(own, "import_module", lambda name: Hub)
+    monkeypatch.setattr(optional, "import_module", lambda name: Hub)
     assert fetch("hf:someone/tiny-vit", offline=False) == saved["vit"]
     assert asked == {"repository": "someone/tiny-vit", "allow_patterns": list(PATTERNS),
                      "cache_dir": library_caches().huggingface}  # fmt: skip
@@ -342,9 +343,9 @@ def test_what_counts_is_what_is_digested(saved, tmp_path):
 
 def test_without_transformers_the_extra_is_named(saved, monkeypatch):
     def absent(package: str) -> Any:
-        raise ImportError(package)
+        raise ModuleNotFoundError(package, name=package.split(".")[0])
 
-    monkeypatch.setattr(own, "import_module", absent)
+    monkeypatch.setattr(optional, "import_module", absent)
     with pytest.raises(FedcacheError, match="hf:vit needs transformers") as caught:
         lookup(f"hf:{saved['vit']}")
     assert caught.value.hint == "pip install 'fedcache[hf]'"

@@ -14,6 +14,7 @@ from pictures import folder
 from tiny_onnx import encoder
 
 import fedcache as fc
+from fedcache import optional
 from fedcache.errors import CorruptionError, Exit, FedcacheError, MachineError, UsageError
 from fedcache.extract.backbones import Weights, load, locate, lookup, own
 from fedcache.extract.backbones.onnx_file import OnnxEncoder
@@ -235,10 +236,10 @@ def test_names_without_a_file_are_a_sentence(name, error, said, tmp_path):
 
 def test_without_onnxruntime_the_extra_is_named(tmp_path, monkeypatch):
     def absent(package: str) -> Any:
-        raise ImportError(f"No module named {package!r}")
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
     path = encoder(tmp_path / "a.onnx")
-    monkeypatch.setattr(own, "import_module", absent)
+    monkeypatch.setattr(optional, "import_module", absent)
     with pytest.raises(MachineError, match=r"onnx:a\.onnx needs onnxruntime, which is not installed") as caught:
         lookup(f"onnx:{path}")
     assert caught.value.hint == "pip install 'fedcache[onnx]'"
@@ -258,7 +259,7 @@ def test_what_was_read_of_a_file_is_remembered_until_it_changes(tmp_path, monkey
     path, home = encoder(tmp_path / "a.onnx"), tmp_path / "home"
     row = lookup(f"onnx:{path}", home=home)
     with monkeypatch.context() as patch:
-        patch.setattr(own, "import_module", lambda name: pytest.fail("read again"))
+        patch.setattr(optional, "import_module", lambda name: pytest.fail("read again"))
         assert lookup(f"onnx:{path}", home=home) == row
         assert lookup("onnx:a.onnx", home=home) == row
     encoder(path, outputs="m")

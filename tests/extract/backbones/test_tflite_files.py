@@ -13,8 +13,9 @@ from command import fedcache, ok
 from pictures import folder
 from tiny_tflite import SCALE, classifier
 
+from fedcache import optional
 from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
-from fedcache.extract.backbones import BACKBONES, Weights, load, lookup, own
+from fedcache.extract.backbones import BACKBONES, Weights, load, lookup
 from fedcache.extract.backbones.tflite_format import Graph, Layer, chosen_tensor, read_graph, with_output
 from fedcache.store.files import file_sha256
 from fedcache.store.store import Store
@@ -145,9 +146,9 @@ def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
     path = classifier(tmp_path / "a.tflite")
 
     def absent(package: str) -> Any:
-        raise ImportError(package)
+        raise ModuleNotFoundError(package, name=package.split(".")[0])
 
-    monkeypatch.setattr(own, "import_module", absent)
+    monkeypatch.setattr(optional, "import_module", absent)
     with pytest.raises(MachineError, match=r"tflite:a\.tflite needs ai_edge_litert") as caught:
         lookup(f"tflite:{path}")
     assert caught.value.hint == "pip install 'fedcache[tflite]'"

