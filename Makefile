@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start hundreds of processes: where compiled files may not be written, each compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint types unit slow durability long durability-full trust engines test-engines audit browser pages docs notebooks everything nightly results bench clean
+.PHONY: help demo test lint types unit slow durability long durability-full trust engines test-engines audit browser pages docs notebooks everything nightly results bench wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
@@ -22,6 +22,11 @@ help:
 	@echo "make docs     build the documentation into site/; a warning is an error"
 	@echo "make notebooks  run the notebooks of examples/ from top to bottom"
 	@echo "make results  make the tables of docs/results.md again"
+	@echo "make wheels   build the sdist and the wheel into dist/"
+	@echo "make smoke-wheel  install the wheel alone, for every Python of PYTHONS that is here, and run the main job (gigabytes)"
+	@echo "make sbom     a bill of materials (CycloneDX) of what the lock file installs, into dist/"
+	@echo "make lock     write uv.lock again"
+	@echo "make release-check  what is missing for a release"
 	@echo "make bench    measure the table of docs/performance.md (about 20 minutes)"
 
 # uv installs in half the time of pip; where it cannot be had, or finds less than pip is told of, pip does.
@@ -46,8 +51,8 @@ comma = ,
 # All that .ci/run needs of one environment, resolved once.
 everything: $(VENV)/.everything
 $(VENV)/.everything: pyproject.toml | $(BIN)/python
-	$(call INSTALL,'.[dev$(comma)docs$(comma)notebooks$(comma)audit$(comma)browser]')
-	@touch $(VENV)/.demo $(VENV)/.dev $(VENV)/.notebooks $(VENV)/.audit $(VENV)/.browser $@
+	$(call INSTALL,'.[dev$(comma)docs$(comma)notebooks$(comma)audit$(comma)browser$(comma)release]')
+	@touch $(VENV)/.demo $(VENV)/.dev $(VENV)/.notebooks $(VENV)/.audit $(VENV)/.browser $(VENV)/.release $@
 
 demo: $(VENV)/.demo
 	$(BIN)/fedcache demo
@@ -124,6 +129,7 @@ audit: $(VENV)/.audit
 nightly: everything
 	$(MAKE) lint types docs audit
 	FEDCACHE_CASES=full $(MAKE) unit slow browser notebooks test-engines
+	$(MAKE) lint-files smoke-wheel
 	$(MAKE) trust
 	OMP_NUM_THREADS=1 $(BIN)/python tools/break_laws.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py --count 40
@@ -145,5 +151,41 @@ results: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
+$(VENV)/.release: pyproject.toml | $(BIN)/python
+	$(call INSTALL,'.[dev$(comma)docs$(comma)release]')
+	@touch $@
+
+# The wheel is built from the sdist, so a file that the sdist lacks is missing there too.
+wheels: $(VENV)/.release
+	rm -f dist/fedcache-*
+	$(BIN)/python -m build --outdir dist .
+
+PYTHONS ?= python3.11 python3.12 python3.13
+
+smoke-wheel: wheels
+	$(BIN)/python tools/smoke_wheel.py $(addprefix --python ,$(PYTHONS))
+
+# The same without a download, for every change: packages of this environment, of which only those that the wheel names.
+smoke-wheel-quick: wheels
+	$(BIN)/python tools/smoke_wheel.py --borrow --methods fed3r,fedavg --rounds 3
+
+lock: $(VENV)/.release
+	$(BIN)/uv lock --python $(BIN)/python
+
+sbom: $(VENV)/.release
+	mkdir -p dist
+	$(BIN)/uv export --quiet --frozen --extra demo --preview-features sbom-export --format cyclonedx1.5 --output-file dist/fedcache.cdx.json
+
+# The files that other programs read: Dockerfile, workflows, issue forms, citation.
+lint-files: $(VENV)/.release
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+
+release-check: $(VENV)/.release
+	$(BIN)/python tools/release.py check
+
 clean:
-	rm -rf $(VENV) $(VENV)-engines site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf dist $(VENV) $(VENV)-engines site .pytest_cache .mypy_cache .ruff_cache

@@ -113,7 +113,7 @@ def test_doctor_asks_for_what_an_installation_asks_for() -> None:
     asked = dict(line.split(",")[0].split(">=") for line in project["dependencies"])
     low = {name: ".".join(map(str, floor)) for name, floor in doctor.CORE.items()}
     assert low == {name: asked[name] for name in low}
-    ours = {"docs", "browser", "notebooks", "audit", "dev"}  # for who works on fedcache itself
+    ours = {"docs", "browser", "notebooks", "audit", "release", "dev"}  # for who works on fedcache itself
     extras = {name: lines for name, lines in project["optional-dependencies"].items() if name not in ours}
     assert {name: list(packages) for name, packages in doctor.EXTRAS.items()} == {
         name: [line.split(">=")[0] for line in lines] for name, lines in extras.items()

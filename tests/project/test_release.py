@@ -1,0 +1,270 @@
+"""What a release is made of agrees: version, changelog, citation, lock file, workflows, container, archives."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+GITHUB = ROOT / ".github"
+PUBLIC = {"pypi.org", "files.pythonhosted.org"}
+NAMED = ("pyproject.toml", "CITATION.cff", "CHANGELOG.md", "uv.lock", "mkdocs.yml", "fedcache/__init__.py")
+
+
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+RELEASE = loaded("release")
+SMOKE = loaded("smoke_wheel")
+
+
+def parsed(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The files that have a version or an address."""
+    for name in NAMED:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+# version and address
+
+
+def test_every_file_has_the_same_version_and_the_changelog_agrees() -> None:
+    assert RELEASE.disagreements() == []
+
+
+def test_a_release_is_named_and_dated_everywhere_and_the_next_one_opens(copy: Path) -> None:
+    if not RELEASE.versions(copy)["pyproject.toml"].endswith(".dev0"):
+        RELEASE.set_version("8.0.0.dev0", "2026-12-24", copy)
+    RELEASE.set_version("9.1.0", "2026-12-24", copy)
+    assert RELEASE.disagreements(copy) == []
+    assert set(RELEASE.versions(copy).values()) == {"9.1.0"}
+    assert "\n## 9.1.0 - 2026-12-24\n" in (copy / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert parsed(copy / "CITATION.cff")["date-released"].isoformat() == "2026-12-24"
+    RELEASE.set_version("9.2.0.dev0", "2026-12-25", copy)
+    assert RELEASE.disagreements(copy) == []
+    assert re.findall(r"^## (.+)$", (copy / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[:2] == [
+        "Unreleased",
+        "9.1.0 - 2026-12-24",
+    ]
+    assert "date-released" not in parsed(copy / "CITATION.cff")
+    with pytest.raises(SystemExit, match="no version like"):
+        RELEASE.set_version("9.2", "2026-12-25", copy)
+
+
+def test_a_file_that_was_forgotten_is_named(copy: Path) -> None:
+    RELEASE.replace("CITATION.cff", r"^version: .+$", "version: 0.0.1", copy)
+    version = RELEASE.versions(copy)["pyproject.toml"]
+    assert RELEASE.disagreements(copy) == [f"CITATION.cff says 0.0.1, pyproject.toml {version}"]
+    RELEASE.replace("CITATION.cff", r"^version: .+$", f"version: {version}", copy)
+    RELEASE.replace("pyproject.toml", r"^version = .+$", 'version = "7.0.0"', copy)
+    assert any(line.startswith("CHANGELOG.md begins with") for line in RELEASE.disagreements(copy))
+
+
+def test_the_address_of_the_repository_is_written_once(copy: Path) -> None:
+    for address in ("https://git.example/a/fedcache", "https://git.example/b/fedcache"):
+        RELEASE.set_address(address, copy)
+        urls = tomllib.loads((copy / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+        assert urls == {
+            "Repository": address,
+            "Issues": f"{address}/issues",
+            "Changelog": f"{address}/blob/main/CHANGELOG.md",
+        }
+        assert parsed(copy / "CITATION.cff")["repository-code"] == address
+        assert (copy / "mkdocs.yml").read_text(encoding="utf-8").count("repo_url:") == 1
+    assert "https://git.example/a" not in "".join((copy / n).read_text(encoding="utf-8") for n in NAMED)
+    assert not any("no address" in line for line in RELEASE.missing(copy))
+
+
+def test_the_citation_says_what_pyproject_says() -> None:
+    citation = parsed(ROOT / "CITATION.cff")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert (citation["title"], citation["license"]) == (project["name"], project["license"])
+    assert citation["authors"] == project["authors"]
+    assert citation.get("repository-code") == project.get("urls", {}).get("Repository")
+
+
+# the lock file
+
+
+def test_the_lock_file_is_of_this_pyproject_and_names_public_registries_alone() -> None:
+    locked = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    ours = next(p for p in locked["package"] if p["name"] == "fedcache")
+
+    def plain(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", name).lower()
+
+    def split(line: str) -> tuple[str, str]:
+        found = re.match(r"([\w.-]+)(\[.*?\])?(.*)", line)
+        assert found is not None
+        return plain(found[1]), ",".join(sorted(found[3].replace(" ", "").split(",")))
+
+    wanted = {("", *split(line)) for line in project["dependencies"]}
+    for extra, lines in project["optional-dependencies"].items():
+        wanted |= {(extra, *split(line)) for line in lines}
+    held = set()
+    for entry in ours["metadata"]["requires-dist"]:
+        extra = re.search(r"extra == '(.+?)'", entry.get("marker", ""))
+        specifier = ",".join(sorted(entry.get("specifier", "").split(",")))
+        held.add((extra[1] if extra else "", plain(entry["name"]), specifier))
+    assert {w for w in wanted ^ held if w[1] != "fedcache"} == set(), "make lock"
+    assert sorted(ours["metadata"]["provides-extras"]) == sorted(project["optional-dependencies"])
+    hosts = set(re.findall(r"https?://([^/\"]+)", (ROOT / "uv.lock").read_text(encoding="utf-8")))
+    assert hosts == PUBLIC
+    files = [f for p in locked["package"] for f in [*p.get("wheels", []), *([p["sdist"]] if "sdist" in p else [])]]
+    assert len(files) > 1000
+    assert all(f["hash"].startswith("sha256:") for f in files)
+
+
+# files that other programs read
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def steps() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    for path in sorted((GITHUB / "workflows").glob("*.yml")):
+        for job in parsed(path)["jobs"].values():
+            for step in job["steps"]:
+                yield path.name, job, step
+
+
+def made(job: dict[str, Any], line: str) -> list[str]:
+    """The targets of a line ``make ...``, those of a matrix written out."""
+    words = re.sub(r"\$\{\{ matrix\.(\w+) \}\}", lambda m: " ".join(job["strategy"]["matrix"][m[1]]), line).split()[1:]
+    return [word for word in words if "=" not in word]
+
+
+def test_workflows_call_targets_of_the_makefile() -> None:
+    called: dict[str, set[str]] = {}
+    for name, job, step in steps():
+        for line in step.get("run", "").splitlines():
+            assert line.startswith("make ") or name == "wheels.yml", line
+            if line.startswith("make "):
+                called.setdefault(name, set()).update(made(job, line))
+    assert set(called) == {"test.yml", "docs.yml", "wheels.yml", "nightly.yml"}
+    assert {n: sorted(found - targets()) for n, found in called.items() if found - targets()} == {}
+    assert {"test", "long", "browser"} <= called["test.yml"]
+    assert {"smoke-wheel", "sbom"} <= called["wheels.yml"]
+    ci = re.search(r"for step in (.+?);", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
+    assert ci is not None
+    assert set(ci[1].split()) <= targets()
+    phony = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert phony is not None
+    assert set(phony[1].split()) == targets()
+
+
+def test_workflows_may_do_no_more_than_they_need() -> None:
+    for path in (GITHUB / "workflows").glob("*.yml"):
+        assert parsed(path)["permissions"] == {"contents": "read"}, path.name
+        assert all("timeout-minutes" in job for job in parsed(path)["jobs"].values()), path.name
+    for name, _, step in steps():
+        if "uses" in step:
+            assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step["uses"]), (name, step["uses"])
+
+
+def test_the_tested_versions_of_python_are_those_that_are_promised() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    promised = [c.rpartition(" ")[2] for c in project["classifiers"] if re.search(r"Python :: 3\.\d+$", c)]
+    for name in ("test.yml", "wheels.yml"):
+        jobs = parsed(GITHUB / "workflows" / name)["jobs"].values()
+        matrices = [job["strategy"]["matrix"] for job in jobs if "strategy" in job]
+        assert [m["python"] for m in matrices if "python" in m] == [promised]
+    assert f"PYTHONS ?= {' '.join(f'python{v}' for v in promised)}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"| Python | {', '.join(promised)} |" in (ROOT / "docs" / "support.md").read_text(encoding="utf-8")
+
+
+def test_issue_forms_ask_and_every_id_is_one_of_its_form() -> None:
+    forms = {p.stem: parsed(p) for p in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml") if p.stem != "config"}
+    assert set(forms) == {"bug", "feature", "method"}
+    for form in forms.values():
+        ids = [entry["id"] for entry in form["body"]]
+        assert len(set(ids)) == len(ids)
+        assert any(entry.get("validations", {}).get("required") for entry in form["body"])
+        assert all(entry["attributes"]["label"] for entry in form["body"])
+
+
+def test_hooks_are_the_tools_of_make_lint_and_types() -> None:
+    (repository,) = parsed(ROOT / ".pre-commit-config.yaml")["repos"]
+    assert repository["repo"] == "local"
+    assert [hook["id"] for hook in repository["hooks"]] == ["ruff", "ruff-format", "mypy"]
+    assert all(hook["entry"].startswith(".venv/bin/") for hook in repository["hooks"])
+
+
+def test_the_container_copies_what_is_there_and_runs_without_root() -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    copied = [w for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE) for w in line.split()[:-1]]
+    admitted = {n[1:] for n in (ROOT / ".dockerignore").read_text(encoding="utf-8").split() if n.startswith("!")}
+    assert set(copied) == admitted
+    assert all((ROOT / name).exists() for name in copied)
+    extras = re.search(r"^ARG EXTRAS=(.+)$", text, re.MULTILINE)
+    assert extras is not None
+    assert set(extras[1].split(",")) <= set(project["optional-dependencies"])
+    assert re.findall(r"^USER (.+)$", text, re.MULTILINE) == ["1000"]
+
+
+# archives
+
+
+def archives(folder: Path, left_out: str) -> tuple[Path, Path]:
+    """A wheel and an sdist of this repository without one file."""
+    wheel, sdist = folder / "a.whl", folder / "a.tar.gz"
+    package = [p for p in (ROOT / "fedcache").rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    names = {p.relative_to(ROOT).as_posix() for p in package}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in {*names, "fedcache-1.dist-info/licenses/LICENSE"} - {left_out}:
+            archive.writestr(name, "")
+    with tarfile.open(sdist, "w") as archive:
+        for name in {*names, *SMOKE.SDIST} - {left_out}:
+            archive.addfile(tarfile.TarInfo(f"fedcache-1/{name}"))
+    return wheel, sdist
+
+
+def test_a_file_that_an_archive_lacks_is_named(tmp_path: Path) -> None:
+    assert SMOKE.contents_missing(*archives(tmp_path, "")) == []
+    data = {p.suffix: p for p in (ROOT / "fedcache").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
+    assert {".css", ".js", ".j2", ".toml", ".txt", ".md", ".safetensors"} <= set(data)
+    for path in (*data.values(), ROOT / "fedcache" / "py.typed"):
+        name = path.relative_to(ROOT).as_posix()
+        assert SMOKE.contents_missing(*archives(tmp_path, name)) == [f"sdist: {name}", f"wheel: {name}"]
+    assert SMOKE.contents_missing(*archives(tmp_path, "CITATION.cff")) == ["sdist: CITATION.cff"]
+
+
+def test_what_the_sdist_is_asked_for_is_in_the_repository_and_in_its_list() -> None:
+    assert [name for name in SMOKE.SDIST if not (ROOT / name).exists()] == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    listed = {*project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"], "pyproject.toml"}
+    assert {name for name in SMOKE.SDIST if name.split("/")[0] not in listed} == set()
+
+
+def test_the_packages_that_a_wheel_leads_to_are_those_of_its_extra_and_no_others() -> None:
+    found = SMOKE.needed(["rich>=14", "pandas>=2; extra == 'frames'", "pytest>=8; extra == 'dev'"], ["frames"])
+    assert {"rich", "markdown-it-py", "pandas", "numpy"} <= found
+    assert not {"pytest", "fedcache"} & found
