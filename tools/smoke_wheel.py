@@ -163,6 +163,11 @@ def smoke(wheel: Path, interpreter: str, demo: Sequence[str], *, borrow: bool) -
         )
 
 
+def runs(interpreter: str) -> bool:
+    """Whether it is there: a version manager leaves names of versions on the path that are not installed."""
+    return bool(shutil.which(interpreter)) and subprocess.run([interpreter, "-V"], capture_output=True).returncode == 0
+
+
 def main() -> None:
     """Smoke-test the wheel of a folder on every interpreter that is there."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -182,7 +187,7 @@ def main() -> None:
         raise SystemExit("\n".join(missing))
     demo = [w for name in ("methods", "rounds") if getattr(asked, name) for w in (f"--{name}", getattr(asked, name))]
     wanted = asked.python or [sys.executable]
-    there = [name for name in wanted if shutil.which(name)]
+    there = [name for name in wanted if runs(name)]
     print(f"not found here, and not tried: {', '.join(n for n in wanted if n not in there) or 'none'}")
     if not there:
         raise SystemExit("No interpreter was found.")

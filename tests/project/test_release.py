@@ -268,3 +268,10 @@ def test_the_packages_that_a_wheel_leads_to_are_those_of_its_extra_and_no_others
     found = SMOKE.needed(["rich>=14", "pandas>=2; extra == 'frames'", "pytest>=8; extra == 'dev'"], ["frames"])
     assert {"rich", "markdown-it-py", "pandas", "numpy"} <= found
     assert not {"pytest", "fedcache"} & found
+
+
+def test_an_interpreter_that_is_a_name_alone_is_passed_over(tmp_path: Path) -> None:
+    shim = tmp_path / "python3.99"
+    shim.write_text("#!/bin/sh\nexit 127\n", encoding="utf-8")
+    shim.chmod(0o755)
+    assert [SMOKE.runs(name) for name in (sys.executable, str(shim), str(tmp_path / "none"))] == [True, False, False]
