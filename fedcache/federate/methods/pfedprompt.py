@@ -43,7 +43,7 @@ def attended(x: Tensor, keys: Tensor, values: Tensor, b: float | Tensor) -> Tens
     """
     blocks = list(zip(torch.split(keys, tip_local.KEYS), torch.split(values, tip_local.KEYS), strict=True))
     nearest = torch.stack([(x @ F.mT).amax(-1) for F, _ in blocks]).amax(0)
-    total, mass = x.new_zeros(len(x), values.shape[-1]), x.new_zeros(len(x), 1)
+    total, mass = x.new_zeros(()), x.new_zeros(())
     for F, v in blocks:
         weight = torch.exp(b * (x @ F.mT - nearest.unsqueeze(-1)))
         total, mass = total + weight @ v, mass + weight.sum(-1, keepdim=True)

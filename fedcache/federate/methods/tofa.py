@@ -24,8 +24,9 @@ Fusion, for each row:  f = eta f_V + (1 - eta) f_T,  eta = sigmoid(log(max softm
 Readings, where the note is silent: power, M, tau and s are ours (D-101). u^k(t_c^m) is the mean probability of the
 class on its own rows, averaged with that of its complement on the others, where t_c^m stands among the t^0 of other
 classes (D-102). P regularises as ``gda``, without its factor (D-103). pi follows n_c + power N_c, where ``gda`` has
-it equal (D-104). A class of which there are no rows is never predicted (D-105). ``tuned`` has a power and a scale that
-were chosen on validation rows of digits (glyph-clip, Dirichlet 0.1), whose texts are too sure of themselves.
+it equal (D-104). A class of which there are no rows is never predicted (D-105). ``tuned`` has the power and the scale
+that ``fedcache grid --ready tuned-tofa`` chose on validation rows of digits, Dirichlet 0.1: own rows count most there,
+and glyph-clip's texts are too sure of themselves at 100.
 
 Limits: without own rows f_V is that of all clients' rows; power = 0 is a discriminant of the own rows alone;
 ``fusion=text`` with ``texts=1`` is ``clip-zs``.
@@ -169,7 +170,7 @@ METHOD = replace(
     hparams=(
         *declare(FEAT_POST, feat_post="l2"),
         HParam("power", 0.1, "float", "weight of all clients' rows beside the client's own (D-101)", low=0.0, fit=False,
-               tuned=0.01),
+               tuned=0.0003),
         HParam(
             "prior", "counts", "choice", "classes are as likely as the weighed counts say, or equally (D-104)",
             choices=("counts", "equal"), fit=False,
@@ -181,7 +182,7 @@ METHOD = replace(
             "fusion", "adaptive", "choice", "eta by confidence; 1/2; or one of the two alone",
             choices=("adaptive", "half", "vision", "text"), fit=False,
         ),
-        replace(prompts.SCALE, tuned=25.0),
+        replace(prompts.SCALE, tuned=6.0),
     ),
     defaults=Defaults(rounds=1, participation=None, clients=10, scheme="few-shot"),
     init=init,
