@@ -28,7 +28,7 @@ from fedcache.models.sources import arrays_of_file
 
 LINEAR = {
     "afl", "central", "clip-zs", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedntd", "fedpft", "gda",
-    "fst-cbdg", "lp-plus-plus", "promptfl",
+    "fedtpg", "fst-cbdg", "lp-plus-plus", "promptfl",
 }  # fmt: skip
 """Methods whose scores are linear in features by default, up to a number that is the same for all classes."""
 

@@ -23,6 +23,7 @@ NOT_BY_ROWS = {
     "feddyn": "clients are averaged with equal weights",
     "fedlc": "a row's margin follows from the classes of its client's other rows",
     "fedclip": "a row is contrasted with the texts of the other rows of its batch",
+    "fedtpg": "clients are averaged with equal weights, and tell apart their own classes alone",
     "fst-cbdg": "each client draws rows of its own for the classes it has few of",
     "scaffold": "the control variates of clients are averaged with equal weights",
 }

@@ -153,13 +153,13 @@ def disagreements(method: Method) -> list[dict[str, str]]:
     """Each switch that decides a numbered disagreement, with the value on either side."""
     return [
         {
-            "d": ", ".join(re.findall(r"D-\d\d", h.help)),
+            "d": ", ".join(re.findall(r"D-\d+", h.help)),
             "switch": h.name,
             "paper": h.show(),
             "official": h.show(h.of_preset("official")),
         }
         for h in method.hparams
-        if re.search(r"D-\d\d", h.help)
+        if re.search(r"D-\d+", h.help)
     ]
 
 
@@ -195,6 +195,8 @@ _KINDS: dict[str, tuple[str, str]] = {
     "scale": ("spread of each class's Gaussians", "0 where a class has one row"),
     "weight": ("weights of each class's Gaussians", "how its rows cluster"),
     "alpha": ("trained multipliers of the class texts", "how well its rows fit the texts of its classes"),
+    "score": ("scores of the class texts", "how well its rows fit the texts of its classes"),
+    "queries": ("trained queries of the prompt network", "which rows were trained on can be guessed"),
     "R": ("representations of the public rows", "of public rows only, by a model made from its own"),
     "ctx": ("trained prompt vectors", "which rows were trained on can be guessed"),
     "v": ("trained visual prompt", "which rows were trained on can be guessed"),

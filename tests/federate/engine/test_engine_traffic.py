@@ -105,15 +105,19 @@ PLAIN = MLP - 4 * P  # without
 SAME |= {"scaffold": 2 * MLP - 2 * P, "fedrep": BODY, "fedper": BODY, "lg-fedavg": C * P + C, "fedntd": LINEAR}
 SAME |= {"fedavg-simclr": SIMCLR, "fedprox-simclr": SIMCLR}
 SAME |= {"fedavg-scratch": SCRATCH, "local-supervised": 0, "lp-plus-plus": LINEAR, "fedclip": 2 * D * (D + 1)}
-SAME |= {"promptfl": PROMPT, "tpfl": PROMPT + VISUAL, "atpfl": PROMPT + VISUAL, "tpfl-feat": 2 * D, "atpfl-feat": 2 * D}
+NETWORK = PROMPT + 4 * E + 2 * D + (2 * E * E + 2 * E * D + 4 * E) + (8 * E * E + 8 * E) + (4 * E * E + E)  # fedtpg
+SAME |= {"promptfl": PROMPT, "pfedprompt": PROMPT, "fedtpg": NETWORK, "tpfl-feat": 2 * D, "atpfl-feat": 2 * D}
+SAME |= {"tpfl": PROMPT + VISUAL, "atpfl": PROMPT + VISUAL}
 SAME |= dict.fromkeys(("solo", "supcon", "central", "non-fl", "min-local", "local-prompt", "clip-zs", "tip-local"), 0)
 UP = {**SAME, "fst-cbdg": LINEAR, "fed3r": GRAM, "fed3r-prior": GRAM, "fedcgs": GRAM + C, "fedcof": T + C,
       "afl": GRAM, "gda": GRAM + C, "gh-ofl": 2 * T + C, "fedncm": T + C, "fedbabu": BODY, "fednova": MLP + 1,
-      "feddisco": MLP + 2, "ifca": PLAIN + 1, "flesd": N * Z, "flesd-head": N * Z, "flesd-cc": N * Z}  # fmt: skip
+      "feddisco": MLP + 2, "ifca": PLAIN + 1, "tofa": GRAM + 9 * C,
+      "flesd": N * Z, "flesd-head": N * Z, "flesd-cc": N * Z}  # fmt: skip
 PER_CLASS = {"fedproto": P + 1, "fedpcl": P + 1, "fedpft": D + 3, "fed-tip-proto": D}
 ONE_SHOT = ("afl", "gda", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft")
 DOWN = {**SAME, "fedbabu": MLP, "fednova": MLP, "feddisco": MLP, "ifca": 2 * PLAIN + 2, "fst-cbdg": LINEAR,
-        **dict.fromkeys(ONE_SHOT, LINEAR), "gh-ofl": 2 * T + C, "flesd": RESNET, "flesd-head": SIMCLR,
+        **dict.fromkeys(ONE_SHOT, LINEAR), "gh-ofl": 2 * T + C, "tofa": GRAM + C + 9 * T,
+        "flesd": RESNET, "flesd-head": SIMCLR,
         "flesd-cc": SIMCLR}  # fmt: skip
 LATER = {"fedproto": C * P, "fedpcl": (M + 1) * C * P}  # nothing before the first round
 TEXT = {"clip-zs", "fst-cbdg", "tip-local", "fed-tip-proto", "tpfl-feat", "atpfl-feat", "lp-plus-plus", "fedclip"}

@@ -173,7 +173,8 @@ def test_one_singular_ridge_of_a_grid_ends_alone():
 
 
 def test_methods_of_one_round_are_those_whose_papers_say_so():
-    closed = {"afl", "gda", "gh-ofl", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft"}
+    closed = {"afl", "gda", "gh-ofl", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft",
+              "tofa"}  # fmt: skip
     alone = {"central", "clip-zs", "fed-tip-proto", "flesd-cc", "non-fl", "tip-local"}
     assert {name for name, method in METHODS.items() if method.one_shot} == closed | alone
 

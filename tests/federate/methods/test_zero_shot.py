@@ -19,7 +19,7 @@ FROM_TEXT = {
     "tip-local": {}, "fed-tip-proto": {}, "tpfl-feat": {}, "atpfl-feat": {}, "gda": {}, "fedclip": {},
     "lp-plus-plus": {},
 }  # fmt: skip
-LIVE = ("promptfl", "tpfl", "atpfl", "local-prompt")
+LIVE = ("promptfl", "tpfl", "atpfl", "local-prompt", "fedtpg", "tofa")
 
 
 @pytest.mark.parametrize("name", FROM_TEXT)
@@ -39,11 +39,12 @@ def test_it_is_clip_zs_on_the_same_rows(name):
 def test_prompts_stand_beside_the_template_as_it_is(name):
     data, clients = federation(sizes=(12, 20))
     data = fitted(METHODS[name], data)
-    out = go(name, {**small(name), "epochs": 1}, data, clients, rounds=1, participation=None)
+    settings = {k: 1 if k == "epochs" else v for k, v in small(name).items()}
+    out = go(name, settings, data, clients, rounds=1, participation=None)
     text = data.towers.text.encode(*data.towers.text.embed([f"it is {n}!" for n in data.names]))
     rows = np.unique(np.concatenate([c.test for c in clients]))
     x = data.x[rows, 0]
-    if name != "promptfl":
+    if METHODS[name].needs >= {"image tower"}:
         x = data.towers.image.encode(data.towers.image.normalise(x.view(-1, *data.image, 3)))
     want = ((x.double() @ text.double().T).argmax(-1) == data.y[rows]).double().mean()
     assert out.zero_shot == pytest.approx(float(want))

@@ -1,0 +1,84 @@
+"""pFedPrompt: one prompt for all, learnt as in PromptFL, and on each client an attention over its own stored features.
+
+Guo et al., "pFedPrompt: learning personalized prompt for vision-language models in federated learning", WWW 2023. Its
+abstract: users agree in the space of texts, where clients learn a prompt together, and differ in the space of images,
+to which each adapts without parameters. Neither its equations nor code were at hand; others call the second part an
+attention on the client. The first part is ``promptfl``, switches and all. The second is a reading (D-107): nothing but
+the client's own training rows F_n of unit length, n = 1 .. N_k, is attended to when it predicts,
+    w_n = softmax_n(b x.F_n),
+    ``values=labels``:    logits = s x.T' + a sum_n w_n onehot(y_n)
+    ``values=features``:  logits = s z.T',  z = x + a sum_n w_n F_n, made unit.
+The first is kernel regression of the labels, added to the prompt's logits as ``tip-local`` adds its cache. Its weights
+sum to 1, so a client with many rows is no surer than one with few. Its a is in logits: with s = 100, a = 30 is worth a
+cosine of 0.3. Both a and b are ours, chosen on validation rows of digits (glyph-clip, Dirichlet 0.1).
+
+Nothing but the prompt's vectors travels. A client's model holds its training features and their labels.
+
+Limits: a = 0 is ``promptfl`` to the bit, scored client by client; b = 0 adds the shares of the client's classes to
+every row alike; b -> infinity adds the nearest row's label.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from fedcache.federate.engine.context import is_zero
+from fedcache.federate.engine.method import personal_model
+from fedcache.federate.methods import promptfl, tip_local
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, affine, prompts
+
+
+def attended(x: Tensor, keys: Tensor, values: Tensor, b: float | Tensor) -> Tensor:
+    """sum_n softmax_n(b x.F_n) v_n, [N, V].
+
+    Args:
+        x: [N, D] unit rows.
+        keys: [n, D] unit rows F_n.
+        values: [n, V] their values.
+        b: sharpness.
+    """
+    blocks = list(zip(torch.split(keys, tip_local.KEYS), torch.split(values, tip_local.KEYS), strict=True))
+    nearest = torch.stack([(x @ F.mT).amax(-1) for F, _ in blocks]).amax(0)
+    total, mass = x.new_zeros(()), x.new_zeros(())
+    for F, v in blocks:
+        weight = torch.exp(b * (x @ F.mT - nearest.unsqueeze(-1)))
+        total, mass = total + weight @ v, mass + weight.sum(-1, keepdim=True)
+    return total / mass
+
+
+def predict(down: Tree, own: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [N, C]; without a personal part those of the prompt alone."""
+    a = ctx.number("a")
+    if not own or is_zero(a) or not len(own["keys"]):
+        return promptfl.predict(down, {}, data, x, ctx)
+    unit = normalize(x, dim=-1)
+    if ctx.hp["values"] == "features":
+        return prompts.scale(ctx) * affine(
+            normalize(unit + a * attended(unit, own["keys"], own["keys"], ctx.number("b")), dim=-1), down["T"]
+        )
+    onehot = one_hot(own["label"], ctx.env.classes).to(x.dtype)
+    return promptfl.predict(down, {}, data, x, ctx) + a * attended(unit, own["keys"], onehot, ctx.number("b"))
+
+
+METHOD = replace(
+    promptfl.METHOD,
+    name="pfedprompt",
+    paper="after Guo et al., pFedPrompt, WWW 2023",
+    summary="A prompt that all learn, and on each client an attention over its own labelled features.",
+    hparams=(
+        *promptfl.METHOD.hparams,
+        HParam("a", 30.0, "float", "weight of the attention; 0 is promptfl (D-107)", low=0.0, fit=False),
+        HParam("b", 30.0, "float", "sharpness of the attention (D-107)", low=0.0, fit=False),
+        HParam(
+            "values", "labels", "choice", "what is attended to: labels of the client's rows, or the rows (D-107)",
+            choices=("labels", "features"), fit=False,
+        ),
+    ),
+    personal_part=tip_local.personal_part,
+    predict=predict,
+    protocol=personal_model,
+)  # fmt: skip

@@ -1,0 +1,202 @@
+"""TOFA: personal class prototypes from a Bayesian hierarchy, texts weighed by all clients, both fused row by row.
+
+Zhang et al., "TOFA: training-free one-shot federated adaptation for vision-language models", AAAI 2026
+(arXiv:2511.16423). Followed are its abstract and a published note that prints its formulas; neither the whole paper nor
+code was at hand. One round without training, on unit image features z and class texts t.
+
+Prototypes. Classes are Gaussians N(w_c, Sigma) under an uninformative prior. In client k's posterior the rows D of all
+clients count by a power,
+    q(theta^k) ~ L(D^k | theta^k) L(D | theta)^power prior(theta),
+which is closed (normal, inverse Wishart): with counts N_c, sums S_c and second moments G of all rows, and n_c, s_c, g
+of its own, it is that of rows with counts n_c + power N_c, sums s_c + power S_c and moments g + power G. The upload is
+that of ``fedcgs``. With the means w_c of these rows, their scatter S within classes and their number n,
+    f_V = z P w_c - w_c' P w_c / 2 + log pi_c,    P = n (S + tr(S) / n I)^-1.
+
+Texts. t^0 is the backbone's own template, t^1 .. t^(M-1) are others. Clients score every text of every class, the
+server averages the scores over the K clients and weighs the texts by them,
+    r(t_c^m) = 1/K sum_k u^k(t_c^0) log( u^k(t_c^m) / u^k(t_c^0) ),
+    T_c = sum_m softmax_m(r / tau) t_c^m, made unit,    f_T = s z T'.
+In the paper a language model writes the texts on the clients. That cannot be had offline: here they are fixed templates
+(``TEMPLATES``), which the server encodes and sends; a store keeps one text of each class, so they need the tower.
+
+Fusion, for each row:  f = eta f_V + (1 - eta) f_T,  eta = sigmoid(log(max softmax f_V / max softmax f_T)).
+
+Readings, where the note is silent: power, M, tau and s are ours (D-101). u^k(t_c^m) is the mean probability of the
+class on its own rows, averaged with that of its complement on the others, where t_c^m stands among the t^0 of other
+classes (D-102). P regularises as ``gda``, without its factor (D-103). pi follows n_c + power N_c, where ``gda`` has
+it equal (D-104). A class of which there are no rows is never predicted (D-105). ``tuned`` has the power and the scale
+that ``fedcache grid --ready tuned-tofa`` chose on validation rows of digits, Dirichlet 0.1: own rows count most there,
+and glyph-clip's texts are too sure of themselves at 100.
+
+Limits: without own rows f_V is that of all clients' rows; power = 0 is a discriminant of the own rows alone;
+``fusion=text`` with ``texts=1`` is ``clip-zs``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from fedcache.federate.engine.method import Defaults, as_pooled, personal_model
+from fedcache.federate.methods import fedcgs, fedncm
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, Uploads, UploadTensor, affine, prompts
+from fedcache.federate.methods.common.switches import FEAT_POST, declare
+from fedcache.heads.losses import MASKED
+from fedcache.heads.ridge import solve, unpack
+
+TEMPLATES = (
+    "a picture of {}.",
+    "an image showing {}.",
+    "a close-up of {}.",
+    "a small photo of {}.",
+    "a drawing of {}.",
+    "a blurred view of {}.",
+    "one {} seen from the front.",
+)
+"""Texts beside the backbone's own template."""
+
+SUMS = ("gram", "class_sum", "count")
+
+
+def init(ctx: Ctx) -> Tree:
+    """The class texts [M, C, D], of unit length."""
+    tower = ctx.towers.text
+    templates = (ctx.towers.template, *TEMPLATES[: ctx.count("texts") - 1])
+    with torch.no_grad():
+        made = [tower.encode(*tower.embed([t.replace("{}", n) for n in ctx.env.names])) for t in templates]
+    return {"texts": torch.stack(made).to(ctx.env.dtype)}
+
+
+def confidence(z: Tensor, texts: Tensor, scale: float) -> Tensor:
+    """Probability of class c when its text is t_c^m among the others' t^0, [R, M, C], of rows z [R, D] (D-102)."""
+    u = scale * torch.einsum("rd,mcd->rmc", z, texts)
+    none = u.new_full((*u.shape[:1], 1), -torch.inf)
+    # log sum over j < c, and over j > c, of exp u_j with t^0: exact where one class outweighs all.
+    before = torch.cat([none, u[:, 0, :-1].logcumsumexp(-1)], -1)
+    after = torch.cat([u[:, 0].flip(-1)[:, :-1].logcumsumexp(-1).flip(-1), none], -1)
+    return torch.sigmoid(u - torch.logaddexp(before, after).unsqueeze(1))
+
+
+def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """G, S_c and N_c of the client, and its part of the texts' scores."""
+    _, sums = fedcgs.fit({}, {}, data, ctx)
+    texts = down["texts"].double()
+    if len(texts) == 1:
+        return {}, sums
+
+    def beliefs(block: ClientData) -> Tree:
+        z, y = block.full()[0].double(), block.labels(block.positions())
+        p = confidence(normalize(z, dim=-1), texts, float(prompts.scale(ctx)))
+        own = one_hot(y, ctx.env.classes).double().unsqueeze(1)
+        return {"own": (own * p).sum(0), "other": ((1.0 - own) * (1.0 - p)).sum(0)}
+
+    made = fedncm.add_up(data, ctx, ctx.env.width * len(texts), beliefs)
+    n = sums["count"]
+    rest = n.sum() - n
+    parts = (n > 0).double() + (rest > 0).double()
+    u = made["own"] / n.clamp(min=1.0) + made["other"] / rest.clamp(min=1.0)
+    u = (u / parts.clamp(min=1.0)).clamp(min=torch.finfo(torch.float64).tiny)
+    return {}, {**sums, "score": u[0] * (u / u[0]).log()}
+
+
+def uploads(server: Tree, ctx: Ctx) -> Uploads:
+    """The sums of ``fedcgs``, and scores [M, C] where there are texts to weigh."""
+    M, C, _ = server["texts"].shape
+    score = {"score": UploadTensor((M, C), torch.float64)} if M > 1 else {}
+    return {**fedcgs.uploads(server, ctx), **score}
+
+
+def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """The sums of all clients, and T."""
+    texts, T = server["texts"].double(), server["texts"][0]
+    if len(texts) > 1:
+        weight = (up["score"] / float(ctx.number("tau"))).softmax(0)
+        T = normalize((weight.unsqueeze(-1) * texts).sum(0), dim=-1).to(ctx.env.dtype)
+    return {**server, **{k: up[k] for k in SUMS}, "T": T}
+
+
+def posterior(sums: Tree, own: Tree | None, ctx: Ctx) -> Tree:
+    """The discriminants W [C, D] and b [C] of the rows of all clients and, counted whole, of one client's own.
+
+    Args:
+        sums: G, S_c and N_c of all clients.
+        own: of the client; None for no rows of its own, and all clients' counted whole.
+        ctx: reads ``power`` and ``prior``.
+    """
+    seen = {k: sums[k] if own is None else float(ctx.number("power")) * sums[k] + own[k] for k in SUMS}
+    count = seen["count"]
+    n, known = count.sum(), count > 0
+    mean = torch.where(known.unsqueeze(-1), seen["class_sum"] / torch.where(known, count, 1.0).unsqueeze(-1), 0.0)
+    rows = mean * count.sqrt().unsqueeze(-1)
+    moments = unpack(seen["gram"], mean.shape[-1])
+    scatter = moments - rows.mT @ rows
+    # With one row a class the scatter is rounding alone, and the ridge would be too.
+    least = max(mean.shape[-1] * torch.finfo(scatter.dtype).eps * float(moments.trace()), 1e-30)
+    W = n * solve(scatter, mean.mT, max(float(scatter.trace() / n.clamp(min=1.0)), least)).mT
+    b = -0.5 * (W * mean).sum(-1)
+    if ctx.hp["prior"] == "counts":
+        b = b + (count / n.clamp(min=1.0)).log()
+    return {"W": W.to(ctx.env.dtype), "b": torch.where(known, b, b.new_full((), MASKED)).to(ctx.env.dtype)}
+
+
+def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
+    """The client's discriminants."""
+    return posterior(down, fedcgs.fit({}, {}, data, ctx)[1], ctx)
+
+
+def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
+    """f [.., N, C]; without a personal part that of the server."""
+    text = prompts.scale(ctx) * affine(x, down["T"])
+    if ctx.hp["fusion"] == "text":
+        return text
+    p = own or posterior(down, None, ctx)
+    vision = affine(x, p["W"], p["b"])
+    if ctx.hp["fusion"] == "vision":
+        return vision
+    if ctx.hp["fusion"] == "half":
+        return 0.5 * (vision + text)
+    sure = vision.log_softmax(-1).amax(-1, keepdim=True) - text.log_softmax(-1).amax(-1, keepdim=True)
+    return text + sure.sigmoid() * (vision - text)
+
+
+METHOD = replace(
+    fedcgs.METHOD,
+    name="tofa",
+    paper="after Zhang et al., TOFA, AAAI 2026",
+    summary="Personal Gaussian prototypes from summed statistics and class texts that all weigh, fused row by row.",
+    hparams=(
+        *declare(FEAT_POST, feat_post="l2"),
+        HParam("power", 0.1, "float", "weight of all clients' rows beside the client's own (D-101)", low=0.0, fit=False,
+               tuned=0.0003),
+        HParam(
+            "prior", "counts", "choice", "classes are as likely as the weighed counts say, or equally (D-104)",
+            choices=("counts", "equal"), fit=False,
+        ),
+        HParam("texts", len(TEMPLATES) + 1, "int", "texts of each class; 1 is the backbone's own (D-101)", low=1,
+               high=len(TEMPLATES) + 1),
+        HParam("tau", 0.1, "float", "temperature of the texts' weights (D-101)", low=1e-6, fit=False),
+        HParam(
+            "fusion", "adaptive", "choice", "eta by confidence; 1/2; or one of the two alone",
+            choices=("adaptive", "half", "vision", "text"), fit=False,
+        ),
+        replace(prompts.SCALE, tuned=6.0),
+    ),
+    defaults=Defaults(rounds=1, participation=None, clients=10, scheme="few-shot"),
+    init=init,
+    fit=fit,
+    uploads=uploads,
+    pool=lambda _hp: {"": "sum", "score": "uniform"},
+    aggregate=aggregate,
+    prepare=as_pooled,
+    additive=lambda _hp: False,
+    personal_part=personal_part,
+    predict=predict,
+    protocol=personal_model,
+    needs=frozenset({"labels", "text tower"}),
+    executions=("sequential",),
+    zero_shot=prompts.zero_shot,
+    paper_count=None,
+)  # fmt: skip

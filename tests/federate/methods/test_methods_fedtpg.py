@@ -1,0 +1,184 @@
+"""fedtpg: a network that makes context vectors of class names, against torch's own layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from federation import federation, fitted, gap, go
+from test_methods_prompt import context, one_client
+from torch import nn
+from torch.nn.functional import cross_entropy, normalize
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.methods import METHODS, fedtpg
+from fedcache.federate.methods.common import prompts
+from fedcache.testing.towers import E
+
+FEW = {"n_ctx": 2, "batch": 16}
+
+
+def network(settings=None):
+    """(context of the run, first parameters, texts of six names)."""
+    ctx = context("fedtpg", settings)
+    return ctx, fedtpg.init(ctx), fedtpg.texts_of_names(ctx)
+
+
+def block(p, name, width):
+    """torch's layers with the parameters of one block: (norm of queries, of keys, attention, feed-forward)."""
+    layers = nn.LayerNorm(E), nn.LayerNorm(width), nn.MultiheadAttention(E, 4, kdim=width, vdim=width)
+    wide, first, last = nn.LayerNorm(E), nn.Linear(E, 8 * E), nn.Linear(4 * E, E)
+    for layer in (*layers, wide, first, last):
+        layer.double()
+    attention = layers[2]
+    names = [(layers[0], "query", ("gain", "shift")), (wide, "wide", ("gain", "shift")), (first, "A", "Wb"),
+             (last, "B", "Wb"), (attention.out_proj, "O", "Wb")]  # fmt: skip
+    names += [(layers[1], "key", ("gain", "shift"))] * (f"{name}.key.gain" in p)
+    with torch.no_grad():
+        for layer, part, (weight, bias) in names:
+            layer.weight.copy_(p[f"{name}.{part}.{weight}"])
+            layer.bias.copy_(p[f"{name}.{part}.{bias}"])
+        each = [p[f"{name}.{k}.W"] for k in "QKV"]
+        if attention.in_proj_weight is None:
+            for own, W in zip((attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight), each,
+                              strict=True):  # fmt: skip
+                own.copy_(W)
+        else:
+            attention.in_proj_weight.copy_(torch.cat(each))
+        attention.in_proj_bias.copy_(torch.cat([p[f"{name}.{k}.b"] for k in "QKV"]))
+
+    def feed_forward(x):
+        a, g = first(wide(x)).chunk(2, -1)
+        return last(a * nn.functional.gelu(g))
+
+    return *layers, feed_forward
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_the_network_is_torchs_layers(depth):
+    ctx, p, texts = network({"depth": depth})
+    g = torch.Generator().manual_seed(1)
+    p = {k: t + 0.3 * torch.randn(t.shape, generator=g, dtype=t.dtype) for k, t in p.items()}
+    queries, keys, attention, feed_forward = block(p, "cross", 11)
+    x = attention(queries(p["queries"]), keys(texts), keys(texts))[0]  # nothing is added to the first attention
+    v = x + feed_forward(x)
+    for i in range(depth):
+        queries, _, attention, feed_forward = block(p, f"self{i}", E)
+        rows = queries(v)
+        x = v + attention(rows, rows, rows)[0]
+        v = x + feed_forward(x)
+    assert gap(fedtpg.context(p, texts, ctx), v.detach()) < 1e-12
+
+
+def test_the_first_numbers_are_drawn_as_torch_draws_them():
+    _, p, _ = network({"depth": 1})
+    assert p["queries"].shape == (4, E)
+    assert 0.005 < float(p["queries"].std()) < 0.04
+    # One matrix [3 E, E] of equal widths: sqrt(6 / 4 E); else sqrt(6 / (E + D)).
+    for name, bound in (
+        ("self0.Q", 6 / (4 * E)),
+        ("self0.K", 6 / (4 * E)),
+        ("cross.Q", 6 / (2 * E)),
+        ("cross.V", 6 / (E + 11)),
+        ("cross.O", 1 / E),
+        ("cross.A", 1 / E),
+        ("cross.B", 1 / (4 * E)),
+    ):
+        assert 0.8 * bound**0.5 < float(p[f"{name}.W"].abs().max()) <= bound**0.5
+    assert all(not p[f"cross.{k}.b"].any() for k in "QKVO")
+
+
+def test_the_order_of_names_changes_no_context_and_permutes_the_class_features():
+    ctx, p, texts = network()
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    turned = replace(ctx, env=replace(ctx.env, names=tuple(ctx.env.names[i] for i in order)))
+    assert gap(fedtpg.context(p, texts, ctx), fedtpg.context(p, texts[order], turned)) < 1e-12
+    T = fedtpg.deploy(p, {}, None, ctx)["T"]
+    assert gap(fedtpg.deploy(p, {}, None, turned)["T"], T[order]) < 1e-12
+    assert T.shape == (6, 11)
+    assert gap(T.norm(dim=-1), torch.ones(6, dtype=T.dtype)) < 1e-12
+
+
+def test_equal_names_have_equal_contexts_and_features_and_count_once():
+    ctx, p, texts = network()
+    one = fedtpg.context(p, texts[:1], ctx)
+    assert gap(fedtpg.context(p, texts[:1].expand(5, -1), ctx), one) < 1e-12
+    assert gap(fedtpg.context(p, texts[[0, 0, 1, 1]], ctx), fedtpg.context(p, texts[:2], ctx)) < 1e-12
+    assert gap(fedtpg.context(p, texts[:2], ctx), one) > 1e-3  # other names, another context
+    same = replace(ctx, env=replace(ctx.env, names=("dog",) * 6))
+    T = fedtpg.deploy(p, {}, None, same)["T"]
+    assert gap(T, T[:1].expand(6, -1)) < 1e-12
+
+
+def test_the_trained_network_is_torchs_sgd_on_the_clients_own_names():
+    data, clients = federation(sizes=(40,), per_client=3)
+    data = fitted(METHODS["fedtpg"], data)
+    settings = {"n_ctx": 2, "batch": 64, "lr": 0.05, "sched_unit": "none"}
+    out = go("fedtpg", settings, data, clients, rounds=3, participation=None)
+    start = go("fedtpg", {**settings, "epochs": 0}, data, clients, rounds=1, participation=None).server
+    p = {k: t.clone().requires_grad_() for k, t in start.items()}
+    solver = torch.optim.SGD(list(p.values()), lr=0.05, momentum=0.9, weight_decay=1e-5)
+    x, y = data.x[clients[0].train, 0], data.y[clients[0].train]
+    own = y.unique()
+    assert len(own) == 3
+    ctx = context("fedtpg", settings, towers=data.towers)
+    ctx = replace(ctx, env=replace(ctx.env, names=tuple(data.names[i] for i in own)))
+    names = prompts.class_names(ctx, 2)
+    for _ in range(3):  # one batch each; the client keeps its momentum
+        T = prompts.text_features(fedtpg.context(p, fedtpg.texts_of_names(ctx), ctx), names, ctx)
+        solver.zero_grad()
+        cross_entropy(100 * x @ T.T, torch.searchsorted(own, y)).backward()
+        solver.step()
+    assert gap(out.server, {k: t.detach() for k, t in p.items()}) < 1e-9
+    assert gap(out.server, start) > 1e-3
+    everybody = go("fedtpg", {**settings, "names": "all"}, data, clients, rounds=3, participation=None)
+    assert gap(everybody.server, out.server) > 1e-3
+
+
+def test_a_network_of_constants_is_promptfls_prompt():
+    data, _ = one_client("fedtpg")
+    ctx = context("fedtpg", FEW, towers=data.towers)
+    ctx = replace(ctx, env=replace(ctx.env, names=data.names))
+    p = fedtpg.init(ctx)
+    v = torch.linspace(-1, 1, E, dtype=torch.float64)
+    p |= {k: torch.zeros_like(p[k]) for k in ("cross.B.W", "cross.B.b", "cross.O.W")} | {"cross.O.b": v}
+    learnt = METHODS["promptfl"].deploy({"ctx": v.expand(2, E)}, {}, None, replace(ctx, hp={**ctx.hp, "csc": False}))
+    assert gap(fedtpg.deploy(p, {}, None, ctx)["T"], learnt["T"]) < 1e-12
+
+
+def test_results_say_how_far_the_context_moved():
+    data, clients = federation(sizes=(12, 20))
+    begun, out = (
+        go("fedtpg", {**FEW, "epochs": e, "lr": 0.05}, data, clients, rounds=2, participation=None) for e in (0, 2)
+    )
+    assert begun.records[-1].diagnostics == {"context_moved": 0.0}
+    assert out.records[-1].diagnostics["context_moved"] > 1e-3
+
+
+def test_the_presets_are_the_released_values():
+    hp = METHODS["fedtpg"].resolve("official")
+    wanted = {"n_ctx": 4, "depth": 0, "heads": 4, "opt": "sgd", "lr": 0.003, "momentum": 0.9, "wd": 1e-5, "batch": 200,
+              "epochs": 1, "reset_opt": False, "agg": "uniform", "names": "own"}  # fmt: skip
+    assert {k: hp[k] for k in wanted} == wanted == {k: METHODS["fedtpg"].resolve("paper")[k] for k in wanted}
+    assert METHODS["fedtpg"].defaults.rounds == 500
+
+
+def test_at_clips_width_it_has_the_released_number_of_parameters():
+    # 512 numbers: queries, three norms, four maps of 512 x 512 with bias, 512 -> 4,096 and 2,048 -> 512.
+    p = fedtpg.init_block(lambda shape: torch.zeros(shape), 512, 512, "cross")
+    want = 3 * 1024 + 4 * (512 * 512 + 512) + (4096 * 512 + 4096) + (512 * 2048 + 512)
+    assert sum(t.numel() for t in p.values()) == want == 4_204_032
+
+
+def test_heads_that_do_not_divide_a_token_are_refused():
+    with pytest.raises(FedcacheError, match="heads=3 does not divide the 8 numbers") as caught:
+        go("fedtpg", {"heads": 3}, *federation())
+    assert caught.value.code is Exit.USAGE
+    assert caught.value.hint == "--set heads=4 does."
+
+
+def test_text_features_are_of_the_names_alone():
+    ctx, _, texts = network()
+    tower = ctx.towers.text
+    assert gap(texts, normalize(tower.encode(*tower.embed(list(ctx.env.names))), dim=-1)) < 1e-12

@@ -1,0 +1,88 @@
+"""pfedprompt: PromptFL's prompt, and an attention over the client's own rows when it predicts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import federation, fitted, gap, go
+from test_methods_prompt import context
+from torch.nn.functional import normalize
+
+from fedcache.federate.methods import METHODS, pfedprompt, promptfl, tip_local
+
+FEW = {"n_ctx": 2, "batch": 16, "epochs": 1, "lr": 0.01}
+
+
+def test_without_the_attention_it_is_promptfl_to_the_bit():
+    data, clients = federation(dtype=torch.float32)
+    shared = {"rounds": 2, "participation": None, "dtype": torch.float32}
+    plain = go("promptfl", FEW, data, clients, **shared)
+    out = go("pfedprompt", {**FEW, "a": 0.0}, data, clients, **shared)
+    loud = go("pfedprompt", {**FEW, "a": 500.0}, data, clients, **shared)
+    assert gap(plain.server, out.server) == gap(plain.server, loud.server) == 0.0  # the prompt does not see it
+    assert np.array_equal(out.client_accuracy, plain.client_accuracy)
+    assert not np.array_equal(loud.client_accuracy, plain.client_accuracy)
+    assert out.zero_shot is not None
+    assert out.traffic.up.tolist() == plain.traffic.up.tolist()
+    ctx = context("pfedprompt", {**FEW, "a": 0.0}, dtype=torch.float32)
+    down = {"T": normalize(torch.randn(6, 11, generator=torch.Generator().manual_seed(0)), dim=-1)}
+    own = {"keys": data.x[:5, 0], "label": data.y[:5]}
+    assert torch.equal(pfedprompt.predict(down, own, None, data.x[:, 0], ctx),
+                       promptfl.predict(down, {}, None, data.x[:, 0], ctx))  # fmt: skip
+
+
+def test_hand_worked_logits():
+    # x = e1; rows e1 of class 0 and e2 twice of class 1; T = e1, e2; s = 10, a = 4, b = log 2:
+    # weights 2, 1, 1 of 4: the labels have 1/2 each. The rows: e1/2 + e2/2, so z = (1 + 2, 2) made unit.
+    eye = torch.eye(2, dtype=torch.float64)
+    own = {"keys": eye[[0, 1, 1]], "label": torch.tensor([0, 1, 1])}
+    for values, want in (("labels", torch.tensor([[12.0, 2.0]])),
+                         ("features", 10 * normalize(torch.tensor([[3.0, 2.0]]), dim=-1))):  # fmt: skip
+        hp = {"scale": 10.0, "a": 4.0, "b": float(np.log(2.0)), "values": values}
+        ctx = context("pfedprompt", hp, classes=2, width=2)
+        u = pfedprompt.predict({"T": eye}, own, None, eye[:1], ctx)
+        assert gap(u, want.double()) < (1e-6 if values == "features" else 1e-12)
+
+
+def test_a_blunt_attention_adds_the_shares_of_classes_and_a_sharp_one_the_nearest_row():
+    g = torch.Generator().manual_seed(0)
+    x, keys = (normalize(torch.randn(n, 5, generator=g, dtype=torch.float64), dim=-1) for n in (4, 7))
+    y = torch.tensor([0, 0, 1, 2, 2, 2, 2])
+    values = torch.eye(3, dtype=torch.float64)[y]
+    shares = torch.tensor([2.0, 1.0, 4.0], dtype=torch.float64) / 7.0
+    assert gap(pfedprompt.attended(x, keys, values, 0.0), shares.expand(4, 3)) < 1e-12
+    nearest = values[(x @ keys.T).argmax(-1)]
+    assert gap(pfedprompt.attended(x, keys, values, 1e4), nearest) < 1e-9
+
+
+def test_many_rows_are_read_in_parts(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    x, keys = (normalize(torch.randn(n, 5, generator=g, dtype=torch.float64), dim=-1) for n in (4, 11))
+    values = torch.randn(11, 3, generator=g, dtype=torch.float64)
+    want = (40.0 * x @ keys.T).softmax(-1) @ values
+    assert gap(pfedprompt.attended(x, keys, values, 40.0), want) < 1e-12
+    monkeypatch.setattr(tip_local, "KEYS", 3)
+    assert gap(pfedprompt.attended(x, keys, values, 40.0), want) < 1e-12
+
+
+@pytest.mark.parametrize("values", ["labels", "features"])
+def test_each_client_attends_to_its_own_rows(values):
+    data, clients = federation()
+    data = fitted(METHODS["pfedprompt"], data)
+    settings = {**FEW, "a": 3.0 if values == "features" else 40.0, "b": 12.0, "values": values}
+    out = go("pfedprompt", settings, data, clients, participation=None)
+    assert out.protocol == "personalised"
+    ctx = context("promptfl", FEW, towers=data.towers)
+    T = promptfl.deploy(out.server, {}, None, replace(ctx, env=replace(ctx.env, names=data.names)))["T"]
+    x = data.x[:, 0]
+    for client, mine in zip(clients, np.split(out.evaluation.predictions, 9), strict=True):
+        F, y = x[client.train], data.y[client.train]
+        weight = (12.0 * x[client.test] @ F.T).softmax(-1)
+        if values == "labels":
+            u = 100.0 * x[client.test] @ T.T + 40.0 * weight @ torch.eye(6, dtype=torch.float64)[y]
+        else:
+            u = normalize(x[client.test] + 3.0 * weight @ F, dim=-1) @ T.T
+        assert np.array_equal(mine, u.argmax(1).numpy())
