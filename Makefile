@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start hundreds of processes: where compiled files may not be written, each compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint types unit slow durability long durability-full trust engines test-engines audit browser pages docs notebooks everything nightly results bench wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
+.PHONY: help demo test lint types unit slow durability long durability-full trust engines test-engines audit browser pages docs outputs notebooks everything nightly results bench wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
@@ -20,6 +20,7 @@ help:
 	@echo "make trust    all cases of the promises, each protection removed once, and docs/trust.md (an hour)"
 	@echo "make pages    write the pages of docs/ that are made from the code"
 	@echo "make docs     build the documentation into site/; a warning is an error"
+	@echo "make outputs  run README, tutorials and notebooks, and write what they print into their pages"
 	@echo "make notebooks  run the notebooks of examples/ from top to bottom"
 	@echo "make results  make the tables of docs/results.md again"
 	@echo "make wheels   build the sdist and the wheel into dist/"
@@ -141,6 +142,11 @@ pages: $(VENV)/.dev
 $(VENV)/.notebooks: pyproject.toml | $(BIN)/python
 	$(call INSTALL,'.[dev$(comma)docs$(comma)notebooks]')
 	@touch $@
+
+# The outputs that README and tutorials show, and those of the notebooks' pages, from a run of today.
+outputs: $(VENV)/.notebooks
+	$(BIN)/python tools/run_pages.py --write
+	OMP_NUM_THREADS=1 $(BIN)/python tools/run_notebooks.py --write
 
 notebooks: $(VENV)/.notebooks
 	OMP_NUM_THREADS=1 $(BIN)/python tools/run_notebooks.py

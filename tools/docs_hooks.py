@@ -1,4 +1,4 @@
-"""What the build of the site does besides: folders in the navigation, drawings in the page's colours, no network.
+"""What the build of the site does besides: folders in the navigation, formulas, drawings in page colours, no network.
 
 Named in mkdocs.yml under ``hooks``.
 """
@@ -6,12 +6,19 @@ Named in mkdocs.yml under ``hooks``.
 from __future__ import annotations
 
 import re
+import sys
 from html import unescape
 from pathlib import Path
 from typing import Any
 
+import latex2mathml.converter
+
+sys.path.insert(0, str(Path(__file__).parent))
+import method_families  # beside this file
+
 ELSEWHERE = re.compile(r"""<(?:script|img|iframe)[^>]+src=["']?(?:https?:)?//|<link[^>]+href=["']?(?:https?:)?//""")
 MARKER = re.compile(r"-\s*8\s*<\s*-")
+FORMULA = re.compile(r'<(div|span) class="arithmatex">(.*?)</\1>', re.DOTALL)
 DRAWING = re.compile(r'<img alt="([^"]*)" src="([^"]+/)?([\w-]+)\.svg" ?/?>')
 
 
@@ -28,6 +35,9 @@ def _expanded(item: Any, docs: Path) -> Any:
         return [_expanded(one, docs) for one in item]
     if not item.endswith("/"):
         return item
+    if item == "methods/":
+        named = {family.title: [f"methods/{name}.md" for name in family.methods] for family in method_families.read()}
+        return [f"{item}README.md", *({title: pages} for title, pages in named.items())]
     others = sorted(p.name for p in (docs / item).glob("*.md") if p.name != "README.md")
     return [f"{item}README.md", *(f"{item}{name}" for name in others)]
 
@@ -42,7 +52,15 @@ def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
             return found[0]
         return re.sub(r"<style>.*?</style>", "", svg, flags=re.DOTALL)  # its colours for when it stands alone
 
-    return DRAWING.sub(drawn, html)
+    return FORMULA.sub(_mathml, DRAWING.sub(drawn, html))
+
+
+def _mathml(found: re.Match[str]) -> str:
+    """A formula as MathML, which browsers draw without a script or a font of another host."""
+    display = "block" if found[1] == "div" else "inline"
+    tex = re.sub(r"^\\[\[(]|\\[\])]$", "", unescape(found[2]).strip()).strip()
+    tex = tex.replace("{aligned}", "{split}")  # the converter knows the same layout by this name alone
+    return f'<{found[1]} class="formula">{latex2mathml.converter.convert(tex, display=display)}</{found[1]}>'
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,6 +18,10 @@ from types import NoneType
 from typing import Annotated, Any
 
 import typer.main
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import method_families
+import method_measured
 
 from fedcache import testing
 from fedcache.cli import COMMANDS, app
@@ -76,44 +81,85 @@ def index(title: str, says: Sequence[str], head: Sequence[str], rows: Sequence[S
 
 
 def methods() -> dict[str, str]:
-    listed = [(f"[{m.name}]({m.name}.md)", m.summary, m.paper) for m in METHODS.values()]
-    says = (
-        "`fedcache methods list` prints them with what a client sends; `fedcache methods info NAME` prints a page. To "
-        "add one: [a method of your own](../add-a-method.md).",
-    )
-    pages = {f"{name}.md": method_page(name) for name in METHODS}
-    return {"README.md": index("Methods", says, ("method", "what it does", "paper"), listed), **pages}
+    says = [
+        "# Methods",
+        "",
+        "By family, and within a family in the order in which one would try them. Which to begin with: "
+        "[which method](../which-method.md), from [a comparison of all](../frozen-bench.md). `fedcache methods list` "
+        "prints them with what a client sends; `fedcache methods info NAME` prints a page. To add one: [a method of "
+        "your own](../add-a-method.md).",
+    ]
+    for family in method_families.read():
+        listed = [(f"[{name}]({name}.md)", METHODS[name].summary, METHODS[name].paper) for name in family.methods]
+        says += ["", f"## {family.title}", "", family.about, "", *table(("method", "what it does", "paper"), listed)]
+    return {"README.md": text_of(*says), **{f"{name}.md": method_page(name) for name in METHODS}}
 
 
 def method_page(name: str) -> str:
     """The documentation page of a method, in Markdown; the same text for the same code."""
-    m = METHODS[name]
+    family = method_families.family_of(name)
+    said, papers = family.methods[name], method_families.papers()
+    return text_of(
+        f"# {name}",
+        "",
+        METHODS[name].summary,
+        "",
+        f"{METHODS[name].paper}. Family: [{family.title.lower()}](README.md#{anchor(family.title)}).",
+        "",
+        "```math",
+        said.formula,
+        "```",
+        "",
+        *([said.terms, ""] if said.terms else []),
+        "## When to use it",
+        "",
+        said.when,
+        "",
+        "```sh",
+        f"fedcache train --method {name}",
+        "```",
+        "",
+        "## Measured",
+        "",
+        *method_measured.measured(name),
+        "",
+        "## What leaves a client",
+        "",
+        *leaves(METHODS[name]),
+        "",
+        "## Cite",
+        "",
+        "```bibtex",
+        *"\n\n".join(papers[key] for key in said.cite).splitlines(),
+        "```",
+        "",
+        *exactly(METHODS[name]),
+    )
+
+
+def anchor(title: str) -> str:
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower())
+
+
+def exactly(m: Method) -> list[str]:
+    """The end of a method's page, for who must know it exactly: its docstring, its switches, paper against code."""
     d = m.defaults
     share = "all" if d.participation is None else d.participation
     waits, presets = why_it_waits(m), ("official", "tuned") if m.tuned else ("official",)
     lines = [
-        f"# {name}",
+        "## In detail",
         "",
-        m.summary,
-        "",
-        f"{m.paper}. Reads {', '.join(sorted(m.needs)) or 'features alone'}. Fidelity: {fidelities(m)}. Lifts: "
+        f"Reads {', '.join(sorted(m.needs)) or 'features alone'}. Fidelity: {fidelities(m)}. Lifts: "
         f"{', '.join(m.executions)}. {'Takes' if waits is None else 'Takes no'} `--asynchronous`"
         f"{'' if waits is None else f' ({waits})'}.",
         "",
         f"Setting of the paper: `{d.scheme}`, {d.clients} clients, {share} a round, {d.rounds} "
         f"round{'s' if d.rounds > 1 else ''}.",
         "",
-        f"    fedcache train --method {name}",
-        "",
         "```text",
-        objective(name),
+        objective(m.name),
         "```",
         "",
-        "## What leaves a client",
-        "",
-        *leaves(m),
-        "",
-        *sides(m),
         "## Switches",
         "",
         f"`--set key=value`; {' and '.join(f'*{p}* is `--preset {p}`' for p in presets)}. "
@@ -125,7 +171,7 @@ def method_page(name: str) -> str:
     for h in m.hparams:
         other = ("" if h.of_preset(p) == h.default else h.show(h.of_preset(p)) for p in presets)
         lines.append(row(f"`{h.name}`", h.show(), *other, h.legal(), h.help))
-    return "\n".join(lines) + "\n"
+    return [*lines, *sides(m)]
 
 
 def row(*cells: str) -> str:
@@ -144,15 +190,15 @@ def sides(method: Method) -> list[str]:
         return []
     rows = [row(side["d"], f"`{side['switch']}`", side["paper"], side["official"]) for side in found]
     return [
+        "",
         "## Where paper and code differ",
         "",
-        "The text above and the switches below say what each number is about. `--preset official` takes the last "
+        "The text and the switches above say what each number is about. `--preset official` takes the last "
         "column; where it equals the one before, only the switch takes the other side.",
         "",
         "| disagreement | switch | paper | released code |",
         "|---|---|---|---|",
         *rows,
-        "",
     ]
 
 

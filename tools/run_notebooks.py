@@ -1,11 +1,13 @@
-"""Run the notebooks of examples/, each in a home of its own: `python tools/run_notebooks.py [NAME..]`.
+"""Run the notebooks of examples/, each in a home of its own: `python tools/run_notebooks.py [--write] [NAME..]`.
 
-Nothing is written back: the repository holds them without outputs. Exits 1 when a cell raises.
+Nothing is written back into a notebook: the repository holds them without outputs. `--write` writes each with what it
+printed as a page of docs/examples/. Exits 1 when a cell raises.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import time
@@ -16,12 +18,45 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+PAGES = EXAMPLES.parent / "docs" / "examples"
 LIMIT = 300
 """Seconds for a cell; a notebook takes less than thirty on two idle cores."""
 
 
-def run(path: Path, home: Path) -> float:
-    """Seconds that the notebook took.
+def page(book: nbformat.NotebookNode, name: str, home: str = "") -> str:
+    """A notebook as Markdown: its texts, its code, and under each cell what it printed.
+
+    Args:
+        book: the notebook.
+        name: its file.
+        home: a directory to be written as $FEDCACHE_HOME.
+
+    Raises:
+        ValueError: for an output that is no text; pages show none.
+    """
+    lines = []
+    for cell in book.cells:
+        if cell.cell_type == "markdown":
+            lines += [cell.source, ""]
+            continue
+        lines += ["```python", cell.source, "```", ""]
+        said = ""
+        for output in cell.outputs:
+            if output.get("name") == "stderr":  # progress, and warnings of this machine
+                continue
+            if output.output_type != "stream" and "text/plain" not in output.get("data", {}):
+                raise ValueError(f"{name}: an output of {output.output_type} that is no text")
+            said += output.text if output.output_type == "stream" else output.data["text/plain"]
+        said = re.sub(r"/\S*/(?=\w+\.npz)", "", said.replace(home, "$FEDCACHE_HOME") if home else said)
+        lines += ["```text", said.rstrip(), "```", ""] if said.strip() else []
+    first, *rest = lines
+    title, _, text = first.partition("\n")
+    where = f"The notebook `examples/{name}`, with what it printed."
+    return "\n".join([title, "", where, text, *rest]).rstrip() + "\n"
+
+
+def run(path: Path, home: Path, *, write: bool = False) -> float:
+    """Seconds that the notebook took; ``write`` makes its page.
 
     Raises:
         CellExecutionError: with the traceback of the cell.
@@ -34,16 +69,19 @@ def run(path: Path, home: Path) -> float:
     manager.transport, manager.ip = "ipc", str(home / "kernel")
     quiet = {"FEDCACHE_HOME": str(home), "FEDCACHE_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     client.execute(env={**os.environ, **quiet})
+    if write:
+        PAGES.joinpath(f"{path.stem}.md").write_text(page(book, path.name, str(home)), encoding="utf-8")
     return time.perf_counter() - began
 
 
 def main() -> None:
-    wanted = [EXAMPLES / name for name in sys.argv[1:]] or sorted(EXAMPLES.glob("*.ipynb"))
+    write = "--write" in sys.argv
+    wanted = [EXAMPLES / name for name in sys.argv[1:] if name != "--write"] or sorted(EXAMPLES.glob("*.ipynb"))
     failed = []
     for path in wanted:
         with tempfile.TemporaryDirectory() as home:
             try:
-                print(f"{path.name}: {run(path, Path(home)):.1f} s", flush=True)
+                print(f"{path.name}: {run(path, Path(home), write=write):.1f} s", flush=True)
             except CellExecutionError as error:
                 failed.append(path.name)
                 print(f"{path.name}: {error}", flush=True)

@@ -1,0 +1,175 @@
+"""Tutorials and README run, methods' pages say what was measured, notebooks' pages are those of the notebooks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import urlsplit
+
+import latex2mathml.converter
+import pytest
+
+from fedcache.federate.methods import NAMES
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def tool(name: str) -> ModuleType:
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+RUN = tool("run_pages")
+FAMILIES = tool("method_families")
+ENTRIES = {name: entry for family in FAMILIES.read() for name, entry in family.methods.items()}
+
+
+# README and tutorials
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # 90 s on two idle cores; a machine with other work takes many times as long
+def test_all_that_readme_and_tutorials_show_runs_and_prints_what_they_show(tmp_path: Path) -> None:
+    done = list(RUN.every(tmp_path))
+    assert [line.partition(":")[0] for line in done] == [page.name for page in RUN.PAGES]
+
+
+def test_every_tutorial_is_one_that_is_run_and_listed() -> None:
+    there = sorted(p.name for p in (DOCS / "tutorials").glob("*.md") if p.name != "README.md")
+    assert there == [p.name for p in RUN.PAGES[1:]]
+    listed = (DOCS / "tutorials" / "README.md").read_text(encoding="utf-8")
+    assert [name for name in there if f"]({name})" not in listed] == []
+    for page in RUN.PAGES:
+        shown = list(RUN.pairs(page.read_text(encoding="utf-8")))
+        assert any(block.kind == "sh" for block, _ in shown), page.name
+        assert any(output is not None and output.body.strip() not in ("", "?") for _, output in shown), page.name
+
+
+def test_what_a_page_shows_must_be_printed() -> None:
+    printed = "run 9176445d1122 in 0.31 s\n  accuracy 88.57 %\n\nname   rows\n─────\na   12\n"
+    shown = "run b911aeeb in 2 s\n  accuracy 88.10 %\n...\na  7\n"
+    assert RUN.matched(shown, printed) == "run 9176445d1122 in 0.31 s\n  accuracy 88.57 %\n...\na   12\n"
+    assert RUN.matched("?", printed).count("\n") == 5
+    for wrong, why in (
+        (shown.replace("88.10", "80.10"), "80.10 %, printed 88.57 %"),
+        (shown.replace("a  7", "b  7"), "shows 'b  7'"),
+        (shown.replace("...\n", ""), "shows 'a  7'"),
+        ("run 1 in 2 s\n", "printed more"),
+    ):
+        with pytest.raises(RUN.PageError, match=re.escape(why)):
+            RUN.matched(wrong, printed)
+
+
+def test_a_page_that_fails_is_named_with_its_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    first = "A page.\n\n```sh\npip install nothing\necho said\n```\n\n```text\nsaid\n```\n\n"
+    page.write_text(f"{first}```python\n1 / 0\n```\n")
+    with pytest.raises(RUN.PageError, match=r"page\.md, line 13: division by zero"):
+        RUN.run(page, tmp_path / "home")
+    page.write_text("```sh\nfalse\n```\n")
+    with pytest.raises(RUN.PageError, match="line 2: exit 1"):
+        RUN.run(page, tmp_path / "home")
+    page.write_text("```\nfedcache train\n```\n")
+    with pytest.raises(RUN.PageError, match="no kind"):
+        RUN.run(page, tmp_path / "home")
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.count("\n") <= 120
+    assert "docs/flow.svg" in text
+    assert "fedcache extract --backbones resnet18-quickdraw,clip-rn50\nfedcache train --method fst-cbdg\n" in text
+    assert "make demo" in text
+    assert "make test" in text
+
+
+# methods
+
+
+def test_every_method_has_one_family_a_formula_a_use_and_papers() -> None:
+    assert sorted(ENTRIES) == sorted(NAMES), "write the missing ones into tools/method_pages/"
+    assert sum(len(family.methods) for family in FAMILIES.read()) == len(NAMES)
+    for name, entry in ENTRIES.items():
+        assert entry.when, name
+        assert entry.cite, name
+        assert set(entry.cite) <= set(FAMILIES.papers()), name
+    used = {key for path in FAMILIES.FOLDER.glob("*.toml") for key in re.findall(r'"(\w+)"', path.read_text())}
+    assert set(FAMILIES.papers()) <= used
+
+
+@pytest.mark.parametrize("name", sorted(ENTRIES))
+def test_a_formula_becomes_mathml_with_no_command_left(name: str) -> None:
+    entry = ENTRIES[name]
+    for tex in (entry.formula.replace("{aligned}", "{split}"), *re.findall(r"\$(.+?)\$", entry.terms + entry.when)):
+        found = latex2mathml.converter.convert(tex)
+        assert found.startswith("<math")
+        assert "\\" not in found, tex
+        assert "<mi>&amp;" not in found, tex
+
+
+def test_what_a_reader_sees_first_of_a_method_holds_no_numbers_of_rulings() -> None:
+    for name in NAMES:
+        page = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
+        first, _, rest = page.partition("## In detail")
+        assert rest, name
+        assert not re.search(r"\b[DT]-\w?\d+", first), name
+        assert "```math" in first, name
+        assert "@" in first.partition("```bibtex")[2], name
+
+
+def test_the_accuracies_of_a_page_are_those_of_the_ranking() -> None:
+    found = json.loads((DOCS / "frozen-bench.json").read_text(encoding="utf-8"))
+    checked = 0
+    for ranking in found["rankings"]:
+        part = ranking["title"].removeprefix("partition ")
+        if part not in found["protocol"]["partitions"]:
+            continue
+        for standing in ranking["standings"]:
+            treatment = found["protocol"]["treatments"][standing["treatment"]]
+            page = (DOCS / "methods" / f"{treatment['method']}.md").read_text(encoding="utf-8")
+            table = page.partition("## Measured")[2].partition("\n## ")[0]
+            rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "|" in line]
+            column = rows[0].index(part)
+            settings = [f"`{k}={str(v).lower() if isinstance(v, bool) else v}`" for k, v in treatment["set"].items()]
+            settings += [f"`{key}` chosen" for key in treatment["search"]]
+            (row,) = [row for row in rows if row[0] == (", ".join(settings) or "as in the paper")]
+            assert float(row[column]) == pytest.approx(100 * standing["mean"], abs=0.051), (standing["treatment"], part)
+            checked += 1
+    assert checked > 100
+
+
+# notebooks and addresses
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.name)
+def test_the_page_of_a_notebook_has_its_cells_and_what_they_print(path: Path) -> None:
+    page = (DOCS / "examples" / f"{path.stem}.md").read_text(encoding="utf-8")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    again = f"run: python tools/run_notebooks.py --write {path.name}"
+    for cell in cells:
+        source = "".join(cell["source"])
+        shown = source.partition("\n")[2] if source.startswith("# ") and cell["cell_type"] == "markdown" else source
+        assert shown in page, again
+    assert page.count("```python\n") == sum(cell["cell_type"] == "code" for cell in cells), again
+    assert page.count("```text\n") >= 4
+
+
+def test_addresses_of_other_hosts_are_addresses() -> None:
+    seen = 0
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        for address in re.findall(r"\]\(([a-z]+:[^)\s]*)\)|<(https?:[^>\s]*)>", page.read_text(encoding="utf-8")):
+            parts = urlsplit(address[0] or address[1])
+            seen += 1
+            assert parts.scheme in ("https", "http", "mailto"), (page.name, address)
+            assert "." in parts.netloc or parts.scheme == "mailto", (page.name, address)
+    assert seen > 20
