@@ -71,6 +71,20 @@ def test_a_prompt_of_the_templates_words_starts_at_zero_shot(store: Path) -> Non
     assert ok("train", "--method", "promptfl", *IID, *words).data["accuracy"]["per_client"] == zero["per_client"]
 
 
+@pytest.mark.slow
+def test_methods_that_ask_the_text_tower_train_and_predict(store: Path) -> None:
+    for name, settings in (("tofa", ()), ("fedtpg", ONE), ("pfedprompt", ONE)):
+        done = ok("train", "--method", name, *IID, *settings).data
+        assert done["accuracy"]["zero_shot"] is not None
+        assert done["protocol"] == ("global" if name == "fedtpg" else "personalised")
+        whose = () if name == "fedtpg" else ("--client", "client-1")
+        told = ok("predict", done["path"], "--store", store, *whose).data
+        assert len(told["rows"]) > 0
+    words = ("--set", "ctx_init=words", "--set", "epochs=0", "--set", "a=0")
+    zero = ok("train", "--method", "clip-zs", *IID[:4]).data["accuracy"]
+    assert ok("train", "--method", "pfedprompt", *IID, *words).data["accuracy"]["per_client"] == zero["per_client"]
+
+
 def test_the_template_is_part_of_a_runs_identity(store: Path) -> None:
     images = ("--recipe", "pixels:size=32,pixels:resize=squash")
     ok("extract", "--store", store, "--backbones", "pixels", *images, *SMALL)

@@ -83,7 +83,7 @@ def norm(x: Tensor, p: Tree, name: str) -> Tensor:
 def attention(q: Tensor, kv: Tensor, p: Tree, name: str, heads: int) -> Tensor:
     """MHA(q, kv, kv) [m, E] of queries [m, E] over rows [c, D]."""
     Q, K, V = (
-        affine(rows, p[f"{name}.{part}.W"], p[f"{name}.{part}.b"]).unflatten(-1, (heads, -1)).transpose(0, 1)
+        affine(rows, p[f"{name}.{part}.W"], p[f"{name}.{part}.b"]).view(len(rows), heads, -1).transpose(0, 1)
         for part, rows in (("Q", q), ("K", kv), ("V", kv))
     )
     weight = (Q @ K.mT / math.sqrt(Q.shape[-1])).softmax(-1)
@@ -119,7 +119,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     names, now, texts = prompts.class_names(ctx, ctx.count("n_ctx")), prompts.scheduled(ctx), texts_of_names(ctx)
     place = torch.arange(ctx.env.classes, device=texts.device)
     if ctx.hp["names"] == "own":
-        known = data.labels(data.positions()).unique()
+        known = torch.unique(data.labels(data.positions()))
         place = place.new_zeros(ctx.env.classes).index_copy(0, known, place[: len(known)])
         texts = texts[known]
         names = Names(names.tokens[known], names.index[known], names.end[known])
