@@ -17,9 +17,10 @@ from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid
 from fedcache.plugins import register
 from fedcache.progress import Observer
-from fedcache.runs.events import OnRound, tracking
+from fedcache.runs.events import OnRound
 from fedcache.runs.loop import train as run_training
 from fedcache.runs.run import Run
+from fedcache.runs.trackers.choose import tracking
 from fedcache.store.store import Store
 
 Methods = str | Method | Sequence[str | Method]
@@ -65,7 +66,7 @@ def train_config(
 def train(
     method: str | Method, store: Store | str | Path | None, parts: Partition | str | None, seeds: int | Iterable[int],
     settings: Mapping[str, Any] | None, given: Mapping[str, Any], save: SaveModels, *,
-    observer: Observer | None, on_round: OnRound | None, track: str | None, fresh: bool,
+    observer: Observer | None, on_round: OnRound | None, track: str | Sequence[str] | None, fresh: bool,
 ) -> Run:  # fmt: skip
     """One run; ``given`` are fields of ``TrainConfig``, the other arguments as of ``fedcache.train``."""
     if not isinstance(method, str) and not hasattr(method, "fit"):
@@ -100,7 +101,7 @@ def named(method: str | Method, jobs: int) -> str:
 
 def grid(
     methods: Methods, config: TrainConfig, sweeps: Mapping[str, Any], *,
-    observer: Observer | None, on_round: OnRound | None, track: str | None, jobs: int, **request: Any,
+    observer: Observer | None, on_round: OnRound | None, track: str | Sequence[str] | None, jobs: int, **request: Any,
 ) -> Grid:  # fmt: skip
     """A trained grid; ``request`` are options of ``request_grid``. Raises as ``fedcache.grid``."""
     names = tuple(named(m, jobs) for m in (methods if isinstance(methods, list | tuple) else (methods,)))

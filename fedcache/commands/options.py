@@ -79,12 +79,13 @@ class RunOptions:
         path=True,
         said="$FEDCACHE_HOME/runs",
     )
-    track: str | None = option(
-        None,
-        "tensorboard[:DIR]: also write accuracy, bytes and settings of every seed there, in "
-        "<runs>/tensorboard without DIR (extra tensorboard).",
+    track: tuple[str, ...] = option(
+        (),
+        "tensorboard, mlflow, wandb or trackio (extras of these names), with :DIR or for mlflow :URL: also write every "
+        "round, all parameters and the final figures there, one tracked run for each seed. Repeatable.",
         RESULTS,
         said="nowhere",
+        whole=True,
     )
     no_model: bool = option(False, "Save no trained model, with which fedcache predict works.", RESULTS)
     save_clients: str | None = option(

@@ -40,9 +40,10 @@ from fedcache.option_info import COMPUTING, RESULTS
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.progress import Observer
 from fedcache.runs.directory import bytes_of_models, check_config
-from fedcache.runs.events import OnRound, tracking
+from fedcache.runs.events import OnRound
 from fedcache.runs.remembered import Heard, Labelled, Request
 from fedcache.runs.run import Run
+from fedcache.runs.trackers.choose import tracking
 
 if TYPE_CHECKING:
     from fedcache.federate.engines.ray.engine import RayEngine

@@ -49,6 +49,7 @@ from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels
 from fedcache.runs.spec import check_config, parse_participation, policy_from_config, timing_from_config
+from fedcache.store.files import sha256_hex
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,7 @@ class GridRun:
 
     Attributes:
         ended: point -> its run or the error that ended it.
+        name: the same whenever the same grid is asked for; "" for one point.
     """
 
     def __init__(self, request: GridRequest, observer: Observer, stop: Stop) -> None:
@@ -203,6 +205,8 @@ class GridRun:
         self.ended: dict[int, Run | FedcacheError] = {}
         self._inputs, self._shared, self._best = InputCache(), GridCache(), -1.0
         self._kept = KeptModels(request.save)
+        asked = repr((request.points, request.config, request.partition, request.repartition)).encode()
+        self.name = f"grid-{sha256_hex(asked)[:12]}" if len(request.points) > 1 else ""
 
     def position_of(self, number: int) -> GridPosition:
         """Where a point stands among all points now."""
@@ -210,7 +214,8 @@ class GridRun:
         name, sweep = points[number]
         many = len({method for method, _ in points}) > 1
         words = [name] if many or not sweep else []
-        return GridPosition(" ".join([*words, *(f"{k}={v}" for k, v in sweep.items())]), len(self.ended), len(points))
+        return GridPosition(" ".join([*words, *(f"{k}={v}" for k, v in sweep.items())]), len(self.ended), len(points),
+                            self.name)  # fmt: skip
 
     def prepare_first(self) -> None:
         """Extract what the first point needs and refuse a wrong option, before anything is trained elsewhere.
