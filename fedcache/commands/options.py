@@ -107,6 +107,13 @@ class GridOptions:
         False, "Train what was chosen by --validation again, on all training rows: its test figures are the result.",
         POINTS,
     )  # fmt: skip
+    trials: int | None = option(
+        None, "With --sampler optuna: how many points are tried; more than before go on.", POINTS, minimum=1, said="40"
+    )
+    pruner: str = option(
+        "none", "With --sampler optuna: stop trials that are behind on validation rows, in rounds that --eval-every "
+        "scores.", POINTS, choices=("none", "median", "asha"),
+    )  # fmt: skip
 
 
 def info_of(kind: type, name: str) -> OptionInfo:
