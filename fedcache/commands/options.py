@@ -17,6 +17,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, run_comman
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.methods import METHODS
+from fedcache.grids.sampling import PRUNERS, TRIALS
 from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option
 from fedcache.plugins import plugins
 
@@ -108,11 +109,15 @@ class GridOptions:
         POINTS,
     )  # fmt: skip
     trials: int | None = option(
-        None, "With --sampler optuna: how many points are tried; more than before go on.", POINTS, minimum=1, said="40"
+        None,
+        "With --sampler optuna: how many points are tried; more than before go on.",
+        POINTS,
+        minimum=1,
+        said=str(TRIALS),
     )
     pruner: str = option(
         "none", "With --sampler optuna: stop trials that are behind on validation rows, in rounds that --eval-every "
-        "scores.", POINTS, choices=("none", "median", "asha"),
+        "scores.", POINTS, choices=PRUNERS,
     )  # fmt: skip
 
 

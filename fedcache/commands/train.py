@@ -36,7 +36,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
 from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid, Point
-from fedcache.grids.search_space import Sampling
+from fedcache.grids.sampling import Sampling
 from fedcache.option_info import COMPUTING, RESULTS
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.progress import Observer
@@ -243,10 +243,10 @@ def grid(
     check_methods(methods)
     runs = Path(given["runs"]) if given["runs"] else home.runs
     sampling = Sampling(sampler, given["trials"], given["pruner"] or "none")
-    words = ("grid", methods, sweeps, partition, sampler, exact, jobs, save_models, engine, ray_address)
+    words = ("grid", methods, sweeps, partition, sampling, exact, jobs, save_models, engine, ray_address)
     asked = Request((*words, *asked_of_runs(given)), resolved, home, runs)
-    searched = sampler.startswith("optuna")  # trials are noted in a study of their own
-    if not (given["dry_run"] or given["fresh"] or given["track"] or given["retrain"] or searched):
+    more = given["retrain"] or sampler.startswith("optuna")  # than a request notes
+    if not (given["dry_run"] or given["fresh"] or given["track"] or more):
         found = asked.answer(observer)
         if found is not None:
             return grid_answer(Grid([Point(name, swept, run) for (name, swept), run in found]), list(sweeps))
@@ -254,27 +254,17 @@ def grid(
     from fedcache.grids import train_grid as grids
 
     request = grids.request_grid(
-        methods,
-        sweeps,
-        resolved,
-        home,
-        partition=partition,
-        runs=runs,
-        repartition=given["repartition"],
-        extract=not given["no_extract"],
-        fresh=given["fresh"],
-        sampler=sampling,
-        exact=exact,
-        save=SaveModels("none" if given["no_model"] else save_models, given["save_clients"]),
-        retrain=given["retrain"],
-    )
+        methods, sweeps, resolved, home, partition=partition, runs=runs, repartition=given["repartition"],
+        extract=not given["no_extract"], fresh=given["fresh"], sampler=sampling, exact=exact,
+        save=SaveModels("none" if given["no_model"] else save_models, given["save_clients"]), retrain=given["retrain"],
+    )  # fmt: skip
     if given["dry_run"]:
         return plan_answer(grids.grid_plan(request, observer))
     cluster, stop, heard = engine_of(engine, ray_address), Stop(), Heard(observer)
     keep_freed_memory()
     with stop_on_signals(stop.ask, observer.note), tracking(given["track"], home, runs, observer) as hooks:
         done = search.train_points(request, jobs=jobs, engine=cluster, observer=heard, hooks=hooks, stop=stop)
-        if done.code is Exit.OK and not (given["retrain"] or searched):
+        if done.code is Exit.OK and not more:
 
             def again(quiet: Observer) -> Labelled:
                 return labelled(grids.grid(replace(request, fresh=False), observer=quiet, stop=stopped()))

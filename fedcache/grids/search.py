@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from fedcache.errors import FedcacheError, StoreError, UsageError
+from fedcache.grids import train_grid
 from fedcache.grids.result import Grid, LostPoint, Point, PrunedPoint
 from fedcache.grids.retrain import check_validation, retrain
-from fedcache.grids.search_space import Search
+from fedcache.grids.search_space import SearchPlan
 from fedcache.grids.study import Trials, counts
-from fedcache.grids.train_grid import GridEngine, GridRequest, GridRun, ends_one_point, grid
+from fedcache.grids.train_grid import GridEngine, GridRequest, GridRun, ends_one_point
 from fedcache.process import Stop
 from fedcache.progress import VALIDATION_ACCURACY, EachOnce, Observer, Round, Silent, tell_ended
 from fedcache.runs.choice import choice_value
@@ -43,7 +44,7 @@ def train_points(
 ) -> Grid:
     """Train every point of a grid, or search as the request asks. Raises as ``grid``, with the same arguments."""
     if request.search is None:
-        return grid(request, jobs=jobs, engine=engine, observer=observer, hooks=hooks, stop=stop)
+        return train_grid.grid(request, jobs=jobs, engine=engine, observer=observer, hooks=hooks, stop=stop)
     if jobs > 1 or engine is not None:
         raise UsageError(
             "--sampler optuna trains one trial after another: each is drawn from those before it.",
@@ -71,7 +72,7 @@ def train_points(
 class SearchRun(GridRun):
     """A search under way; its points are those of the trials so far."""
 
-    def __init__(self, request: GridRequest, search: Search, observer: Observer, stop: Stop) -> None:
+    def __init__(self, request: GridRequest, search: SearchPlan, observer: Observer, stop: Stop) -> None:
         super().__init__(request, observer, stop)
         self.search, self.total = search, search.trials
         asked = (search.methods, dict(search.space), search.words, request.config, request.partition)

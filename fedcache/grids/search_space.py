@@ -12,23 +12,14 @@ from importlib.util import find_spec
 from fedcache.errors import MachineError, UsageError
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import NUMBERS, check_sweeps, split_key
+from fedcache.grids.sampling import PRUNERS, SAMPLERS, TRIALS, Sampling
 
 PointKey = tuple[str, tuple[tuple[str, str], ...]]
 """A method and its swept values, which tell points apart."""
 
-SAMPLERS, PRUNERS, TRIALS = ("tpe", "random", "gp"), ("none", "median", "asha"), 40
 WHOLE_NUMBERS = ("rounds", "max_rows_per_client", "dp_seed", "asynchronous")
 DIGITS, MOST_CHECKED, MOST_LISTED = 4, 200, 100_000
 """Digits of a drawn number; corners of a space that are checked beforehand; points up to which a space is listed."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the points of a grid are drawn, as it is asked for."""
-
-    sampler: str = "grid"  # grid, random:N[:SEED] or optuna[:SAMPLER[:SEED]]
-    trials: int | None = None
-    pruner: str = "none"
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchPlan:
     """A search: its space, and how points are drawn and stopped."""
 
     methods: tuple[str, ...]
@@ -75,6 +66,19 @@ class Search:
                  for v in self.space.values()]  # fmt: skip
         return math.prod([len(self.methods), *sizes])
 
+    def ordered(self, key: str) -> tuple[str, ...] | None:
+        """Three or more numbers of a list by size: the next one is more alike than the others. None for other values.
+
+        What the sampler draws is the place among them.
+        """
+        values = self.space[key]
+        if isinstance(values, Range) or len(values) < 3:
+            return None
+        try:
+            return tuple(sorted(values, key=float))
+        except ValueError:
+            return None
+
     def every_point(self) -> Iterator[PointKey]:
         """All points of a space without ranges of numbers that are not whole."""
         values = [
@@ -91,7 +95,7 @@ class Search:
         return [(method, dict(zip(self.space, words, strict=True))) for method, *words in every]
 
 
-def search_of(sampling: Sampling, methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) -> Search | None:
+def search_of(sampling: Sampling, methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) -> SearchPlan | None:
     """The search that is asked for; None for a grid whose points are known beforehand.
 
     Raises UsageError for what makes no sense; MachineError, with the line that installs it, where Optuna is missing.
@@ -126,7 +130,7 @@ def search_of(sampling: Sampling, methods: Sequence[str], sweeps: Mapping[str, S
     check_sweeps(names, {key: v.ends if isinstance(v, Range) else v for key, v in space.items()})
     if not sweeps and len(names) == 1:
         raise UsageError("--sampler optuna has nothing to search.", "For example --sweep lr=log:1e-4..1")
-    return Search(names, space, match[1] or "tpe", int(match[2] or 0), sampling.pruner, sampling.trials or TRIALS)
+    return SearchPlan(names, space, match[1] or "tpe", int(match[2] or 0), sampling.pruner, sampling.trials or TRIALS)
 
 
 def _dimension(methods: Sequence[str], key: str, values: tuple[str, ...]) -> tuple[str, ...] | Range:

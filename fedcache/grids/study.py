@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcache.grids.search_space import MOST_LISTED, PointKey, Range, Search
+from fedcache.grids.search_space import MOST_LISTED, PointKey, Range, SearchPlan
 
 if TYPE_CHECKING:
     from optuna import Study as OptunaStudy
@@ -39,7 +39,7 @@ class Trials:
         eval_every: rounds between scores, the first rung of ASHA.
     """
 
-    def __init__(self, search: Search, folder: Path, eval_every: int) -> None:
+    def __init__(self, search: SearchPlan, folder: Path, eval_every: int) -> None:
         self.search, self.path, self._eval_every = search, folder / JOURNAL, eval_every
         folder.mkdir(parents=True, exist_ok=True)
         with quiet():
@@ -62,7 +62,7 @@ class Trials:
             if self.search.size <= MOST_LISTED:  # few are left: one of them
                 left = [point for point in self.search.every_point() if point not in taken]
                 method, values = left[self._seed(number, ATTEMPTS) % len(left)]
-                drawn: dict[str, Any] = {k: self._number(k, word) for k, word in values}
+                drawn: dict[str, Any] = {k: self._drawn(k, word) for k, word in values}
                 study.enqueue_trial({**drawn, METHOD: method})
             return study.ask(self._distributions)
 
@@ -71,7 +71,8 @@ class Trials:
         from optuna.trial import TrialState
 
         with quiet():
-            for key, fact in facts.items():
+            method, values = self.point_of(trial.params)
+            for key, fact in {"point": " ".join([method, *(f"{k}={v}" for k, v in values)]), **facts}.items():
                 trial.set_user_attr(key, fact)
             state = TrialState.PRUNED if pruned else TrialState.FAIL if value is None else TrialState.COMPLETE
             frozen = trial.study.tell(trial, None if pruned else value, state=state)
@@ -87,14 +88,18 @@ class Trials:
 
     def point_of(self, params: dict[str, Any]) -> PointKey:
         """The point of a trial, in the order of the space."""
-        values = tuple(
-            (key, kind.word(params[key]) if isinstance(kind, Range) else str(params[key]))
-            for key, kind in self.search.space.items()
-        )
+        values = tuple((key, self._word(key, params[key])) for key in self.search.space)
         return str(params.get(METHOD, self.search.methods[0])), values
 
-    def _number(self, key: str, word: str) -> int | str:
-        return int(word) if isinstance(self.search.space[key], Range) else word
+    def _word(self, key: str, drawn: Any) -> str:
+        kind, ordered = self.search.space[key], self.search.ordered(key)
+        return kind.word(drawn) if isinstance(kind, Range) else str(drawn) if ordered is None else ordered[drawn]
+
+    def _drawn(self, key: str, word: str) -> int | str:
+        """The inverse of ``_word``, of values that can be listed."""
+        ordered = self.search.ordered(key)
+        return int(word) if isinstance(self.search.space[key], Range) else word if ordered is None else (
+            ordered.index(word))  # fmt: skip
 
     def _dimensions(self) -> Iterator[tuple[str, BaseDistribution]]:
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -103,7 +108,8 @@ class Trials:
             yield METHOD, CategoricalDistribution(self.search.methods)
         for key, kind in self.search.space.items():
             if not isinstance(kind, Range):
-                yield key, CategoricalDistribution(kind)
+                ordered = self.search.ordered(key)
+                yield key, CategoricalDistribution(kind) if ordered is None else IntDistribution(0, len(ordered) - 1)
             elif kind.whole:
                 yield key, IntDistribution(int(kind.low), int(kind.high), log=kind.log)
             else:

@@ -35,7 +35,8 @@ from fedcache.grids.points import (
 )
 from fedcache.grids.result import Grid, LostPoint, Point
 from fedcache.grids.retrain import check_validation, retrain
-from fedcache.grids.search_space import Sampling, Search, search_of
+from fedcache.grids.sampling import Sampling
+from fedcache.grids.search_space import SearchPlan, search_of
 from fedcache.process import Stop
 from fedcache.progress import EachOnce, Observer, Silent
 from fedcache.runs.choice import choice_value, has_validation
@@ -68,7 +69,7 @@ class GridRequest:
     exact: bool = False  # whether every point is computed alone, with the bits of its single run
     save: SaveModels = field(default_factory=lambda: SaveModels("best"))  # of which points models are kept
     retrain: bool = False  # train what was chosen by validation again, on all training rows
-    search: Search | None = None  # how points are drawn one after another; ``points`` are then corners of its space
+    search: SearchPlan | None = None  # how points are drawn one after another; ``points`` are then corners of its space
 
     def config_of(self, number: int) -> TrainConfig:
         """What ``train`` would be asked for a point."""

@@ -18,14 +18,15 @@ from command import fedcache, ok, start
 
 import fedcache as fc
 from fedcache.grids import search_space
-from fedcache.grids.search_space import Range, Sampling, Search, search_of
+from fedcache.grids.sampling import Sampling
+from fedcache.grids.search_space import Range, SearchPlan, search_of
 
 RUN = ("--scheme", "iid", "--clients", 3, "--participation", "all", "--rounds", 4, "--validation", "0.25")
 SEARCH = ("grid", "--method", "fedavg", *RUN, "--sampler", "optuna", "--sweep", "lr=log:1e-3..1",
           "--sweep", "batch=4,8,16")  # fmt: skip
 
 
-def searched(**sweeps: str) -> Search:
+def searched(**sweeps: str) -> SearchPlan:
     found = search_of(Sampling("optuna"), ["fedavg"], {k: tuple(v.split(",")) for k, v in sweeps.items()})
     assert found is not None
     return found
@@ -45,6 +46,11 @@ def test_lists_are_categories_and_ranges_are_numbers() -> None:
         "head": ("mlp", "linear"),
         "rounds": Range(2, 5, log=False, whole=True),
     }
+
+
+def test_numbers_of_a_list_have_an_order_and_words_have_none() -> None:
+    plan = searched(lr="0.1,1e-3,1", momentum="0,0.9", head="mlp,linear")
+    assert [plan.ordered(key) for key in plan.space] == [("1e-3", "0.1", "1"), None, None]
 
 
 def test_a_drawn_number_can_be_typed_and_lies_in_its_range() -> None:
