@@ -133,8 +133,8 @@ def train(
     byzantine: float | None = None, max_update_norm: float | None = None, max_rows_per_client: int | None = None,
     max_share: float | None = None, dp_clip: float | None = None, dp_noise: float | None = None,
     dp_delta: float | None = None, dp_seed: int | None = None, dp_allow: str | None = None,
-    observer: Observer | None = None, on_round: OnRound | None = None, track: str | None = None, fresh: bool = False,
-    save_model: bool = True, save_clients: str | None = None,
+    observer: Observer | None = None, on_round: OnRound | None = None, track: str | Sequence[str] | None = None,
+    fresh: bool = False, save_model: bool = True, save_clients: str | None = None,
 ) -> Run:  # fmt: skip
     """Train a federated method on cached features; the same run again returns the stored result.
 
@@ -157,7 +157,7 @@ def train(
         aggregate, attack, on_bad_update, byzantine, max_update_norm, max_rows_per_client, max_share: for bad uploads.
         dp_clip, dp_noise, dp_delta, dp_seed, dp_allow: privacy of clients, as in ``fedcache train --help``.
         on_round: called with a ``Round`` after every round, stored ones first; when it raises the run goes on without.
-        observer: told the story; ``track``: ``tensorboard[:DIR]``, as ``--track``; ``fresh``: run again what is stored.
+        observer: told the story; ``track``: ``mlflow`` and others, as ``--track``; ``fresh``: run again what is stored.
         save_model: keep what was trained, for ``Run.model`` and ``fedcache predict``; ``save_clients``: the clients
             whose own models are kept: ``"all"``, ``"none"`` or names, comma-separated; None for all up to 256 MB.
 
@@ -174,17 +174,17 @@ def train(
 
 @names_checked
 def grid(
-    methods: Methods, store: AnyStore | None = None, parts: Partition | str | None = None, *,
+    methods: Methods, store: AnyStore | None = None, parts: Partition | str | None = None, *, fresh: bool = False,
     seeds: int | Iterable[int] = 0, settings: Mapping[str, Any] | None = None, observer: Observer | None = None,
-    on_round: OnRound | None = None, track: str | None = None, fresh: bool = False,
-    options: Mapping[str, Any] | None = None, sampler: str = "grid", exact: bool = False, jobs: int = 1,
-    save_models: str = "best", save_clients: str | None = None, retrain: bool = False, **sweeps: Sequence[Any],
+    on_round: OnRound | None = None, track: str | Sequence[str] | None = None, pruner: str = "none", jobs: int = 1,
+    options: Mapping[str, Any] | None = None, sampler: str = "grid", exact: bool = False, trials: int | None = None,
+    save_models: str = "best", save_clients: str | None = None, retrain: bool = False, **sweeps: Any,
 ) -> Grid:  # fmt: skip
     """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``.
 
     Args:
         methods: names or your own; store, parts, seeds, settings, observer, on_round, track, fresh: as in ``train``.
-        sampler, exact, jobs, save_models, save_clients, retrain: as in ``fedcache grid --help``.
+        sampler, trials, pruner, exact, jobs, save_models, save_clients, retrain: as in ``fedcache grid --help``.
         options: other keywords of ``train``, for all points; sweeps: hyperparameters, rounds, hold_out, validation, ...
 
     Raises once all other points are kept: CorruptionError for a damaged one, FederatedRunError for one not trained.
@@ -194,7 +194,7 @@ def grid(
 
     return training.grid(
         methods, training.train_config(store, parts, seeds, settings, given), sweeps, observer=observer,
-        on_round=on_round, track=track, jobs=jobs, fresh=fresh, sampler=sampler, exact=exact,
+        on_round=on_round, track=track, jobs=jobs, fresh=fresh, sampling=(sampler, trials, pruner), exact=exact,
         save=SaveModels(save_models, save_clients), retrain=retrain,
     )  # fmt: skip
 

@@ -35,6 +35,8 @@ class Round:
         points: of the grid; 1 for a run alone.
         stored: whether it was computed by an earlier call, and is read from what that one kept.
         settings: dataset, backbones, preset and every hyperparameter of the run, by name.
+        about: digests of the run, and how its rows were dealt, by name.
+        grid: the name of the grid that the run is a point of; "" for a run alone.
     """
 
     path: Path
@@ -55,6 +57,8 @@ class Round:
     points: int = 1
     stored: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    about: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    grid: str = ""
 
 
 class Observer(Protocol):
@@ -70,7 +74,10 @@ class Observer(Protocol):
         """A measured stretch of work begins: ``total`` units of ``unit`` (``images``, ``rounds``)."""
 
     def told(self, round_: Round) -> None:
-        """What a round of training gave; ``advance`` counts it. Also called for rounds that were computed before."""
+        """What a round of training gave; ``advance`` counts it. Also called for rounds that were computed before.
+
+        An observer may also have ``ended(path, result)``, called when a run has its result.
+        """
 
     def advance(self, units: int) -> None:
         """So many more units are done."""
@@ -104,6 +111,13 @@ def told_as(observer: Observer, what: str, unit: str) -> Iterator[Callable[[int,
             observer.stop()
 
 
+def tell_ended(observer: Observer, path: Path, result: Mapping[str, Any]) -> None:
+    """Tell an observer that listens for it that a run has its result, the content of ``result.json``."""
+    ended = getattr(observer, "ended", None)
+    if ended is not None:
+        ended(path, result)
+
+
 class Silent:
     """An observer that says nothing; what the Python API uses unless told otherwise."""
 
@@ -127,6 +141,10 @@ class EachOnce(Silent):
         self._said: set[tuple[str, str]] = set()
         for passed_on in ("start", "told", "advance", "stop"):
             setattr(self, passed_on, getattr(observer, passed_on))
+
+    def ended(self, path: Path, result: Mapping[str, Any]) -> None:
+        """Passed on."""
+        tell_ended(self._observer, path, result)
 
     def note(self, text: str) -> None:
         """Passed on the first time."""

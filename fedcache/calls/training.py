@@ -8,18 +8,21 @@ from typing import Any
 
 from fedcache.calls.stores import opened
 from fedcache.config import Home, SaveModels, TrainConfig, resolve
-from fedcache.errors import FedcacheError, UsageError
+from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Partition
 from fedcache.grids import train_grid as grids
 from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid
+from fedcache.grids.sampling import Sampling
+from fedcache.grids.search import train_points
 from fedcache.plugins import register
 from fedcache.progress import Observer
-from fedcache.runs.events import OnRound, tracking
+from fedcache.runs.events import OnRound
 from fedcache.runs.loop import train as run_training
 from fedcache.runs.run import Run
+from fedcache.runs.trackers.choose import tracking
 from fedcache.store.store import Store
 
 Methods = str | Method | Sequence[str | Method]
@@ -65,7 +68,7 @@ def train_config(
 def train(
     method: str | Method, store: Store | str | Path | None, parts: Partition | str | None, seeds: int | Iterable[int],
     settings: Mapping[str, Any] | None, given: Mapping[str, Any], save: SaveModels, *,
-    observer: Observer | None, on_round: OnRound | None, track: str | None, fresh: bool,
+    observer: Observer | None, on_round: OnRound | None, track: str | Sequence[str] | None, fresh: bool,
 ) -> Run:  # fmt: skip
     """One run; ``given`` are fields of ``TrainConfig``, the other arguments as of ``fedcache.train``."""
     if not isinstance(method, str) and not hasattr(method, "fit"):
@@ -100,9 +103,10 @@ def named(method: str | Method, jobs: int) -> str:
 
 def grid(
     methods: Methods, config: TrainConfig, sweeps: Mapping[str, Any], *,
-    observer: Observer | None, on_round: OnRound | None, track: str | None, jobs: int, **request: Any,
+    observer: Observer | None, on_round: OnRound | None, track: str | Sequence[str] | None, jobs: int,
+    sampling: tuple[str, int | None, str], **request: Any,
 ) -> Grid:  # fmt: skip
-    """A trained grid; ``request`` are options of ``request_grid``. Raises as ``fedcache.grid``."""
+    """A trained grid; ``sampling`` as of ``Sampling``, ``request`` of ``request_grid``. Raises as ``fedcache.grid``."""
     names = tuple(named(m, jobs) for m in (methods if isinstance(methods, list | tuple) else (methods,)))
     if not names:
         raise UsageError("No method was named.", "For example fc.grid(['fedavg', 'fedproto'], store, parts)")
@@ -118,9 +122,9 @@ def grid(
         least = words["min_rows"][0] if len(words.get("min_rows", ())) == 1 else "1"
         words["hold_out"] = every_value(words["by"][0], config, home, min_rows=least, observer=observer)
     with tracking(track, home, None, observer) as hooks:
-        asked = grids.request_grid(names, words, config, home, **request)
-        done = grids.grid(asked, jobs=jobs, observer=observer, hooks=(*hooks, *([on_round] if on_round else [])))
+        asked = grids.request_grid(names, words, config, home, sampler=Sampling(*sampling), **request)
+        done = train_points(asked, jobs=jobs, observer=observer, hooks=(*hooks, *([on_round] if on_round else [])))
     lost = [*done.damaged, *done.failed]
-    if lost:
+    if done.code is not Exit.OK:
         raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)
     return done

@@ -99,6 +99,10 @@ EXTRAS = {
     "tflite": ("ai-edge-litert",),
     "hf": ("huggingface_hub", "transformers"),
     "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow-skinny", "sqlalchemy", "alembic"),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
+    "optuna": ("optuna",),
     "pandas": ("pandas",),
 }
 

@@ -17,6 +17,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, run_comman
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.methods import METHODS
+from fedcache.grids.sampling import PRUNERS, TRIALS
 from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option
 from fedcache.plugins import plugins
 
@@ -79,12 +80,13 @@ class RunOptions:
         path=True,
         said="$FEDCACHE_HOME/runs",
     )
-    track: str | None = option(
-        None,
-        "tensorboard[:DIR]: also write accuracy, bytes and settings of every seed there, in "
-        "<runs>/tensorboard without DIR (extra tensorboard).",
+    track: tuple[str, ...] = option(
+        (),
+        "tensorboard, mlflow, wandb or trackio (extras of these names), with :DIR or for mlflow :URL: also write every "
+        "round, all parameters and the final figures there, one tracked run for each seed. Repeatable.",
         RESULTS,
         said="nowhere",
+        whole=True,
     )
     no_model: bool = option(False, "Save no trained model, with which fedcache predict works.", RESULTS)
     save_clients: str | None = option(
@@ -105,6 +107,17 @@ class GridOptions:
     retrain: bool = option(
         False, "Train what was chosen by --validation again, on all training rows: its test figures are the result.",
         POINTS,
+    )  # fmt: skip
+    trials: int | None = option(
+        None,
+        "With --sampler optuna: how many points are tried; more than before go on.",
+        POINTS,
+        minimum=1,
+        said=str(TRIALS),
+    )
+    pruner: str = option(
+        "none", "With --sampler optuna: stop trials that are behind on validation rows, in rounds that --eval-every "
+        "scores.", POINTS, choices=PRUNERS,
     )  # fmt: skip
 
 

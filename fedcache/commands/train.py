@@ -36,13 +36,15 @@ from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
 from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid, Point
+from fedcache.grids.sampling import Sampling
 from fedcache.option_info import COMPUTING, RESULTS
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.progress import Observer
 from fedcache.runs.directory import bytes_of_models, check_config
-from fedcache.runs.events import OnRound, tracking
+from fedcache.runs.events import OnRound
 from fedcache.runs.remembered import Heard, Labelled, Request
 from fedcache.runs.run import Run
+from fedcache.runs.trackers.choose import tracking
 
 if TYPE_CHECKING:
     from fedcache.federate.engines.ray.engine import RayEngine
@@ -150,7 +152,7 @@ Sweep = Annotated[
     typer.Option(
         "--sweep",
         help="key=v1,v2: a hyperparameter, or rounds, participation, clients, alpha, shards, shots, aggregate, "
-        "attack. Repeatable.",
+        "attack; of --sampler optuna also key=log:1e-4..1 or 8..64. Repeatable.",
         rich_help_panel=POINTS,
         show_default="those of --ready",
     ),
@@ -158,7 +160,10 @@ Sweep = Annotated[
 Sampler = Annotated[
     str,
     typer.Option(
-        "--sampler", help="grid, or random:N[:SEED] for N points drawn without repeats.", rich_help_panel=POINTS
+        "--sampler",
+        help="grid; random:N[:SEED], N points drawn without repeats; or optuna[:tpe|random|gp[:SEED]], --trials points "
+        "chosen one after another by --validation (extra optuna).",
+        rich_help_panel=POINTS,
     ),
 ]
 Exact = Annotated[
@@ -237,36 +242,29 @@ def grid(
         raise UsageError("No method was named.", "For example fedcache grid --method fedavg --sweep lr=0.1,0.01")
     check_methods(methods)
     runs = Path(given["runs"]) if given["runs"] else home.runs
-    words = ("grid", methods, sweeps, partition, sampler, exact, jobs, save_models, engine, ray_address)
+    sampling = Sampling(sampler, given["trials"], given["pruner"] or "none")
+    words = ("grid", methods, sweeps, partition, sampling, exact, jobs, save_models, engine, ray_address)
     asked = Request((*words, *asked_of_runs(given)), resolved, home, runs)
-    if not (given["dry_run"] or given["fresh"] or given["track"] or given["retrain"]):
+    more = given["retrain"] or sampler.startswith("optuna")  # than a request notes
+    if not (given["dry_run"] or given["fresh"] or given["track"] or more):
         found = asked.answer(observer)
         if found is not None:
             return grid_answer(Grid([Point(name, swept, run) for (name, swept), run in found]), list(sweeps))
+    from fedcache.grids import search
     from fedcache.grids import train_grid as grids
 
     request = grids.request_grid(
-        methods,
-        sweeps,
-        resolved,
-        home,
-        partition=partition,
-        runs=runs,
-        repartition=given["repartition"],
-        extract=not given["no_extract"],
-        fresh=given["fresh"],
-        sampler=sampler,
-        exact=exact,
-        save=SaveModels("none" if given["no_model"] else save_models, given["save_clients"]),
-        retrain=given["retrain"],
-    )
+        methods, sweeps, resolved, home, partition=partition, runs=runs, repartition=given["repartition"],
+        extract=not given["no_extract"], fresh=given["fresh"], sampler=sampling, exact=exact,
+        save=SaveModels("none" if given["no_model"] else save_models, given["save_clients"]), retrain=given["retrain"],
+    )  # fmt: skip
     if given["dry_run"]:
         return plan_answer(grids.grid_plan(request, observer))
     cluster, stop, heard = engine_of(engine, ray_address), Stop(), Heard(observer)
     keep_freed_memory()
     with stop_on_signals(stop.ask, observer.note), tracking(given["track"], home, runs, observer) as hooks:
-        done = grids.grid(request, jobs=jobs, engine=cluster, observer=heard, hooks=hooks, stop=stop)
-        if done.code is Exit.OK and not given["retrain"]:
+        done = search.train_points(request, jobs=jobs, engine=cluster, observer=heard, hooks=hooks, stop=stop)
+        if done.code is Exit.OK and not more:
 
             def again(quiet: Observer) -> Labelled:
                 return labelled(grids.grid(replace(request, fresh=False), observer=quiet, stop=stopped()))

@@ -201,6 +201,15 @@ def lost_lines(done: Grid) -> list[str]:
     return lines
 
 
+def search_lines(done: Grid) -> list[str]:
+    """How a search went; [] for a grid that is none."""
+    if (search := done.search) is None:
+        return []
+    seed, pruner = search["seed"], "" if search["pruner"] == "none" else f", {search['pruner']}"
+    return [f"{search['trials']} trials ({search['sampler']}, seed {seed}{pruner}): {search['finished']} finished, "
+            f"{search['pruned']} pruned, {search['failed']} failed; {search['study']}"]  # fmt: skip
+
+
 def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     """A grid for a person: every point, the chosen one or the highest, and what was lost; of one that holds values out,
     their table.
@@ -235,6 +244,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     last = f"{done.chosen_by[:1].upper()}{done.chosen_by[1:]}: {best.method} {values}  {figures}"
     lines = [
         f"{len(done.points)} points, {done.reused} of them were there already.",
+        *search_lines(done),
         last,
         *([done.tie] if done.tie else []),
     ]

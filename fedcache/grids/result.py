@@ -82,6 +82,23 @@ class LostPoint:
 
 
 @dataclass
+class PrunedPoint:
+    """A trial of a search that was stopped on its way, and so is never ranked."""
+
+    method: str
+    sweep: dict[str, str]
+    round: int  # after which it was stopped
+    rounds: int  # that it would have had
+    validation: float | None  # accuracy on the rows to choose by, at that round
+    path: str  # of its run, which ``fedcache train`` would go on with
+
+    @property
+    def sentence(self) -> str:
+        """After which round, and at what accuracy."""
+        return f"Pruned after round {self.round} of {self.rounds} at {percent(self.validation)} % on validation rows"
+
+
+@dataclass
 class Grid:
     """All points of a grid, in the order of the product; damaged and failed ones are apart."""
 
@@ -91,11 +108,17 @@ class Grid:
     # of the point that was chosen: trained again on all training rows, where that was asked for; of a grid that holds
     # values out in turn, one for each of them
     retrained: list[Point] = field(default_factory=list)
+    pruned: list[PrunedPoint] = field(default_factory=list)  # of a search, those that were stopped on their way
+    search: dict[str, Any] | None = None  # of a search: sampler, seed, pruner, counts of trials, and where they are
 
     @property
     def code(self) -> Exit:
-        """CorruptionError when a stored run is damaged, else FederatedRunError when a point failed, else OK."""
-        return Exit.CORRUPT if self.damaged else Exit.FEDERATED if self.failed else Exit.OK
+        """CorruptionError when a stored run is damaged, else FederatedRunError when a point failed, else OK.
+
+        Trials of a search may fail, as where a rate is too high: that is found out, and no error.
+        """
+        failed = self.failed and not (self.search and self.points)
+        return Exit.CORRUPT if self.damaged else Exit.FEDERATED if failed else Exit.OK
 
     @property
     def reused(self) -> int:
@@ -216,6 +239,7 @@ class Grid:
             **({"retrained": [p.to_dict() for p in self.retrained]} if self.retrained else {}),
             **({"privacy": privacy} if privacy else {}),
             **({"held_out": [asdict(row) for row in held_out]} if held_out else {}),
+            **({"search": self.search, "pruned": [asdict(p) for p in self.pruned]} if self.search else {}),
         }  # fmt: skip
 
     def frame(self) -> Any:

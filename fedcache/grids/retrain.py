@@ -26,12 +26,15 @@ class EndedGrid(Protocol):
         """The inputs of a point; with ``whole`` the rows to choose by are training rows."""
 
 
-def check_validation(grid: EndedGrid) -> None:
-    """Refuse a grid that has no rows to choose by, before any point is trained. Raises UsageError."""
+def check_validation(grid: EndedGrid, why: str = "--retrain trains what was chosen by validation") -> None:
+    """Refuse a grid that has no rows to choose by, before any point is trained. Raises UsageError.
+
+    ``why`` is what they are needed for, in words.
+    """
     partitions = grid.prepare(0).partitions.values()
     if any(partition.validation is None for partition in partitions):
         raise UsageError(
-            "--retrain trains what was chosen by validation, and the partition has no rows to choose by.",
+            f"{why}, and the partition has no rows to choose by.",
             "Take some out of the training rows:  --validation 0.2",
         )
 

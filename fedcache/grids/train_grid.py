@@ -35,6 +35,8 @@ from fedcache.grids.points import (
 )
 from fedcache.grids.result import Grid, LostPoint, Point
 from fedcache.grids.retrain import check_validation, retrain
+from fedcache.grids.sampling import Sampling
+from fedcache.grids.search_space import SearchPlan, search_of
 from fedcache.process import Stop
 from fedcache.progress import EachOnce, Observer, Silent
 from fedcache.runs.choice import choice_value, has_validation
@@ -49,6 +51,7 @@ from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels
 from fedcache.runs.spec import check_config, parse_participation, policy_from_config, timing_from_config
+from fedcache.store.files import sha256_hex
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class GridRequest:
     exact: bool = False  # whether every point is computed alone, with the bits of its single run
     save: SaveModels = field(default_factory=lambda: SaveModels("best"))  # of which points models are kept
     retrain: bool = False  # train what was chosen by validation again, on all training rows
+    search: SearchPlan | None = None  # how points are drawn one after another; ``points`` are then corners of its space
 
     def config_of(self, number: int) -> TrainConfig:
         """What ``train`` would be asked for a point."""
@@ -121,15 +125,17 @@ def request_grid(
     repartition: bool = False,
     extract: bool = True,
     fresh: bool = False,
-    sampler: str = "grid",
+    sampler: str | Sampling = "grid",
     **fields: Any,
 ) -> GridRequest:
     """The grid of every combination of methods and swept values, checked before anything runs. Raises UsageError.
 
-    ``methods`` are names and ``sweeps`` key -> values, as ``--sweep``; ``sampler`` is ``grid``, or ``random:N[:SEED]``
-    for N points drawn without repeats. The others are fields of ``GridRequest``.
+    ``methods`` are names and ``sweeps`` key -> values, as ``--sweep``; ``sampler`` is ``grid``, ``random:N[:SEED]``
+    for N points drawn without repeats, or that of a search. The others are fields of ``GridRequest``.
     """
-    points = tuple(sampled(sampler, combinations(methods, sweeps)))
+    sampling = Sampling(sampler) if isinstance(sampler, str) else sampler
+    fields["search"] = search = search_of(sampling, methods, sweeps)
+    points = tuple(search.corners() if search else sampled(sampling.sampler, combinations(methods, sweeps)))
     request = GridRequest(points, config, partition or PartitionConfig(), home, runs or home.runs, repartition,
                           extract, fresh, **fields)  # fmt: skip
     KeptModels(request.save)
@@ -182,7 +188,9 @@ def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[st
 
     Nothing is extracted or trained.
     """
-    run = GridRun(replace(request, extract=False, fresh=False), EachOnce(observer or Silent()), Stop())
+    points = request.points if request.search is None else request.points[:1]  # a trial like any
+    request = replace(request, points=points, extract=False, fresh=False)
+    run = GridRun(request, EachOnce(observer or Silent()), Stop())
     plans = []
     for group in point_groups(request.points):
         config = request.config_of(group[0])
@@ -196,13 +204,17 @@ class GridRun:
 
     Attributes:
         ended: point -> its run or the error that ended it.
+        name: the same whenever the same grid is asked for; "" for one point.
+        total: points that there will be.
     """
 
     def __init__(self, request: GridRequest, observer: Observer, stop: Stop) -> None:
         self.request, self.observer, self.stop = request, observer, stop
         self.ended: dict[int, Run | FedcacheError] = {}
         self._inputs, self._shared, self._best = InputCache(), GridCache(), -1.0
-        self._kept = KeptModels(request.save)
+        self._kept, self.total = KeptModels(request.save), len(request.points)
+        asked = repr((request.points, request.config, request.partition, request.repartition)).encode()
+        self.name = f"grid-{sha256_hex(asked)[:12]}" if len(request.points) > 1 else ""
 
     def position_of(self, number: int) -> GridPosition:
         """Where a point stands among all points now."""
@@ -210,7 +222,8 @@ class GridRun:
         name, sweep = points[number]
         many = len({method for method, _ in points}) > 1
         words = [name] if many or not sweep else []
-        return GridPosition(" ".join([*words, *(f"{k}={v}" for k, v in sweep.items())]), len(self.ended), len(points))
+        return GridPosition(" ".join([*words, *(f"{k}={v}" for k, v in sweep.items())]), len(self.ended), self.total,
+                            self.name)  # fmt: skip
 
     def prepare_first(self) -> None:
         """Extract what the first point needs and refuse a wrong option, before anything is trained elsewhere.
@@ -298,7 +311,7 @@ class GridRun:
             self.observer.warn(out.message)
             return
         self._kept.ended(out.path, out.result)
-        mean, points = choice_value(out.result), len(self.request.points)
+        mean, points = choice_value(out.result), self.total
         # Accuracies on values that are held out in turn are of different rows: none of them is the highest.
         comparable = "hold_out" not in self.request.points[number][1]
         if mean is not None and mean > self._best and points > 1 and comparable:

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.runs.client_columns import ClientColumns, client_columns
-from fedcache.runs.directory import WRITTEN, DamagedRunError, check_files, measured_of, read_result, rounds_of
+from fedcache.runs.directory import (
+    WRITTEN,
+    DamagedRunError,
+    check_files,
+    measured_of,
+    read_pruned,
+    read_result,
+    rounds_of,
+)
 from fedcache.runs.run import is_claimed
 from fedcache.runs.test_rows import TestRows, test_rows
 from fedcache.runs.trust_words import is_private
@@ -259,9 +267,12 @@ def _open(path: Path) -> StoredRun | LeftOut:
             return LeftOut(
                 path, "is not finished, and its config.toml is missing", "Run the command that began it again."
             )
+        pruned = read_pruned(path)
         return LeftOut(
             path,
-            "is not finished",
+            "is not finished"
+            if pruned is None
+            else f"is not finished: a search stopped it after round {pruned.get('round')} of {pruned.get('rounds')}",
             f"The command that began it goes on:  fedcache train --config {shlex.quote(str(config))}",
         )
     try:

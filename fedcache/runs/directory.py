@@ -35,13 +35,16 @@ MEASURED, WRITTEN, FILES = "measured.json", "files.json", "files of a run"
 """What was measured, and the digests of the files with which a run begins; both sealed, neither part of a result."""
 
 OWN_FILES = (
-    r"(result|measured|files|models)\.json|config\.toml|rounds\.jsonl|clients\.parquet|test-rows\.npz|partition-.*"
+    r"(result|measured|files|models|pruned)\.json|config\.toml|rounds\.jsonl|clients\.parquet|test-rows\.npz|partition-.*"
     r"|(seed|checkpoint)-\d+\.(json|safetensors)"
 )
 """What the files of a run are called, as an expression."""
 
 MODELS, INDEX = "models", "models.json"
 """The folder of a run's trained models (``run_models``), and the file in it that lists them."""
+
+PRUNED = "pruned.json"
+"""Says of a run without a result that a search stopped it: ``round``, ``rounds``, ``validation``, ``search``."""
 
 MINUTE = 60.0
 PLACES = ("dataset", "store", "partition", "clients_from", "availability", "client_clusters", "client_durations")
@@ -100,7 +103,7 @@ class RunDirectory:
 
     def restart(self) -> None:
         """Forget checkpoints and finished seeds, so that every seed begins again."""
-        kinds = ("seed-*.json", "checkpoint-*.safetensors", "states-*")
+        kinds = ("seed-*.json", "checkpoint-*.safetensors", "states-*", PRUNED)
         for left in (path for kind in kinds for path in self.path.glob(kind)):
             left.unlink(missing_ok=True)
 
@@ -200,6 +203,19 @@ def file_digest(name: str, raw: bytes) -> str:
 def is_of_run(name: str) -> bool:
     """Whether a file of that name in a run's directory is the run's own, and not something that lies beside it."""
     return re.fullmatch(OWN_FILES, name) is not None
+
+
+def mark_pruned(run: Path, facts: Mapping[str, Any]) -> None:
+    """Say in the directory of a run that a search stopped it; whoever trains it to its end removes that."""
+    write_atomic(run / PRUNED, canonical_json(dict(facts)))
+
+
+def read_pruned(run: Path) -> dict[str, Any] | None:
+    """What ``mark_pruned`` wrote; None for a run that no search stopped."""
+    try:
+        return dict(parse_json((run / PRUNED).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:

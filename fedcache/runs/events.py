@@ -1,41 +1,22 @@
-"""The result stream: what each round of a run gave, told to an observer, to hooks, and to trackers (``--track``).
-
-A tracker is a hook that writes the stream somewhere else, so a run does not know of it.
-"""
+"""The result stream: what each round of a run gave, told to an observer and to hooks (``runs.trackers`` are some)."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from fedcache.config import Home
-from fedcache.errors import MachineError, UsageError, unknown
-from fedcache.plugins import KINDS, Plugin, find, offer, plugins
-from fedcache.progress import Observer, Round, Silent
+from fedcache.progress import Observer, Round, Silent, tell_ended
 from fedcache.runs.directory import rounds_of
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
 
 OnRound = Callable[[Round], object]
 """A hook on the result stream."""
 
 MEASURED = ("accuracy", "seconds", "clients")
 """What the engine's metrics of a round hold besides the method's diagnostics."""
-
-OPEN = 32
-"""Seeds whose files are open at a time: each is a file and a thread. Points of a grid beyond them are written when they
-end."""
-
-TRACKERS = ("tensorboard",)
-offer("trackers", TRACKERS)
 
 
 @dataclass(frozen=True)
@@ -45,6 +26,7 @@ class GridPosition:
     point: str = ""  # its swept values in words
     done: int = 0  # points that had ended before
     points: int = 1  # of the grid
+    grid: str = ""  # its name
 
 
 ALONE = GridPosition()
@@ -56,7 +38,8 @@ class RunEvents:
     Args:
         observer: is told.
         path: directory of the run.
-        facts: what ``result.json`` says under these names: method, seeds, rounds, and what ``shown_settings`` reads.
+        facts: what ``result.json`` says under these names: method, seeds, rounds, and what ``shown_settings`` and
+            ``origin`` read.
         position: in a grid.
     """
 
@@ -66,7 +49,7 @@ class RunEvents:
         self.observer, self.path, self.position = observer, path, position
         self.method, self.rounds = str(facts["method"]), int(facts["rounds"])
         self.seeds = [int(s) for s in facts["seeds"]]
-        self.settings = shown_settings(facts)
+        self.settings, self.about = shown_settings(facts), origin(facts)
         self._sums: dict[int, tuple[int, int]] = {}
 
     def round_ended(self, seed: int, round_: int, metrics: Mapping[str, Any], traffic: Mapping[str, int]) -> None:
@@ -111,8 +94,14 @@ class RunEvents:
                 points=self.position.points,
                 stored=stored,
                 settings=self.settings,
+                about=self.about,
+                grid=self.position.grid,
             )
         )
+
+    def ended(self, result: Mapping[str, Any]) -> None:
+        """The run has its result."""
+        tell_ended(self.observer, self.path, result)
 
 
 def number(value: float | None) -> float | None:
@@ -131,11 +120,21 @@ def shown_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def origin(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Digests of a run, and how its rows were dealt, flat: ``partition.alpha``."""
+    part = facts.get("partition", {})
+    dealt = {**{k: part[k] for k in ("scheme", "seed", "digest") if k in part}, **part.get("args", {})}
+    known = {k: facts[k] for k in ("digest", "code", "device") if k in facts}
+    data = {"dataset_digest": facts["dataset"]["digest"]} if "digest" in facts["dataset"] else {}
+    return {**known, **data, **{f"partition.{k}": v for k, v in dealt.items()}}
+
+
 def replay_stored(observer: Observer, path: Path, result: Mapping[str, Any], position: GridPosition = ALONE) -> None:
     """All rounds of a run whose result is there."""
     events = RunEvents(observer, path, result, position)
     for record in rounds_of(path):
         events.replay(int(record["seed"]), [record])
+    events.ended(result)
 
 
 class HookedObserver(Silent):
@@ -157,18 +156,25 @@ class HookedObserver(Silent):
     def told(self, round_: Round) -> None:
         """Passed on, and to every hook."""
         self._observer.told(round_)
+        self._call(lambda hook: hook(round_), f"in round {round_.round} of seed {round_.seed}")
+
+    def ended(self, path: Path, result: Mapping[str, Any]) -> None:
+        """Passed on, and to every hook that has a method ``ended``."""
+        tell_ended(self._observer, path, result)
+        self._call(lambda hook: hook.ended(path, result) if hasattr(hook, "ended") else None, f"at the end of {path}")
+
+    def _call(self, call: Callable[[Any], object], when: str) -> None:
         for hook in list(self._hooks):
             try:
-                hook(round_)
+                call(hook)
             except Exception as error:
                 self._hooks.remove(hook)
-                self._failed(hook, round_, error)
+                self._failed(hook, when, error)
 
-    def _failed(self, hook: OnRound, round_: Round, error: Exception) -> None:
+    def _failed(self, hook: OnRound, when: str, error: Exception) -> None:
         name = getattr(hook, "__qualname__", None) or type(hook).__name__
         text = (
-            f"on_round {name} failed in round {round_.round} of seed {round_.seed} and is not called again; the run "
-            f"goes on. {type(error).__name__}: {error}"
+            f"on_round {name} failed {when} and is not called again; the run goes on. {type(error).__name__}: {error}"
         )
         if self._heard:
             self._observer.warn(text)
@@ -179,140 +185,3 @@ class HookedObserver(Silent):
 def with_hooks(observer: Observer | None, hooks: Sequence[OnRound]) -> Observer:
     """The observer itself when nobody else listens."""
     return HookedObserver(observer, hooks) if hooks else observer or Silent()
-
-
-class Tracker(Protocol):
-    """A hook on the result stream that has something to close."""
-
-    def __call__(self, round_: Round) -> None:
-        """Write one round."""
-
-    def close(self) -> None:
-        """Nothing more comes."""
-
-
-class TensorBoard:
-    """Scalars of every run and seed as TensorBoard reads them: ``DIR/<run>/seed-<seed>``.
-
-    ``accuracy`` of the rounds that were measured, ``bytes/up`` and ``bytes/down`` so far, ``diagnostics/<name>``; the
-    settings as text and, with the accuracy of the last round, as hyperparameters.
-
-    A seed is told from its first round on, also where it goes on from a checkpoint or is read from a stored result, and
-    what lies there of it is replaced: no round is there twice, and none is missing.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._writers: dict[tuple[Path, int], SummaryWriter] = {}
-        self._waiting: dict[tuple[Path, int], list[Round]] = {}
-
-    def __call__(self, round_: Round) -> None:
-        """Write one round; the last of a seed closes its file."""
-        key = (round_.path, round_.seed)
-        if key not in self._writers and len(self._writers) >= OPEN and round_.round < round_.rounds:
-            self._waiting.setdefault(key, []).append(round_)
-            return
-        for earlier in self._waiting.pop(key, []):
-            self._write(earlier)
-        self._write(round_)
-
-    def close(self) -> None:
-        """Write what waits or is buffered of the seeds that have not ended."""
-        while self._writers:
-            self._writers.popitem()[1].close()
-        while self._waiting:
-            key, rounds = self._waiting.popitem()
-            for round_ in rounds:
-                self._write(round_)
-            self._writers.pop(key).close()
-
-    def _write(self, round_: Round) -> None:
-        key = (round_.path, round_.seed)
-        writer = self._writers.get(key)
-        if writer is None:
-            writer = self._writers[key] = self._begin(round_)
-        if round_.accuracy is not None:
-            writer.add_scalar("accuracy", round_.accuracy, round_.round)
-        writer.add_scalar("bytes/up", round_.sent_bytes, round_.round)
-        writer.add_scalar("bytes/down", round_.received_bytes, round_.round)
-        for name, value in round_.diagnostics.items():
-            if value is not None:
-                writer.add_scalar(f"diagnostics/{name}", value, round_.round)
-        if round_.round == round_.rounds:
-            if round_.accuracy is not None:
-                given = {"method": round_.method, **round_.settings}
-                plain = {k: v if isinstance(v, bool | int | float) else str(v) for k, v in given.items()}
-                writer.add_hparams(plain, {"hparam/accuracy": round_.accuracy}, run_name=".")
-            self._writers.pop(key).close()
-
-    def _begin(self, round_: Round) -> SummaryWriter:
-        from torch.utils.tensorboard import SummaryWriter
-
-        place = self.folder / round_.path.name / f"seed-{round_.seed}"
-        for left in place.glob("events.out.tfevents.*"):
-            left.unlink()
-        writer = SummaryWriter(str(place))
-        given = {"method": round_.method, **({"point": round_.point} if round_.point else {}), **round_.settings}
-        rows = "\n".join(f"| {name} | {str(value).replace('|', '/')} |" for name, value in given.items())
-        writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}")
-        return writer
-
-
-def tracker(spec: str, runs: Path) -> Tracker:
-    """The tracker of ``--track NAME[:DIR]``; without DIR it writes to ``<runs>/<name>``.
-
-    Raises UsageError for an unknown name; MachineError, with the line that installs it, for a missing package.
-    """
-    name, colon, folder = spec.partition(":")
-    own = find("trackers", name)
-    if name not in TRACKERS and own is None:
-        raise unknown("tracker", name, [*TRACKERS, *plugins("trackers")])
-    if colon and not folder:
-        raise UsageError(f"--track {spec} names no directory.", f"For example --track {name}:boards")
-    place = Path(folder).expanduser() if folder else runs / name
-    if own is not None:
-        return _tracker_of(own, place)
-    if find_spec("tensorboard") is None:
-        raise MachineError(
-            f"--track {name} needs the package tensorboard, which is not installed.",
-            "pip install 'fedcache[tensorboard]'",
-        )
-    return TensorBoard(place)
-
-
-def _tracker_of(own: Plugin, place: Path) -> Tracker:
-    """What a plug-in makes of a folder. Raises UsageError for what cannot be loaded or is no tracker."""
-    make = own.load()
-    made = make(place) if callable(make) else make
-    if not callable(made) or not callable(getattr(made, "close", None)):
-        raise UsageError(
-            f"The tracker {own.name!r} of {own.origin} makes a {type(made).__name__}.", f"Expected {KINDS['trackers']}."
-        )
-    tracker: Tracker = made
-    return tracker
-
-
-@contextmanager
-def tracking(
-    spec: str | None, home: Home, runs: Path | None, observer: Observer | None
-) -> Iterator[tuple[Tracker, ...]]:
-    """The hooks of ``--track``, none when it is not given; they are closed however the block ends.
-
-    What cannot be written at the end is told to the observer: by then there is a result to keep. Raises FedcacheError,
-    as ``tracker``.
-    """
-    if spec is None:
-        yield ()
-        return
-    made = tracker(spec, runs or home.runs)
-    try:
-        yield (made,)
-    finally:
-        try:
-            made.close()
-        except Exception as error:
-            text = f"--track {spec} could not be finished: {type(error).__name__}: {error}"
-            if observer is not None:
-                observer.warn(text)
-            else:
-                warnings.warn(text, RuntimeWarning, stacklevel=3)

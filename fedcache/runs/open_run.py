@@ -36,7 +36,7 @@ from fedcache.runs.privacy_ledger import (
     record_release,
     told_rounds,
 )
-from fedcache.runs.results import SeedResult, files_of_clients, seed_result, summarise
+from fedcache.runs.results import SeedResult, files_of_clients, partition_section, seed_result, summarise
 from fedcache.runs.row_sources import Preparation, RowSource, ShardRows, StoreRows
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels, drop, save_seed, seal, whole_seed
@@ -297,6 +297,7 @@ class OpenRun:
         )
         for warning in dict.fromkeys(w for s in seeds for w in s.warnings):
             observer.warn(warning)
+        self.events.ended(whole)
         return Run(self.directory.path, whole, figures)
 
 
@@ -371,6 +372,10 @@ def open_run(
         "dataset": inputs.dataset,
         "backbones": inputs.backbones,
         "hyperparameters": spec.hyperparameters,
+        "partition": partition_section(inputs, spec.seeds),
+        "device": spec.device,
+        "code": identity.code,
+        "digest": identity.digest,
     }
     events = RunEvents(observer, directory.path, facts, position)
     opened = OpenRun(inputs, spec, identity, directory, events, kept=kept or KeptModels(SaveModels()))

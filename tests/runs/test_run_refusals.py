@@ -26,7 +26,7 @@ from fedcache.extract.planning.find_store import UnfinishedArray
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.methods import METHODS
 from fedcache.progress import Round, Silent
-from fedcache.runs import events, run_models, store_choice
+from fedcache.runs import run_models, store_choice
 from fedcache.runs.client_columns import client_columns
 from fedcache.runs.directory import DamagedRunError, RunDirectory, read_result, write_result
 from fedcache.runs.features import read_store
@@ -37,6 +37,8 @@ from fedcache.runs.partitions import default_partition
 from fedcache.runs.personalise_run import client_of_store
 from fedcache.runs.results import _unpacked
 from fedcache.runs.run import values_of
+from fedcache.runs.trackers import seeds
+from fedcache.runs.trackers.tensorboard import EventFile, TensorBoard
 from fedcache.runs.training_device import on_device
 from fedcache.store.own_code import ReachedCode, _imported_names
 
@@ -127,15 +129,18 @@ def test_rounds_that_wait_for_a_file_are_written_at_the_end(tmp_path: Path, monk
         def __init__(self, round_: Round) -> None:
             self.said = told.setdefault((round_.path, round_.seed), [])
 
+        def add_text(self, _name: str, _text: str) -> None:
+            pass
+
         def add_scalar(self, name: str, value: float, step: int) -> None:
             self.said.append((name, value, step))
 
         def close(self) -> None:
             self.said.append("closed")
 
-    monkeypatch.setattr(events, "OPEN", 1)
-    monkeypatch.setattr(events.TensorBoard, "_begin", lambda _self, round_: Writer(round_))
-    board = events.TensorBoard(tmp_path)
+    monkeypatch.setattr(seeds, "OPEN", 1)
+    monkeypatch.setattr(TensorBoard, "begin", lambda _self, round_: EventFile(Writer(round_), round_))
+    board = TensorBoard(tmp_path)
     common: dict[str, Any] = {"path": tmp_path, "method": "m", "seeds": 2, "rounds": 3, "settings": {}, "up_bytes": 1,
                               "down_bytes": 2, "sent_bytes": 3, "received_bytes": 4}  # fmt: skip
     for seed in (0, 1):
@@ -146,7 +151,7 @@ def test_rounds_that_wait_for_a_file_are_written_at_the_end(tmp_path: Path, monk
     assert told == {(tmp_path, 0): sent}
     board.close()
     assert told == {(tmp_path, 0): [*sent, "closed"], (tmp_path, 1): [*sent, "closed"]}
-    assert (board._writers, board._waiting) == ({}, {})
+    assert (board._open, board._waiting) == ({}, {})
 
 
 def test_what_cannot_be_deleted_is_named_with_what_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

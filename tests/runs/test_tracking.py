@@ -19,6 +19,8 @@ import fedcache as fc
 from fedcache.config import Home
 from fedcache.progress import Round, Silent
 from fedcache.runs import events
+from fedcache.runs.trackers import choose, seeds
+from fedcache.runs.trackers.tensorboard import TensorBoard
 
 TRAIN = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 3, "--participation", "all")
 
@@ -64,7 +66,7 @@ class Writer:
 def writers(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Writer]]:
     """A TensorBoard that remembers, installed or not."""
     monkeypatch.setattr(Writer, "made", {}, raising=False)
-    monkeypatch.setattr(events, "find_spec", lambda _name: object())
+    monkeypatch.setattr(choose, "find_spec", lambda _name: object())
     module = types.ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = Writer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
@@ -120,7 +122,7 @@ def test_a_run_that_goes_on_is_written_once(mine: Path, tmp_path: Path, writers:
     config = TrainConfig(method="fedavg", rounds=5, participation="all", store=str(mine))
     home, dealt, observer = Home.from_environment(), PartitionConfig("iid", 3), StopAfter()
     for more in ({"observer": observer, "stop": observer.flag}, {}):
-        board = events.tracker(f"tensorboard:{tmp_path / 'boards'}", home.runs)
+        board = choose.tracker(f"tensorboard:{tmp_path / 'boards'}", home.runs)
         stops = pytest.raises(fc.FedcacheError, match="Stopped") if more else nullcontext()
         with stops:
             train(config, home, partition=dealt, hooks=[board], **more)
@@ -136,7 +138,7 @@ def test_a_run_that_goes_on_is_written_once(mine: Path, tmp_path: Path, writers:
 def test_every_point_of_a_grid_is_a_run_of_its_own_also_beyond_the_files_that_may_be_open(
     mine: Path, tmp_path: Path, writers: dict[str, list[Writer]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "OPEN", 2)
+    monkeypatch.setattr(seeds, "OPEN", 2)
     words = ("grid", *TRAIN[1:], "--set", "head=linear", "--set", "opt=sgd", "--set", "reset_opt=false", "--set",
              "batch=8", "--rounds", 3, "--sweep", "lr=0.4,0.2,0.1,0.05")  # fmt: skip
     done = ok(*words, "--track", f"tensorboard:{tmp_path / 'b'}").data
@@ -163,7 +165,7 @@ def test_a_tracker_that_cannot_write_costs_no_training(
 def test_what_is_not_installed_or_not_known_is_refused_before_any_training(
     mine: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "find_spec", lambda _name: None)
+    monkeypatch.setattr(choose, "find_spec", lambda _name: None)
     done = fedcache(*TRAIN, "--track", "tensorboard", "--json")
     assert done.code == 6
     assert "pip install 'fedcache[tensorboard]'" in done.envelope["error"]["hint"]
@@ -283,16 +285,16 @@ class Closing:
 
 def test_a_tracker_is_closed_however_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked = Closing(), []
-    monkeypatch.setattr(events, "tracker", lambda spec, runs: asked.append((spec, runs)) or made)
+    monkeypatch.setattr(choose, "tracker", lambda spec, runs: asked.append((spec, runs)) or made)
     home = Home(tmp_path)
-    with events.tracking("tensorboard", home, None, None) as hooks:
+    with choose.tracking("tensorboard", home, None, None) as hooks:
         assert hooks == (made,)
         assert not made.closed
-    with pytest.raises(KeyError), events.tracking("tensorboard:x", home, tmp_path / "r", None):
+    with pytest.raises(KeyError), choose.tracking("tensorboard:x", home, tmp_path / "r", None):
         raise KeyError
     assert made.closed == 2
     assert asked == [("tensorboard", home.runs), ("tensorboard:x", tmp_path / "r")]
-    with events.tracking(None, home, None, None) as hooks:
+    with choose.tracking(None, home, None, None) as hooks:
         assert hooks == ()
 
 
@@ -304,14 +306,14 @@ def test_what_a_tracker_cannot_write_at_the_end_is_a_warning(tmp_path: Path, mon
         def warn(self, text: str) -> None:
             self.said.append(text)
 
-    monkeypatch.setattr(events, "tracker", lambda *_: Closing(OSError("no room")))
+    monkeypatch.setattr(choose, "tracker", lambda *_: Closing(OSError("no room")))
     words, heard = "--track tensorboard could not be finished: OSError: no room", Heard()
-    with events.tracking("tensorboard", Home(tmp_path), None, heard):
+    with choose.tracking("tensorboard", Home(tmp_path), None, heard):
         pass
     assert heard.said == [words]
     with (
         pytest.warns(RuntimeWarning, match=f"^{words}$") as warned,
-        events.tracking("tensorboard", Home(tmp_path), None, None),
+        choose.tracking("tensorboard", Home(tmp_path), None, None),
     ):
         pass
     assert warned[0].filename == __file__, "the warning points at who asked for tracking"
@@ -324,9 +326,9 @@ def test_what_a_tracker_cannot_write_at_the_end_is_a_warning(tmp_path: Path, mon
 def test_a_tracker_writes_where_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, folder: str
 ) -> None:
-    monkeypatch.setattr(events, "find_spec", lambda _name: object())
-    made = events.tracker(spec, Path("runs"))
-    assert isinstance(made, events.TensorBoard)
+    monkeypatch.setattr(choose, "find_spec", lambda _name: object())
+    made = choose.tracker(spec, Path("runs"))
+    assert isinstance(made, TensorBoard)
     assert made.folder == Path(folder)
 
 

@@ -1,0 +1,218 @@
+"""``grid --sampler optuna``: points one after another, each drawn from what those before it gave on validation rows.
+
+A trial is a run trained alone, the very run that ``train`` gives; what is there is read. A search that was killed goes
+on with the trial it was in, from its checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from fedcache.errors import FedcacheError, StoreError, UsageError
+from fedcache.grids import train_grid
+from fedcache.grids.result import Grid, LostPoint, Point, PrunedPoint
+from fedcache.grids.retrain import check_validation, retrain
+from fedcache.grids.search_space import SearchPlan
+from fedcache.grids.study import Trials, counts
+from fedcache.grids.train_grid import GridEngine, GridRequest, GridRun, ends_one_point
+from fedcache.process import Stop
+from fedcache.progress import VALIDATION_ACCURACY, EachOnce, Observer, Round, Silent, tell_ended
+from fedcache.runs.choice import choice_value
+from fedcache.runs.directory import mark_pruned
+from fedcache.runs.events import OnRound, with_hooks
+from fedcache.runs.loop import train_run
+from fedcache.runs.run import Run
+from fedcache.store.files import sha256_hex
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial, Trial
+
+
+def train_points(
+    request: GridRequest,
+    *,
+    jobs: int = 1,
+    engine: GridEngine | None = None,
+    observer: Observer | None = None,
+    hooks: Sequence[OnRound] = (),
+    stop: Stop | None = None,
+) -> Grid:
+    """Train every point of a grid, or search as the request asks. Raises as ``grid``, with the same arguments."""
+    if request.search is None:
+        return train_grid.grid(request, jobs=jobs, engine=engine, observer=observer, hooks=hooks, stop=stop)
+    if jobs > 1 or engine is not None:
+        raise UsageError(
+            "--sampler optuna trains one trial after another: each is drawn from those before it.",
+            "Leave out --jobs and --engine; --sampler random:N trains any number at once.",
+        )
+    run = SearchRun(request, request.search, EachOnce(with_hooks(observer, hooks)), stop or Stop())
+    check_validation(run, "--sampler optuna chooses by validation")
+    if request.search.pruner != "none" and not request.config.eval_every:
+        raise UsageError(
+            f"--pruner {request.search.pruner} compares trials on the way, and rounds are scored at the end alone.",
+            "For example --eval-every 5",
+        )
+    lock = FileLock(run.folder / ".lock")
+    run.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise StoreError(f"{run.folder} is of a search that is running.", "Wait for it, or stop it.") from None
+    try:
+        return run.search_points()
+    finally:
+        lock.release()
+
+
+class SearchRun(GridRun):
+    """A search under way; its points are those of the trials so far."""
+
+    def __init__(self, request: GridRequest, search: SearchPlan, observer: Observer, stop: Stop) -> None:
+        super().__init__(request, observer, stop)
+        self.search, self.total = search, search.trials
+        asked = (search.methods, dict(search.space), search.words, request.config, request.partition)
+        self.name = f"search-{sha256_hex(repr((*asked, request.repartition)).encode())[:12]}"
+        self.folder = request.runs / self.name
+        self.done = Grid([])
+
+    def search_points(self) -> Grid:
+        """Read the trials that have ended, make the others, and say what came of all."""
+        trials = Trials(self.search, self.folder, self.request.config.eval_every)
+        if self.request.fresh:
+            trials.cut(0)
+        self.request = replace(self.request, points=())
+        for number in range(min(len(trials.ended), self.search.trials)):
+            if not self._read(trials.ended[number], trials):
+                self.observer.note(f"Trial {number + 1} was made from other data or by other code: the search goes on "
+                                   "from there.")  # fmt: skip
+                trials.cut(number)
+                self.request = replace(self.request, points=self.request.points[:number])
+                break
+        while len(self.request.points) < self.search.trials:
+            trial = trials.ask()
+            if trial is None:
+                self.observer.note(f"All {len(trials.ended)} points of the space were tried.")
+                break
+            self._make(trial, trials)
+        done, had = self.done, trials.ended[: self.search.trials]
+        done.search = {"sampler": self.search.sampler, "seed": self.search.seed, "pruner": self.search.pruner,
+                       "trials": len(had), **counts(had), "study": str(trials.path)}  # fmt: skip
+        if not done.points:
+            lost = [*done.damaged, *done.failed]
+            raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)
+        if self.request.retrain:
+            done.retrained = retrain(self, done)
+        return done
+
+    def _add(self, trials: Trials, params: Mapping[str, Any]) -> tuple[int, str, dict[str, str]]:
+        """The point of a trial as the last one; its number, method and swept values."""
+        method, values = trials.point_of(dict(params))
+        point = (method, dict(values))
+        self.request = replace(self.request, points=(*self.request.points, point))
+        return len(self.request.points) - 1, *point
+
+    def _read(self, trial: FrozenTrial, trials: Trials) -> bool:
+        """Take a trial that has ended as it was; whether it is of the same data and code."""
+        number, method, sweep = self._add(trials, trial.params)
+        facts, words = trial.user_attrs, self.request.words_of(number)
+        if trial.state.name == "COMPLETE":
+            run = self._train(number, self.observer, self.stop)
+            if run.path.name != facts.get("run"):
+                return False
+            self._ended(number, run)
+        elif trial.state.name == "PRUNED":
+            path = self.request.runs / str(facts["run"])
+            self.done.pruned.append(PrunedPoint(method, sweep, facts["round"], facts["rounds"], trial.value, str(path)))
+        else:
+            self.done.failed.append(LostPoint(method, sweep, str(facts["message"]), str(facts["hint"])))
+            self.observer.warn(f"{words} failed before: {facts['message']}")
+        return True
+
+    def _make(self, trial: Trial, trials: Trials) -> None:
+        """Train a trial to its end, or until the pruner stops it."""
+        number, method, sweep = self._add(trials, trial.params)
+        self.observer.note(f"Trial {number + 1} of {self.search.trials}: {self.request.words_of(number)}")
+        watch = Watched(self.observer, trial, EitherStop(self.stop))
+        try:
+            run = self._train(number, watch, watch.halt)
+        except FedcacheError as error:
+            if watch.pruned is not None and watch.halt.own and not self.stop.requested:
+                self._pruned(number, watch.pruned, trial, trials)
+            elif ends_one_point(error):
+                self.end_point(number, error)
+                self.done.failed.append(LostPoint(method, sweep, error.message, error.hint))
+                trials.end(trial, None, message=error.message, hint=error.hint)
+            else:
+                raise
+            return
+        trials.end(trial, choice_value(run.result), run=run.path.name)
+        self._ended(number, run)
+
+    def _train(self, number: int, observer: Observer, stop: Stop) -> Run:
+        config = self.request.config_of(number)
+        return train_run(self.prepare(number), config, self.request.runs, fresh=self.request.fresh, observer=observer,
+                         stop=stop, position=self.position_of(number), kept=self._kept)  # fmt: skip
+
+    def _ended(self, number: int, run: Run) -> None:
+        self.end_point(number, run)
+        self.done.points.append(Point(*self.request.points[number], run))
+
+    def _pruned(self, number: int, last: Round, trial: Trial, trials: Trials) -> None:
+        method, sweep = self.request.points[number]
+        value = last.diagnostics[VALIDATION_ACCURACY]
+        trials.end(trial, None, pruned=True, run=last.path.name, round=last.round, rounds=last.rounds)
+        mark_pruned(last.path, {"round": last.round, "rounds": last.rounds, "validation": value, "search": self.name})
+        point = PrunedPoint(method, sweep, last.round, last.rounds, value, str(last.path))
+        self.done.pruned.append(point)
+        self.observer.note(f"{point.sentence}: {self.request.words_of(number)}")
+
+
+class EitherStop(Stop):
+    """A request to stop a trial: its own, or that of the whole search."""
+
+    def __init__(self, whole: Stop) -> None:
+        self.whole, self.own = whole, False
+
+    @property
+    def requested(self) -> bool:  # type: ignore[override]
+        """Whether either was asked for."""
+        return self.own or self.whole.requested
+
+    def ask(self) -> None:
+        """Stop the trial."""
+        self.own = True
+
+
+class Watched(Silent):
+    """An observer that passes everything on, and reports the rounds of the first seed to the pruner.
+
+    Attributes:
+        halt: with which the trial is stopped.
+        pruned: the round after which it is.
+    """
+
+    def __init__(self, observer: Observer, trial: Trial, halt: EitherStop) -> None:
+        self._observer, self._trial, self.halt = observer, trial, halt
+        self.pruned: Round | None = None
+        for passed_on in ("note", "warn", "start", "advance", "stop"):
+            setattr(self, passed_on, getattr(observer, passed_on))
+
+    def told(self, round_: Round) -> None:
+        """Passed on; a round that was scored is compared with those of other trials."""
+        self._observer.told(round_)
+        value = round_.diagnostics.get(VALIDATION_ACCURACY)
+        if value is None or round_.seed_number > 1 or self.pruned is not None:
+            return
+        self._trial.report(value, round_.round)
+        if round_.round < round_.rounds and self._trial.should_prune():
+            self.pruned = round_
+            self.halt.ask()
+
+    def ended(self, path: Path, result: Mapping[str, Any]) -> None:
+        """Passed on."""
+        tell_ended(self._observer, path, result)

@@ -1,0 +1,121 @@
+"""``--track NAME[:PLACE]``: which tracker is meant, whether it is installed, and the end of it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+from fedcache.config import Home
+from fedcache.errors import MachineError, UsageError, unknown
+from fedcache.plugins import KINDS, Plugin, find, offer, plugins
+from fedcache.progress import Observer, Round
+from fedcache.runs.trackers.mlflow import MLflow
+from fedcache.runs.trackers.tensorboard import TensorBoard
+from fedcache.runs.trackers.trackio import Trackio
+from fedcache.runs.trackers.wandb import WandB
+
+
+class Tracker(Protocol):
+    """A hook on the result stream that has something to close; it may also have ``ended(path, result)``."""
+
+    def __call__(self, round_: Round) -> None:
+        """Write one round."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
+
+
+@dataclass(frozen=True)
+class TrackerKind:
+    """A tracker of fedcache's own; its extra has its name."""
+
+    packages: tuple[str, ...]  # as they are imported
+    make: Callable[[Path], Tracker]  # of a folder
+    variable: str = ""  # of the environment, that names a place
+    default: str = ""  # folder below the directory of results, where nothing names one
+    url: Callable[[str], Tracker] | None = None  # of the address of a server or a database, where it takes one
+
+
+TRACKERS = MappingProxyType(
+    {
+        "tensorboard": TrackerKind(("tensorboard",), TensorBoard, default="tensorboard"),
+        "mlflow": TrackerKind(("mlflow", "sqlalchemy", "alembic"), MLflow, "MLFLOW_TRACKING_URI", "mlflow", MLflow),
+        "wandb": TrackerKind(("wandb",), WandB, "WANDB_DIR"),
+        "trackio": TrackerKind(("trackio",), Trackio, "TRACKIO_DIR", "trackio"),
+    }
+)
+offer("trackers", tuple(TRACKERS))
+
+
+def tracker(spec: str, runs: Path) -> Tracker:
+    """The tracker of ``--track NAME[:PLACE]``.
+
+    Without PLACE it writes where the library's environment says, else below the directory of results. Raises UsageError
+    for an unknown name; MachineError, with the line that installs it, for a missing package.
+    """
+    name, colon, place = spec.partition(":")
+    own, kind = find("trackers", name), TRACKERS.get(name)
+    if kind is None and own is None:
+        raise unknown("tracker", name, [*TRACKERS, *plugins("trackers")])
+    if colon and not place:
+        raise UsageError(f"--track {spec} names no directory.", f"For example --track {name}:boards")
+    if own is not None:
+        return _tracker_of(own, Path(place).expanduser() if place else runs / name)
+    assert kind is not None
+    if missing := [package for package in kind.packages if find_spec(package) is None]:
+        raise MachineError(
+            f"--track {name} needs the package {missing[0]}, which is not installed.", f"pip install 'fedcache[{name}]'"
+        )
+    place = place or os.environ.get(kind.variable, "")
+    if kind.url is not None and ("://" in place or place == "databricks"):
+        return kind.url(place)
+    return kind.make(Path(place).expanduser() if place else runs / kind.default)
+
+
+def _tracker_of(own: Plugin, place: Path) -> Tracker:
+    """What a plug-in makes of a folder. Raises UsageError for what cannot be loaded or is no tracker."""
+    make = own.load()
+    made = make(place) if callable(make) else make
+    if not callable(made) or not callable(getattr(made, "close", None)):
+        raise UsageError(
+            f"The tracker {own.name!r} of {own.origin} makes a {type(made).__name__}.", f"Expected {KINDS['trackers']}."
+        )
+    tracker: Tracker = made
+    return tracker
+
+
+@contextmanager
+def tracking(
+    specs: str | Sequence[str] | None, home: Home, runs: Path | None, observer: Observer | None
+) -> Iterator[tuple[Tracker, ...]]:
+    """The hooks of ``--track``, one or several, none when it is not given; they are closed however the block ends.
+
+    What cannot be written at the end is told to the observer: by then there is a result to keep. Raises FedcacheError,
+    as ``tracker``.
+    """
+    asked = [specs] if isinstance(specs, str) else list(specs or ())
+    if len({spec.partition(":")[0] for spec in asked}) < len(asked):
+        raise UsageError(f"--track names a tracker twice: {', '.join(asked)}.", "Leave one of them out.")
+    made = [(spec, tracker(spec, runs or home.runs)) for spec in asked]
+    with ExitStack() as opened:
+        for spec, one in made:
+            opened.callback(_close, spec, one, observer)
+        yield tuple(one for _, one in made)
+
+
+def _close(spec: str, made: Tracker, observer: Observer | None) -> None:
+    try:
+        made.close()
+    except Exception as error:
+        text = f"--track {spec} could not be finished: {type(error).__name__}: {error}"
+        if observer is not None:
+            observer.warn(text)
+        else:
+            warnings.warn(text, RuntimeWarning, stacklevel=6)

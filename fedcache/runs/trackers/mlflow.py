@@ -1,0 +1,158 @@
+"""MLflow: one run for every run and seed, in a database of the user's own or on a tracking server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcache.progress import Round
+from fedcache.runs.trackers import seeds
+from fedcache.runs.trackers.seeds import PROJECT, Figures, SeedTracker, TrackedName, metrics_of, name_of, parameters_of
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+KEY, GROUP = "fedcache.key", "fedcache.group"
+"""Tags by which the runs of seeds and of groups are found again."""
+
+FLUSH_SECONDS, FLUSH_METRICS, MOST_PARAMETERS = 1.0, 500, 100
+"""When figures that are gathered are written, and how many parameters one call takes."""
+
+
+class MLflow(SeedTracker):
+    """Runs of an MLflow experiment: one for every seed, nested in one for the grid or for the run of several seeds.
+
+    A run that was tracked before is gone on with, and rounds that it has are not written again; where a seed begins
+    anew, the old one is deleted, as MLflow deletes: it can be restored.
+
+    Args:
+        place: a tracking URI; or a folder, in which the database ``mlflow.db`` is.
+    """
+
+    def __init__(self, place: str | Path) -> None:
+        super().__init__(seeds.OPEN)
+        self._folder = place if isinstance(place, Path) else None
+        self.uri = str(place) if self._folder is None else f"sqlite:///{self._folder.absolute() / 'mlflow.db'}"
+        self._groups: dict[str, str] = {}
+
+    def begin(self, round_: Round) -> MLflowRun:
+        """The run of a seed: that which is there, or a new one."""
+        name = name_of(round_)
+        with quiet():
+            found = self._find(KEY, name.key)
+            if found is not None and not round_.stored:
+                self._client.delete_run(found)
+                found = None
+            if found is None:
+                return MLflowRun(self._client, self._new(round_, name), set())
+            told = {metric.step for metric in self._client.get_metric_history(found, "bytes/up")}
+            return MLflowRun(self._client, found, told)
+
+    def close(self) -> None:
+        """Close the runs of groups too."""
+        super().close()
+        while self._groups and not self._failed:
+            with quiet():
+                self._client.set_terminated(self._groups.popitem()[1])
+
+    def _new(self, round_: Round, name: TrackedName) -> str:
+        from mlflow.entities import Param
+
+        tags = {KEY: name.key, "mlflow.source.name": "fedcache"}
+        if name.group:
+            tags |= {GROUP: name.group, "mlflow.parentRunId": self._group(name.group)}
+        run = str(self._client.create_run(self._experiment, run_name=name.name, tags=tags).info.run_id)
+        given = [Param(key, str(value)) for key, value in parameters_of(round_).items()]
+        for start in range(0, len(given), MOST_PARAMETERS):
+            self._client.log_batch(run, params=given[start : start + MOST_PARAMETERS])
+        return run
+
+    def _group(self, name: str) -> str:
+        if name not in self._groups:
+            tags = {KEY: name, "mlflow.source.name": "fedcache"}
+            found = self._find(KEY, name)
+            self._groups[name] = found or str(
+                self._client.create_run(self._experiment, run_name=name, tags=tags).info.run_id
+            )
+        return self._groups[name]
+
+    def _find(self, tag: str, value: str) -> str | None:
+        found = self._client.search_runs([self._experiment], f"tags.`{tag}` = '{value}'", max_results=1)
+        return str(found[0].info.run_id) if found else None
+
+    @cached_property
+    def _client(self) -> MlflowClient:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves that nobody asked for
+        from mlflow.tracking import MlflowClient
+
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes tables
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        return MlflowClient(self.uri)
+
+    @cached_property
+    def _experiment(self) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        found = self._client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        place = None if self._folder is None else (self._folder.absolute() / "artifacts").as_uri()
+        return str(self._client.create_experiment(name, artifact_location=place))
+
+
+class MLflowRun:
+    """The run of one seed; ``told`` are the rounds that it has."""
+
+    def __init__(self, client: MlflowClient, run: str, told: set[int]) -> None:
+        self._client, self._run, self._told = client, run, told
+        self._gathered: list[Any] = []
+        self._written, self._last, self._live = time.monotonic(), 0, not told
+
+    def write(self, round_: Round) -> None:
+        """Gather the figures of a round, and write what is gathered when it is time."""
+        self._last = round_.round
+        if round_.round in self._told:
+            return
+        if not self._live:  # it was closed before
+            with quiet():
+                self._client.update_run(self._run, status="RUNNING")
+            self._live = True
+        self._gather(metrics_of(round_))
+        if len(self._gathered) >= FLUSH_METRICS or time.monotonic() - self._written > FLUSH_SECONDS:
+            self._flush()
+
+    def end(self, figures: Figures | None) -> None:
+        """Write the final figures and close; of a run that was whole, nothing."""
+        with quiet():
+            if not self._live and self._client.get_run(self._run).info.status == "FINISHED":
+                return
+            self._gather(dict(figures or {}))
+            self._flush()
+            self._client.set_terminated(self._run, status="KILLED" if figures is None else "FINISHED")
+
+    def _gather(self, figures: Figures) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        self._gathered += [Metric(name, value, now, self._last) for name, value in figures.items()]
+
+    def _flush(self) -> None:
+        with quiet():
+            for start in range(0, len(self._gathered), FLUSH_METRICS):
+                self._client.log_batch(self._run, metrics=self._gathered[start : start + FLUSH_METRICS])
+        self._gathered, self._written = [], time.monotonic()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings that the library's own dependencies give of each other."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,62 @@
+"""TensorBoard: one folder of events for every run and seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedcache.progress import Round
+from fedcache.runs.trackers import seeds
+from fedcache.runs.trackers.seeds import Figures, SeedTracker, metrics_of, parameters_of
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class TensorBoard(SeedTracker):
+    """Scalars of every run and seed as TensorBoard reads them: ``DIR/<run>/seed-<seed>``.
+
+    The figures of every round and the final ones as scalars; all parameters as text and, with the accuracy of the last
+    round, the settings as hyperparameters.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(seeds.OPEN)
+        self.folder = folder
+
+    def begin(self, round_: Round) -> EventFile:
+        """A file that takes the place of those that are there."""
+        place = self.folder / round_.path.name / f"seed-{round_.seed}"
+        for left in place.glob("events.out.tfevents.*"):
+            left.unlink()
+        return EventFile(self._writer(place), round_)
+
+    def _writer(self, place: Path) -> SummaryWriter:
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(place))
+
+
+class EventFile:
+    """The events of one seed."""
+
+    def __init__(self, writer: SummaryWriter, first: Round) -> None:
+        self._writer, self._last = writer, first
+        rows = "\n".join(f"| {k} | {str(v).replace('|', '/')} |" for k, v in parameters_of(first).items())
+        writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}")
+
+    def write(self, round_: Round) -> None:
+        """One point of every scalar; the last round is given with the hyperparameters."""
+        self._last = round_
+        for name, value in metrics_of(round_).items():
+            self._writer.add_scalar(name, value, round_.round)
+        if round_.round == round_.rounds and round_.accuracy is not None:
+            given = {"method": round_.method, **round_.settings}
+            plain = {k: v if isinstance(v, bool | int | float) else str(v) for k, v in given.items()}
+            self._writer.add_hparams(plain, {"hparam/accuracy": round_.accuracy}, run_name=".")
+
+    def end(self, figures: Figures | None) -> None:
+        """The final figures, at the last round."""
+        for name, value in (figures or {}).items():
+            self._writer.add_scalar(name, value, self._last.round)
+        self._writer.close()

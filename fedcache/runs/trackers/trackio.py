@@ -1,0 +1,67 @@
+"""trackio: one run for every run and seed, in a database on this machine."""
+
+from __future__ import annotations
+
+import io
+import os
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+
+from fedcache.errors import UsageError
+from fedcache.progress import Round
+from fedcache.runs.trackers.seeds import PROJECT, Figures, SeedTracker, metrics_of, name_of, parameters_of
+
+
+class Trackio(SeedTracker):
+    """Runs of the trackio project ``fedcache`` in ``DIR``; a run that was tracked before is replaced.
+
+    trackio writes one run at a time: the rounds of others wait in memory until it has ended.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(1)
+        self.folder = folder
+
+    def begin(self, round_: Round) -> TrackioRun:
+        """The run of a seed. Raises UsageError, where trackio was imported with another folder."""
+        os.environ["TRACKIO_DIR"] = str(self.folder.absolute())  # read when the package is imported
+        import trackio
+
+        if Path(trackio.TRACKIO_DIR) != self.folder.absolute():
+            raise UsageError(
+                f"trackio writes to {trackio.TRACKIO_DIR} in this process, and {self.folder.absolute()} was asked for.",
+                "Another folder needs another process.",
+            )
+        name = name_of(round_)
+        with redirect_stdout(io.StringIO()):  # it tells a story of its own, and stdout is the answer
+            with suppress(ValueError):  # there is no such project yet
+                for old in [run for run in trackio.Api().runs(PROJECT) if run.name == name.key]:
+                    old.delete()
+            run = trackio.init(
+                project=PROJECT, name=name.key, group=name.group or None, config=parameters_of(round_), embed=False,
+                auto_log_gpu=False, auto_log_cpu=False,
+            )  # fmt: skip
+        return TrackioRun(run)
+
+
+class TrackioRun:
+    """The run of one seed."""
+
+    def __init__(self, run: object) -> None:
+        self._run, self._last = run, 0
+
+    def write(self, round_: Round) -> None:
+        """The figures of a round, with its number as their step."""
+        import trackio
+
+        self._last = round_.round
+        trackio.log(metrics_of(round_), step=round_.round)
+
+    def end(self, figures: Figures | None) -> None:
+        """The final figures, at the last round."""
+        import trackio
+
+        with redirect_stdout(io.StringIO()):
+            if figures:
+                trackio.log(dict(figures), step=self._last)
+            trackio.finish()

@@ -1,0 +1,66 @@
+"""Weights & Biases: one run for every run and seed, on disk alone unless ``WANDB_MODE`` says otherwise."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedcache.progress import Round
+from fedcache.runs.trackers import seeds
+from fedcache.runs.trackers.seeds import PROJECT, Figures, SeedTracker, metrics_of, name_of, parameters_of
+
+if TYPE_CHECKING:
+    from wandb.sdk.wandb_run import Run
+
+OFFLINE = "offline"
+
+
+class WandB(SeedTracker):
+    """Runs of Weights & Biases in ``DIR/wandb``; points of a grid, and seeds of a run, are a group.
+
+    Offline, a run that was written before is replaced: ``wandb sync`` sends it whole. Online, the run of the same id is
+    gone on with, and rounds that it has are not sent again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(seeds.OPEN)
+        self.folder = folder
+
+    def begin(self, round_: Round) -> WandBRun:
+        """The run of a seed."""
+        import wandb
+
+        name, mode = name_of(round_), os.environ.get("WANDB_MODE") or OFFLINE
+        if mode == OFFLINE:
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+            for left in (self.folder / "wandb").glob(f"offline-run-*-{name.key}"):
+                shutil.rmtree(left)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or PROJECT, id=name.key, name=name.name, group=name.group or None,
+            dir=str(self.folder), mode=mode, config=parameters_of(round_), reinit="create_new",
+            resume=None if mode == OFFLINE else "allow",
+            settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True,
+                                    x_disable_stats=True),
+        )  # fmt: skip
+        return WandBRun(run)
+
+
+class WandBRun:
+    """The run of one seed."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._told = run, run.step
+
+    def write(self, round_: Round) -> None:
+        """The figures of a round, with its number as their step."""
+        if round_.round >= self._told:
+            self._run.log(metrics_of(round_), step=round_.round)
+
+    def end(self, figures: Figures | None) -> None:
+        """The final figures in the summary."""
+        if figures is not None:
+            self._run.summary.update(dict(figures))
+        self._run.finish(exit_code=0 if figures is not None else 1)

@@ -1,0 +1,259 @@
+"""``grid --sampler optuna``: what is searched, that trials are runs like any, and that a killed search goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import embeddings, ingested
+from command import fedcache, ok, start
+
+import fedcache as fc
+from fedcache.grids import search_space
+from fedcache.grids.sampling import Sampling
+from fedcache.grids.search_space import Range, SearchPlan, search_of
+
+RUN = ("--scheme", "iid", "--clients", 3, "--participation", "all", "--rounds", 4, "--validation", "0.25")
+SEARCH = ("grid", "--method", "fedavg", *RUN, "--sampler", "optuna", "--sweep", "lr=log:1e-3..1",
+          "--sweep", "batch=4,8,16")  # fmt: skip
+
+
+def searched(**sweeps: str) -> SearchPlan:
+    found = search_of(Sampling("optuna"), ["fedavg"], {k: tuple(v.split(",")) for k, v in sweeps.items()})
+    assert found is not None
+    return found
+
+
+def points(done: dict[str, Any]) -> list[tuple[dict[str, str], float]]:
+    """Swept values of the finished trials in their order, and what they gave on validation rows."""
+    return [(p["sweep"], p["validation"]["mean"]) for p in done["points"]]
+
+
+def test_lists_are_categories_and_ranges_are_numbers() -> None:
+    space = searched(lr="log:1e-4..1", momentum="0..0.9", batch="8..64", head="mlp,linear", rounds="2..5").space
+    assert space == {
+        "lr": Range(1e-4, 1.0, log=True, whole=False),
+        "momentum": Range(0.0, 0.9, log=False, whole=False),
+        "batch": Range(8, 64, log=False, whole=True),
+        "head": ("mlp", "linear"),
+        "rounds": Range(2, 5, log=False, whole=True),
+    }
+
+
+def test_numbers_of_a_list_have_an_order_and_words_have_none() -> None:
+    plan = searched(lr="0.1,1e-3,1", momentum="0,0.9", head="mlp,linear")
+    assert [plan.ordered(key) for key in plan.space] == [("1e-3", "0.1", "1"), None, None]
+
+
+def test_a_drawn_number_can_be_typed_and_lies_in_its_range() -> None:
+    fine = Range(0.00123456, 0.9999999, log=True, whole=False)
+    assert fine.word(0.0371234567) == "0.03712"
+    assert all(fine.low <= float(fine.word(v)) <= fine.high for v in (fine.low, 0.5, fine.high))
+    assert fine.word(fine.high) == "0.9999999", "which four digits would round up to 1"
+    assert Range(8, 64, log=False, whole=True).word(17) == "17"
+
+
+def test_the_size_of_a_space_and_its_points() -> None:
+    finite = searched(batch="8..10", head="mlp,linear")
+    assert finite.size == 6
+    assert [dict(values) for _, values in finite.every_point()][:2] == [
+        {"batch": "8", "head": "mlp"},
+        {"batch": "8", "head": "linear"},
+    ]
+    assert searched(lr="0.1..1").size == math.inf
+    assert [sweep for _, sweep in finite.corners()] == [
+        {"batch": b, "head": h} for b in ("8", "10") for h in ("mlp", "linear")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "sweeps", "words"),
+    [
+        (Sampling("optuna:tqe"), {"lr": ("0.1", "1")}, "is not optuna"),
+        (Sampling("optuna", pruner="hyperband"), {"lr": ("0.1", "1")}, "hyperband is not known"),
+        (Sampling("optuna", trials=0), {"lr": ("0.1", "1")}, "expected at least 1"),
+        (Sampling("grid", trials=3), {"lr": ("0.1", "1")}, "--trials is of a search"),
+        (Sampling("random:2", pruner="asha"), {"lr": ("0.1", "1")}, "--pruner is of a search"),
+        (Sampling("grid"), {"lr": ("log:1e-4..1",)}, "is a range"),
+        (Sampling("optuna"), {}, "nothing to search"),
+        (Sampling("optuna"), {"alpha": ("0.1", "1")}, "deals other rows"),
+        (Sampling("optuna"), {"hold_out": ("a", "b")}, "deals other rows"),
+        (Sampling("optuna"), {"lr": ("0.1", "1..2")}, "mixes a range"),
+        (Sampling("optuna"), {"lr": ("1..0.1",)}, "is no range of numbers"),
+        (Sampling("optuna"), {"lr": ("log:0..1",)}, "above 0"),
+        (Sampling("optuna"), {"batch": ("0.5..8",)}, "whole numbers"),
+        (Sampling("optuna"), {"head": ("0..1",)}, "values are words"),
+        (Sampling("optuna"), {"aggregate": ("0..1",)}, "values are words"),
+        (Sampling("optuna"), {"batch": ("0..8",)}, "'batch' is '0'"),
+        (Sampling("optuna"), {"lrr": ("0.1..8",)}, "lrr"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(sampling: Sampling, sweeps: dict[str, tuple[str, ...]], words: str) -> None:
+    with pytest.raises(fc.FedcacheError, match=words):
+        search_of(sampling, ["fedavg"], sweeps)
+
+
+def test_a_search_without_optuna_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ingested(tmp_path)
+    monkeypatch.setattr(search_space, "find_spec", lambda name: None if name == "optuna" else find_spec(name))
+    done = fedcache(*SEARCH, "--json")
+    assert done.code == 6
+    assert done.envelope["error"]["hint"] == "pip install 'fedcache[optuna]'"
+
+
+def test_a_search_needs_rows_to_choose_by_rounds_to_prune_by_and_one_process(tmp_path: Path, own_home: Path) -> None:
+    ingested(tmp_path)
+    blind = [w for w in SEARCH if w not in ("--validation", "0.25")]
+    for words, message, hint in (
+        (blind, "--sampler optuna chooses by validation, and the partition has no rows to choose by", "--validation"),
+        ((*SEARCH, "--pruner", "median"), "rounds are scored at the end alone", "--eval-every"),
+        ((*SEARCH, "--jobs", 2), "one trial after another", "--jobs"),
+    ):
+        done = fedcache(*words, "--json")
+        assert done.code == 2
+        assert message in done.envelope["error"]["message"]
+        assert hint in done.envelope["error"]["hint"]
+    assert not list((own_home / "runs").glob("*/result.json"))
+
+
+def test_every_trial_is_the_run_that_training_its_point_alone_gives(tmp_path: Path) -> None:
+    ingested(tmp_path)
+    done = ok(*SEARCH, "--trials", 4).data
+    assert done["search"] | {"study": ""} == {
+        "sampler": "tpe", "seed": 0, "pruner": "none", "trials": 4, "finished": 4, "pruned": 0, "failed": 0, "study": ""
+    }  # fmt: skip
+    (tmp_path / "alone").mkdir()
+    for point in done["points"]:
+        settings = [w for k, v in point["sweep"].items() for w in ("--set", f"{k}={v}")]
+        train = ("train", "--method", "fedavg", *RUN, *settings)
+        assert ok(*train).data["path"] == point["path"]
+        apart = Path(ok(*train, "--runs", tmp_path / "alone").data["path"])
+        assert (apart / "result.json").read_bytes() == (Path(point["path"]) / "result.json").read_bytes()
+    best = max(points(done), key=lambda p: p[1])[1]
+    assert done["best"]["chosen_by"] == "chosen by validation accuracy"
+    assert [p["validation"]["mean"] for p in done["points"] if p["sweep"] == done["best"]["sweep"]] == [best]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["tpe", "random", "gp"])
+def test_more_trials_go_on_and_are_those_of_an_unbroken_search(tmp_path: Path, sampler: str) -> None:
+    ingested(tmp_path)
+    words = [w if w != "optuna" else f"optuna:{sampler}:3" for w in SEARCH]
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    first = ok(*words, "--trials", 3, "--runs", tmp_path / "a").data
+    more = ok(*words, "--trials", 13, "--runs", tmp_path / "a").data
+    whole = ok(*words, "--trials", 13, "--runs", tmp_path / "b").data
+    assert (first["reused"], more["reused"], whole["reused"]) == (0, 3, 0)
+    assert points(more) == points(whole)
+    assert points(more)[:3] == points(first)
+    assert len({json.dumps(sweep) for sweep, _ in points(whole)}) == 13
+    fewer = ok(*words, "--trials", 2, "--runs", tmp_path / "a").data
+    assert points(fewer) == points(first)[:2]
+
+
+@pytest.mark.slow
+def test_a_killed_search_goes_on_with_the_same_trials(tmp_path: Path, own_home: Path) -> None:
+    ingested(tmp_path)
+    words = (*SEARCH, "--trials", 6, "--rounds", 25)
+    killed = start(*words, home=own_home)
+    began = time.monotonic()
+    while time.monotonic() - began < 120:
+        found = list((own_home / "runs").glob("search-*/study.journal"))
+        if found and found[0].read_text().count("\n") >= 4:
+            break
+        time.sleep(0.02)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    had = len(list((own_home / "runs").glob("*/result.json")))
+    assert 0 < had < 6
+    done = ok(*words).data
+    assert had <= done["reused"] + 1
+    (tmp_path / "whole").mkdir()
+    assert points(done) == points(ok(*words, "--runs", tmp_path / "whole").data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pruner", ["median", "asha"])
+def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(
+    tmp_path: Path, own_home: Path, pruner: str
+) -> None:
+    ingested(tmp_path)
+    scored = ("--eval-every", 1)
+    words = (*SEARCH, *scored, "--trials", 14, "--pruner", pruner)
+    done = ok(*words).data
+    pruned = done["pruned"]
+    assert done["search"]["pruned"] == len(pruned) > 0
+    assert len(done["points"]) + len(pruned) == 14
+    for one in pruned:
+        path = Path(one["path"])
+        assert one["round"] < one["rounds"] == 4
+        assert json.loads((path / "pruned.json").read_text())["round"] == one["round"]
+        assert not (path / "result.json").exists()
+    paths = {p["path"] for p in done["points"]}
+    assert paths.isdisjoint(one["path"] for one in pruned)
+    listed = ok("ls", "--runs").data
+    assert len(listed["entries"]) == len(paths)
+    assert all(f"a search stopped it after round {p['round']} of 4" in str(listed["left_out"]) for p in pruned)
+    again = ok(*words).data
+    assert (again["pruned"], points(again), again["reused"]) == (pruned, points(done), len(paths))
+    settings = [w for k, v in pruned[0]["sweep"].items() for w in ("--set", f"{k}={v}")]
+    train = ("train", "--method", "fedavg", *RUN, *scored, *settings)
+    path = Path(ok(*train).data["path"])
+    assert str(path) == pruned[0]["path"]
+    assert not (path / "pruned.json").exists()
+    (tmp_path / "alone").mkdir()
+    alone = Path(ok(*train, "--runs", tmp_path / "alone").data["path"])
+    assert (alone / "result.json").read_bytes() == (path / "result.json").read_bytes()
+
+
+def test_a_space_with_few_points_is_tried_whole_and_chosen_as_a_grid_chooses(tmp_path: Path) -> None:
+    ingested(tmp_path)
+    words = ("grid", "--method", "fedavg", *RUN, "--sweep", "lr=0.3,0.01,1e-9", "--sweep", "batch=4,8")
+    done = ok(*words, "--sampler", "optuna", "--trials", 50, "--retrain")
+    assert done.data["search"]["trials"] == len(done.data["points"]) == 6
+    full = ok(*words, "--exact").data
+    assert full["reused"] == 6
+    assert done.data["best"] == full["best"]
+    assert done.data["retrained"][0]["sweep"] == full["best"]["sweep"]
+
+
+def test_a_trial_that_diverges_is_found_out_and_no_error(tmp_path: Path) -> None:
+    ingested(tmp_path)
+    words = ("grid", "--method", "fedavg", *RUN, "--set", "opt=sgd", "--set", "head=linear", "--sampler", "optuna",
+             "--sweep", "lr=1e38,0.1,0.2", "--trials", 3)  # fmt: skip
+    done = ok(*words).data
+    assert [f["sweep"] for f in done["failed"]] == [{"lr": "1e38"}]
+    assert (done["search"]["finished"], done["search"]["failed"]) == (2, 1)
+    assert ok(*words).data["failed"] == done["failed"]
+
+
+def test_a_study_of_other_rows_is_not_gone_on_with(tmp_path: Path) -> None:
+    ingested(tmp_path)
+    first = ok(*SEARCH, "--trials", 3).data
+    x, y, split = embeddings(seed=7)
+    np.savez(tmp_path / "mine.npz", **{"features/mine": x, "labels": y, "split": split})
+    ok("ingest", tmp_path / "mine.npz", "--name", "mine", "--replace")
+    done = ok(*SEARCH, "--trials", 3)
+    assert "Trial 1 was made from other data" in done.err
+    assert done.data["search"]["study"] == first["search"]["study"]
+    assert points(done.data) != points(first)
+    assert done.data["reused"] <= 1  # the first trial, which was read to be compared
+
+
+def test_python_searches_too(tmp_path: Path) -> None:
+    store = ingested(tmp_path)
+    dealt = fc.partition(store, "iid", clients=3, validation=0.25)
+    grid = fc.grid("fedavg", store, dealt, lr="log:1e-3..1", rounds=[2, 3], sampler="optuna:random", trials=3)
+    assert len(grid.points) == 3
+    assert grid.search is not None
+    assert grid.search["sampler"] == "random"
+    assert all(0.001 <= float(p.sweep["lr"]) <= 1 for p in grid.points)

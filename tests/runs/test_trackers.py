@@ -1,0 +1,324 @@
+"""Trackers, each by the real library writing on this machine: every round once, all parameters, the final figures."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arrays import ingested
+from command import Done, apart, fedcache, ok
+
+import fedcache as fc
+from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.process import Stop
+from fedcache.progress import Silent
+from fedcache.runs.loop import train
+from fedcache.runs.trackers import choose
+from fedcache.runs.trackers.mlflow import MLflow, MLflowRun
+from fedcache.runs.trackers.wandb import WandB, WandBRun
+
+TRAIN = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 3, "--participation", "all")
+NAMES = ("mlflow", "wandb", "trackio", "tensorboard")
+
+
+@dataclass
+class Tracked:
+    """What a library has of one seed."""
+
+    parameters: dict[str, Any]
+    group: str = ""
+    ended: bool = True
+    figures: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # name -> (round, value)
+    final: dict[str, float] = field(default_factory=dict)
+
+
+def read_mlflow(place: Path) -> dict[str, Tracked]:
+    from mlflow.tracking import MlflowClient
+
+    from fedcache.runs.trackers.mlflow import quiet
+
+    with quiet():
+        client = MlflowClient(f"sqlite:///{place / 'mlflow.db'}")
+        runs = client.search_runs([client.get_experiment_by_name("fedcache").experiment_id])
+        groups = {run.info.run_id: run.info.run_name for run in runs}
+        found = {}
+        for run in runs:
+            parent = run.data.tags.get("mlflow.parentRunId", "")
+            if not run.data.metrics:
+                assert run.info.status == "FINISHED"
+                continue
+            one = Tracked(run.data.params, groups.get(parent, ""), run.info.status == "FINISHED")
+            for name in run.data.metrics:
+                points = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]
+                if name.startswith("final/"):
+                    ((_, one.final[name]),) = points
+                else:
+                    one.figures[name] = sorted(points)
+            assert run.data.tags["fedcache.key"] not in found
+            found[run.data.tags["fedcache.key"]] = one
+    return found
+
+
+def records(path: Path) -> Iterator[Any]:
+    """The records of a file of W&B: blocks of 32 KiB of pieces with a checksum, a length and a kind."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    raw, at, whole = path.read_bytes(), 7, b""
+    assert raw.startswith(b":W&B")
+    while at + 7 <= len(raw):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        size, kind = struct.unpack("<HB", raw[at + 4 : at + 7])
+        whole += raw[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):
+            record = Record()
+            record.ParseFromString(whole)
+            yield record
+            whole = b""
+
+
+def read_wandb(place: Path) -> dict[str, Tracked]:
+    import wandb
+
+    wandb.teardown()  # as a process does at its end: what is in flight is written
+    found = {}
+    for path in (place / "wandb").glob("offline-run-*/*.wandb"):
+        one = Tracked({}, ended=False)
+        for record in records(path):
+            if record.HasField("run"):
+                one.parameters = {u.key: json.loads(u.value_json) for u in record.run.config.update}
+                one.group, key = record.run.run_group, record.run.run_id
+            if record.HasField("history"):
+                for item in record.history.item:
+                    name = item.key or "/".join(item.nested_key)
+                    if not name.startswith("_"):
+                        one.figures.setdefault(name, []).append((record.history.step.num, json.loads(item.value_json)))
+            if record.HasField("summary"):
+                values = {u.key or "/".join(u.nested_key): json.loads(u.value_json) for u in record.summary.update}
+                one.final |= {name: value for name, value in values.items() if name.startswith("final/")}
+            if record.HasField("exit"):
+                one.ended = record.exit.exit_code == 0
+        assert key not in found
+        found[key] = one
+    return found
+
+
+def read_trackio(place: Path) -> dict[str, Tracked]:
+    import sqlite3
+
+    found = {}
+    database = sqlite3.connect(place / "fedcache.db")
+    names = {name for (name,) in database.execute("select distinct run_name from metrics")}
+    for name in names:
+        rows = database.execute("select step, metrics from metrics where run_name = ? order by id", (name,)).fetchall()
+        ((config,),) = database.execute("select config from configs where run_name = ?", (name,)).fetchall()
+        given = json.loads(config)
+        one = found[name] = Tracked({k: v for k, v in given.items() if not k.startswith("_")}, given["_Group"] or "")
+        for step, metrics in rows:
+            for key, value in json.loads(metrics).items():
+                if key.startswith("final/"):
+                    assert key not in one.final
+                    one.final[key] = value
+                else:
+                    one.figures.setdefault(key, []).append((step, value))
+    database.close()
+    return found
+
+
+def read_tensorboard(place: Path) -> dict[str, Tracked]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = {}
+    for folder in place.glob("*/seed-*"):
+        read = EventAccumulator(str(folder))
+        read.Reload()
+        text = read.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
+        rows = [line.strip("| ").split(" | ") for line in text.splitlines()[2:]]
+        one = found[f"{folder.parent.name}-{folder.name}"] = Tracked({row[0]: row[-1] for row in rows})
+        for name in read.Tags()["scalars"]:
+            points = [(e.step, e.value) for e in read.Scalars(name)]
+            if name.startswith("final/"):
+                ((_, one.final[name]),) = points
+            elif not name.startswith("hparam/"):
+                one.figures[name] = points
+        one.ended = bool(one.final)
+    return found
+
+
+READ = {"mlflow": read_mlflow, "wandb": read_wandb, "trackio": read_trackio, "tensorboard": read_tensorboard}
+
+
+def told(name: str, words: tuple[object, ...], place: Path, home: Path) -> Done:
+    """The command line with a tracker; trackio reads its folder once in a process."""
+    every = (*words, "--track", f"{name}:{place}")
+    if name != "trackio":
+        return ok(*every)
+    done = apart(*every, "--json", home=home)
+    assert done.code == 0, done.err + done.out
+    return done
+
+
+def is_that_of(one: Tracked, path: Path, seed: int) -> None:
+    """A tracked run holds what ``rounds.jsonl`` and ``result.json`` of a run say of a seed."""
+    result = json.loads((path / "result.json").read_text())
+    lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    mine = [line for line in lines if line["seed"] == seed]
+    measured = [(r["round"], pytest.approx(r["accuracy"])) for r in mine if r["accuracy"] is not None]
+    assert one.figures["accuracy"] == measured
+    up = [sum(r["traffic"]["up_bytes"] for r in mine[: n + 1]) for n in range(len(mine))]
+    assert one.figures["bytes/up"] == [(r["round"], pytest.approx(n)) for r, n in zip(mine, up, strict=True)]
+    assert [n for n, _ in one.figures["bytes/down"]] == [r["round"] for r in mine]
+    for name, value in mine[-1]["diagnostics"].items():
+        if value is not None:
+            assert one.figures[f"diagnostics/{name}"][-1] == (mine[-1]["round"], pytest.approx(value))
+    place = result["seeds"].index(seed)
+    assert one.ended
+    assert one.final["final/accuracy"] == pytest.approx(result["accuracy"]["per_seed"][place])
+    assert one.final["final/accuracy_mean"] == pytest.approx(result["accuracy"]["mean"])
+    assert one.final["final/macro_f1"] == pytest.approx(result["macro_f1"]["per_seed"][place])
+    assert one.final["final/seconds"] > 0
+    given = {key: str(value) for key, value in one.parameters.items()}
+    wanted = {"method": "fedavg", "seed": seed, "digest": result["digest"], "run": path.name, "code": result["code"],
+              "partition.scheme": "iid", "partition.digest": result["partition"]["digest"],
+              "dataset_digest": result["dataset"]["digest"], "eval_every": 2, "rounds": 4,
+              "execution": "auto"}  # fmt: skip
+    shown = {k: "auto" if v is None else v for k, v in result["hyperparameters"].items()}
+    for key, value in {**wanted, **shown}.items():
+        assert given[key] == str(value), key
+    assert {"version.python", "version.torch"} <= set(given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_round_parameter_and_final_figure_is_there_once_also_when_it_is_told_again(
+    tmp_path: Path, own_home: Path, name: str
+) -> None:
+    ingested(tmp_path)
+    words = (*TRAIN, "--rounds", 4, "--seeds", "0-1", "--eval-every", 2)
+    place = tmp_path / "tracked"
+    first = told(name, words, place, own_home).data
+    path = Path(first["path"])
+    for reused in (False, True):
+        if reused:
+            assert told(name, words, place, own_home).data["reused"]
+        found = READ[name](place)
+        assert sorted(found) == [f"{path.name}-seed-{seed}" for seed in (0, 1)]
+        for seed in (0, 1):
+            one = found[f"{path.name}-seed-{seed}"]
+            is_that_of(one, path, seed)
+            assert one.group == ("" if name == "tensorboard" else f"fedavg-{path.name}")
+    assert ok(*words).data["digest"] == first["digest"], "a tracker is no part of what a run is"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_points_of_a_grid_are_a_group_and_a_run_goes_on(tmp_path: Path, own_home: Path, name: str) -> None:
+    store = ingested(tmp_path)
+    grid = ("grid", *TRAIN[1:], "--rounds", 2, "--sweep", "lr=0.1,0.05", "--set", "opt=sgd", "--set", "head=linear")
+    done = told(name, grid, tmp_path / "g", own_home).data
+    found = READ[name](tmp_path / "g")
+    assert sorted(found) == sorted(f"{Path(p['path']).name}-seed-0" for p in done["points"])
+    (group,) = {one.group for one in found.values()}
+    assert group.startswith("grid-")
+    assert {str(one.parameters["point"]) for one in found.values()} == {"lr=0.1", "lr=0.05"}
+
+    class StopAfter(Silent):
+        left, flag = 3, Stop()
+
+        def advance(self, units: int) -> None:
+            self.left -= units
+            if self.left <= 0:
+                self.flag.ask()
+
+    config = TrainConfig(method="fedavg", rounds=4, participation="all", store=str(store), eval_every=2)
+    home, observer = Home.from_environment(), StopAfter()
+    runs = []
+    for more in ({"observer": observer, "stop": observer.flag}, {}):
+        with choose.tracking(f"{name}:{tmp_path / 'r'}", home, None, None) as hooks:
+            stops = pytest.raises(fc.FedcacheError, match="Stopped") if more else nullcontext()
+            with stops:
+                runs.append(train(config, home, partition=PartitionConfig("iid", 3), hooks=hooks, **more))
+        ((key, one),) = READ[name](tmp_path / "r").items()
+        assert one.ended is not bool(more)
+        assert [n for n, _ in one.figures["bytes/up"]] == list(range(1, 4 if more else 5))
+    is_that_of(one, runs[0].path, 0)
+    assert key == f"{runs[0].path.name}-seed-0"
+    # A seed that begins anew takes the place of what was tracked of it.
+    with choose.tracking(f"{name}:{tmp_path / 'r'}", home, None, None) as hooks:
+        train(config, home, partition=PartitionConfig("iid", 3), hooks=hooks, fresh=True)
+    ((_, one),) = READ[name](tmp_path / "r").items()
+    is_that_of(one, runs[0].path, 0)
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb", "trackio"])
+def test_what_is_not_installed_is_refused_before_any_work(
+    tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    ingested(tmp_path)
+    package = {"mlflow": "sqlalchemy"}.get(name, name)
+    monkeypatch.setattr(choose, "find_spec", lambda asked: None if asked == package else find_spec(asked))
+    for command in (TRAIN, ("grid", *TRAIN[1:])):
+        done = fedcache(*command, "--track", name, "--json")
+        assert done.code == 6
+        assert f"--track {name} needs the package {package}" in done.envelope["error"]["message"]
+        assert done.envelope["error"]["hint"] == f"pip install 'fedcache[{name}]'"
+    assert not (own_home / "runs").exists()
+
+
+def test_several_trackers_are_asked_for_at_once_and_none_twice(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    with choose.tracking([f"wandb:{place}", f"tensorboard:{place}"], Home(tmp_path), None, None) as hooks:
+        assert [type(hook).__name__ for hook in hooks] == ["WandB", "TensorBoard"]
+    twice = [f"wandb:{place}", "wandb"]
+    with pytest.raises(fc.FedcacheError, match="twice"), choose.tracking(twice, Home(tmp_path), None, None):
+        pass
+
+
+def test_the_environment_of_a_library_says_where_and_what_the_option_says_goes_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    runs = tmp_path / "runs"
+
+    def made(spec: str) -> tuple[str, Path]:
+        flow, bias = choose.tracker(spec.format("mlflow"), runs), choose.tracker(spec.format("wandb"), runs)
+        assert isinstance(flow, MLflow)
+        assert isinstance(bias, WandB)
+        return flow.uri, bias.folder
+
+    assert made("{}") == (f"sqlite:///{runs / 'mlflow' / 'mlflow.db'}", runs)  # W&B makes its folder wandb there
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "w"))
+    assert made("{}") == ("http://tracker:5000", tmp_path / "w")
+    assert made(f"{{}}:{tmp_path / 'x'}") == (f"sqlite:///{tmp_path / 'x' / 'mlflow.db'}", tmp_path / "x")
+    other = choose.tracker("mlflow:https://other/mlflow", runs)
+    assert isinstance(other, MLflow)
+    assert other.uri == "https://other/mlflow"
+
+
+@pytest.mark.parametrize("where", ["write", "end"])
+@pytest.mark.parametrize(("name", "kind"), [("mlflow", MLflowRun), ("wandb", WandBRun)])
+@pytest.mark.slow
+def test_a_library_that_fails_is_one_warning_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: type, where: str
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("the tracker is down")
+
+    monkeypatch.setattr(kind, where, fails)
+    ingested(tmp_path)
+    done = ok(*TRAIN, "--rounds", 2, "--track", f"{name}:{tmp_path / 'tracked'}")
+    assert not done.data["reused"]
+    (warning,) = done.envelope["warnings"]
+    assert "the tracker is down" in warning
+    assert "the run goes on" in warning
