@@ -279,7 +279,13 @@ def test_settings_stand_apart_and_results_of_before_have_less(tmp_path: Path, ow
         del result[key]
     write_result(old, result)
     page, text, _ = made(tmp_path)
-    assert [a["id"] for t, a in page.tags if t == "section" and a.get("id")] == ["across", "s0", "s1", "again"]
+    assert [a["id"] for t, a in page.tags if t == "section" and a.get("id")] == [
+        "verdict",
+        "s0",
+        "s1",
+        "across",
+        "again",
+    ]
     assert "stand apart and are not averaged" in text
     recipes = re.findall(r'<th scope="row">(random-projection\S*)</th><td>(.*?)</td>', text)
     assert [re.findall(r"backbone ([^,]+)", told) for _, told in recipes] == [

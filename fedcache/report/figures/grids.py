@@ -30,7 +30,7 @@ def _method(ident: str, name: str, entries: Sequence[StoredRun]) -> Plot | None:
     if not names:
         return None
     told = [facts(e) for e in scored]
-    values = {n: sorted({f.get(n, "-") for f in told}, key=_order) for n in names}
+    values = {n: sorted({f.get(n, "-") for f in told}, key=order_of_value) for n in names}
     chosen = sorted(names, key=lambda n: -len(values[n]))[:2]
     best: Cells = {}
     for f, e in zip(told, scored, strict=True):
@@ -58,7 +58,7 @@ def _line(ident: str, name: str, values: Sequence[str], best: Cells, says: str) 
     accuracy = np.array([100 * best[(v,)][0] for v in values])
 
     def fill(axes: Any, marks: Marks) -> None:
-        joined = "-" if all(_order(v)[0] == 0 for v in values) else ""  # nothing lies between two words
+        joined = "-" if all(order_of_value(v)[0] == 0 for v in values) else ""  # nothing lies between two words
         (line,) = axes.plot(range(len(values)), accuracy, marker="o", markersize=5, linestyle=joined, color=SERIES[0])
         marks(line, [f"{name.removeprefix('set.')}={v}: {a:.2f} %" for v, a in zip(values, accuracy, strict=True)])
         top = int(accuracy.argmax())
@@ -118,7 +118,7 @@ def squares(
         side.set_visible(False)
 
 
-def _order(value: str) -> tuple[int, float, str]:
+def order_of_value(value: str) -> tuple[int, float, str]:
     """Numbers by size, then words."""
     try:
         return 0, float(value), value
