@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedcache.errors import UsageError
 from fedcache.extract.inputs import IMAGES
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.report.chance_words import chance_lines
+from fedcache.report.comparison_output import caption, differences, sentences
 from fedcache.report.drawing import Plot
-from fedcache.report.figures import data, grids, runs
+from fedcache.report.figures import costs, data, grids, paired, runs
+from fedcache.report.figures.confusions import confusion_difference
+from fedcache.report.figures.hyperparameters import hyperparameters
 from fedcache.report.find_runs import CLAIMED, StoredRun, differing, facts, labels
 from fedcache.report.galleries import Gallery, ToShow, galleries_of
+from fedcache.report.paired_blocks import PairedBlocks, within
+from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.render import Section
 from fedcache.report.run_origin import RunStore, command_of
+from fedcache.report.statistics import LEAST_BLOCKS
 from fedcache.report.table import table_of
 from fedcache.report.verdict import Verdict, ranked, verdict
 from fedcache.runs.choice import has_validation
@@ -22,6 +29,8 @@ from fedcache.runs.score import WORDS, score_for, score_of
 MOST_SETTINGS = 12
 """Settings that get figures; the others get their table."""
 MOST_PLANES = 3
+MOST_COMPARED = 20
+"""Runs that are tested against the first: a family for Holm's correction that a page can show."""
 MOST_VALUES = 24
 """Values of a setting up to which rows can be kept by them."""
 PRIVATE = "a run here has differential privacy, and its epsilon covers neither who holds which rows nor the features"
@@ -51,8 +60,11 @@ def section_of(
     details: list[Plot] = []
     notes: list[str] = []
     galleries: list[Gallery] = []
+    tables: list[tuple[str, str, Sequence[str], Sequence[Sequence[str]]]] = []
     if number < MOST_SETTINGS:
-        plots = _first_plots(ident, named)
+        tests = comparison_of(title, named, score)
+        plots = _first_plots(ident, named, score, tests)
+        tables += [] if tests is None else [_tests_table(tests)]
         details, notes = _detail_plots(ident, named, source, asked.embed)
         if asked.images is not None:
             galleries, told = galleries_of(ident, _every_method_first(named), source, asked.images, asked.found)
@@ -66,16 +78,12 @@ def section_of(
         commands=[(label, e.digest, command_of(e, store)) for label, e in named],
         points=[(e.method, score_of(e.result, score).mean) for e in entries],
         galleries=galleries,
-        runs=[(run_key(e), label) for label, e in named],
+        runs=[(e.key, label) for label, e in named],
         chosen=next((i for i, e in enumerate(entries) if e.digest == said.digest), None),
         details=details,
+        tables=tables,
         filters=_filters(entries, names),
     )  # fmt: skip
-
-
-def run_key(entry: StoredRun) -> str:
-    """What marks of a run are named by in a page."""
-    return entry.digest[:10]
 
 
 def _says(entries: Sequence[StoredRun], score: str) -> str:
@@ -104,15 +112,49 @@ def _filters(entries: Sequence[StoredRun], names: Sequence[str]) -> list[tuple[s
     return made
 
 
-def _first_plots(ident: str, named: runs.Named) -> list[Plot]:
+def comparison_of(title: str, named: runs.Named, score: str) -> Comparison | None:
+    """The paired tests of the first runs with the one that stands first: over seeds, of one seed over clients.
+
+    None where nothing pairs them.
+    """
+    first = [e for _, e in named if not e.pooled_rows][:MOST_COMPARED]
+    seeds = all(len(e.result["seeds"]) >= LEAST_BLOCKS for e in first)
+    over = "seeds" if seeds else "clients"
+    if over == "clients" and (score == "pooled" or any(len(e.clients.names) < LEAST_BLOCKS for e in first)):
+        return None
+    metric = "accuracy" if score == "own" or over == "clients" else score.replace("-", "_")
+    try:
+        blocks = within(first, title, metric, over)
+        found = compared(blocks, over=over, metric=metric, against=_name_in(blocks, first[0]) if first else None)
+    except UsageError:
+        return None
+    return found if any(p.interval or p.p is not None for p in found.pairs) else None
+
+
+def _name_in(blocks: PairedBlocks, entry: StoredRun) -> str | None:
+    return next((name for name, row in blocks.runs.items() if row[0] is entry), None)
+
+
+def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Sequence[str]]]:
+    sheet = differences(c)
+    assert sheet is not None  # nosec B101
+    words = caption(c).partition(": ")[2].partition(" Bold:")[0]
+    said = sentences(c) if paired.enough_blocks(c) else c.notes
+    return f"Paired tests against {c.reference}", " ".join([words, *said]), sheet.columns, sheet.rows
+
+
+def _first_plots(ident: str, named: runs.Named, score: str, tests: Comparison | None) -> list[Plot]:
     """What one asks first: costs, curves, who is left behind, what the swept values did."""
     shown = _every_method_first(named)
     made = [
-        runs.against_bytes(f"{ident}-bytes", named),
-        runs.against_seconds(f"{ident}-seconds", named),
+        costs.against_bytes(f"{ident}-bytes", named, score),
+        costs.against_seconds(f"{ident}-seconds", named, score),
         runs.curves(f"{ident}-curves", shown),
         runs.spread(f"{ident}-clients", shown),
-        *grids.sweeps(f"{ident}-grid", [e for _, e in named]),
+        paired.differences(f"{ident}-differences", tests, {n: e.key for n, e in named}) if tests else None,
+        paired.ranks(f"{ident}-ranks", tests) if tests else None,
+        *grids.sweeps(f"{ident}-grid", [e for _, e in named], score),
+        *hyperparameters(f"{ident}-settings", [e for _, e in named], score),
     ]
     return [p for p in made if p is not None]
 
@@ -127,6 +169,7 @@ def _detail_plots(ident: str, named: runs.Named, source: RunStore | str, embed: 
         notes.append("No run measured its accuracy in more than one round: `--eval-every 1` gives the curves.")
     for i, (label, entry) in enumerate(firsts[:1]):
         made.append(runs.confusion(f"{ident}-confusion{i}", label, entry))
+        made += [confusion_difference(f"{ident}-against{i}", (label, entry), second) for second in firsts[1:2]]
     if any("confusion" not in e.result for e in entries):
         notes.append("Results of earlier versions hold no confusion matrix: `--fresh` makes them again.")
     notes += [f"{label}: {' '.join(lines)}" for label, e in named if (lines := chance_lines(e.result))]

@@ -9,7 +9,7 @@ from fedcache.federate.trust.accounting import short_privacy
 from fedcache.report.drawing import percent, size
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.render import Column, HtmlCell
-from fedcache.report.verdict import is_reference, seconds_of, sent_bytes, uncertainty
+from fedcache.report.verdict import seconds_of, sent_bytes, uncertainty
 from fedcache.runs.choice import has_validation
 from fedcache.runs.score import score_of
 
@@ -98,7 +98,7 @@ def _interval(entry: StoredRun, score: str) -> HtmlCell:
 
 
 def _sent(entry: StoredRun) -> HtmlCell:
-    if is_reference(entry):
+    if entry.pooled_rows:
         return HtmlCell("all rows", "", note="no federation")
     sent = sent_bytes(entry)
     return HtmlCell(f"{size(sent)}B" if sent >= 1000 else f"{sent:.0f} B", repr(sent))

@@ -45,7 +45,7 @@ class Verdict:
         digest: of that run.
         chosen: whether validation accuracy chose it; else it is the highest by test rows.
         headline: one sentence: which, how much better than the second, and its cost.
-        word: Sure | Not sure | Not known | Contradicted | Alone.
+        word: Sure | Not sure | Not known | Contradicted | Alone | Level.
         sure: why, and by which rows the order stands.
         cost: what a client sends and how long training took; what is as good and cheaper.
         reference: what a method that may see all rows in one place reaches; "" without one.
@@ -60,12 +60,6 @@ class Verdict:
     sure: str = ""
     cost: str = ""
     reference: str = ""
-
-
-def is_reference(entry: StoredRun) -> bool:
-    """Whether a run is no federation: one model for all clients, and nothing travelled."""
-    exact = entry.result["traffic"]["exact"]
-    return entry.result.get("protocol") == "global" and not exact["up_bytes"] + exact["down_bytes"]
 
 
 def sent_bytes(entry: StoredRun) -> float:
@@ -171,23 +165,39 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
     label = {e.digest: n for n, e in named}
     entries = [e for _, e in named]
     scored = [e for e in entries if score_of(e.result, score).mean is not None]
-    takeable = [e for e in scored if not is_reference(e)]
+    takeable = [e for e in scored if not e.pooled_rows]
     field = ranked(takeable or scored, score)
     if not field:
         return Verdict(title, "", "", False, "No run here was scored on test rows.")
     chosen = has_validation(e.result for e in field)
     best, name = field[0], label[field[0].digest]
-    rivals = field[1:]
+    equals = [e for e in field[1:] if _same_figures(e, best, score)]
+    rivals = [e for e in field[1:] if e not in equals]
     gap = lead(best, rivals[0], score) if rivals else None
     word, sure = _sure(best, rivals, gap, label, score, chosen)
+    if equals and not rivals:
+        word, sure = "Level", "All runs here reached the very same figures; it is the first by method and settings."
     return Verdict(
         title, name, best.digest, chosen,
-        headline=_headline(best, rivals, gap, label, score, chosen),
+        headline=_headline(best, rivals, gap, label, score, chosen) + _equals(equals, label),
         word=word,
         sure=sure,
         cost=_cost(best, rivals, label, score),
         reference=_reference([e for e in scored if e not in field], best, label, score),
     )  # fmt: skip
+
+
+def _same_figures(one: StoredRun, other: StoredRun, score: str) -> bool:
+    """Whether two runs agree in every figure by which they are told apart."""
+    held = [e.result.get("validation", {}).get("mean") for e in (one, other)]
+    return held[0] == held[1] and score_of(one.result, score) == score_of(other.result, score)
+
+
+def _equals(equals: Sequence[StoredRun], label: dict[str, str]) -> str:
+    if not equals:
+        return ""
+    names = ", ".join(label[e.digest] for e in equals[:2]) + (", ..." if len(equals) > 2 else "")
+    return f" {len(equals)} other{'' if len(equals) == 1 else 's'} ({names}) reached the very same figures."
 
 
 def _headline(
@@ -219,7 +229,7 @@ def _points(gap: Estimate) -> str:
 
 
 def _price(entry: StoredRun) -> str:
-    if is_reference(entry):
+    if entry.pooled_rows:
         return "it needs all rows in one place"
     sent, seconds = sent_bytes(entry), seconds_of(entry)
     words = f"a client sends {_bytes(sent)}" if sent else "a client sends nothing"
@@ -277,7 +287,7 @@ def _not_told_apart(best: StoredRun, rivals: Sequence[StoredRun], score: str) ->
 
 
 def _cost(best: StoredRun, rivals: Sequence[StoredRun], label: dict[str, str], score: str) -> str:
-    if is_reference(best):
+    if best.pooled_rows:
         return "It is no federation: nothing travels because all rows lie in one place."
     rounds, sent = int(best.result.get("rounds") or 1), sent_bytes(best)
     each = f"{_bytes(sent)} in {rounds} rounds" if rounds > 1 else f"{_bytes(sent)}, once"

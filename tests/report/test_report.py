@@ -141,8 +141,8 @@ def test_the_data_behind_figures_are_the_results(tmp_path: Path) -> None:
     told = dict(re.findall(r"fedavg: round (\d), ([\d.]+) %", text))
     assert list(told) == ["1", "2", "3"]
     assert float(told["3"]) == pytest.approx(100 * run["accuracy"]["mean"], abs=0.006)
-    clients = [float(a) for label, _, a in found["s0-clients"][1:] if label == "fedavg"]
-    assert clients == pytest.approx(run["accuracy"]["per_client"], rel=1e-5)
+    assert len(set(run["accuracy"]["per_client"])) == 1, "one model on the same rows for every client"
+    assert "s0-clients" not in found, "which is no figure of clients"
     confusion = next(rows for i, rows in found.items() if "confusion" in i)[1:]
     best = max(closed, run, key=lambda r: r["accuracy"]["mean"])  # of equals fed3r, the first by name
     assert sum(int(n) for *_, n in confusion) == sum(map(sum, best["confusion"]))

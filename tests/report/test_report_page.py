@@ -12,7 +12,7 @@ from fedcache.report.drawing import Plot, percent, plain, short, size
 from fedcache.report.find_runs import StoredRun, differing, facts, gather, label_of, labels, setting_name, setting_names
 from fedcache.report.galleries import ToShow
 from fedcache.report.render import HtmlCell, Section, _code, _csv
-from fedcache.report.sections import Shown, _detail_plots, _every_method_first, _first_of_each, run_key, section_of
+from fedcache.report.sections import Shown, _detail_plots, _every_method_first, _first_of_each, section_of
 from fedcache.report.table import _mark, table_of
 
 
@@ -112,7 +112,7 @@ def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
     )
     assert made.points == [("high", 0.5), ("low", 0.25), ("none", None)]
     assert [row[0].text for row in made.rows] == ["high", "low", "none"]
-    assert made.runs == [(run_key(e), e.method) for e in (entries[2], entries[0], entries[1])]
+    assert made.runs == [(e.key, e.method) for e in (entries[2], entries[0], entries[1])]
     assert (made.chosen, made.plots, made.details) == (0, [], [])
     assert made.notes == ["Figures are made for the first 12 settings; report these runs alone to see theirs."]
     assert made.commands == [(m, f"{m:0<12}", "") for m in ("high", "low", "none")]

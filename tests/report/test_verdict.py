@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from fedcache.report.find_runs import StoredRun
-from fedcache.report.verdict import is_reference, lead, ranked, sent_bytes, uncertainty, verdict
+from fedcache.report.verdict import lead, ranked, sent_bytes, uncertainty, verdict
 
 
 def run(name: str, *per_seed: float, up: int = 6000, down: int = 600, seconds: float = 3.0, **more: Any) -> StoredRun:
@@ -97,7 +97,7 @@ def test_what_does_not_vary_has_an_interval_over_test_rows_and_no_spread_of_zero
 
 def test_rows_in_one_place_are_a_reference_and_not_what_to_take() -> None:
     central, solo = run("central", 0.99, up=0, down=0), run("solo", 0.7, up=0, down=0, protocol="personalised")
-    assert [is_reference(e) for e in (central, solo, run("a", 0.8))] == [True, False, False]
+    assert [e.pooled_rows for e in (central, solo, run("a", 0.8))] == [True, False, False]
     said = told(central, run("a", 0.8), solo)
     assert said.label == "a"
     assert said.reference == "central, with all rows in one place, reaches 99.00 %."
@@ -133,6 +133,8 @@ def test_equals_are_taken_as_in_a_grid_and_what_is_not_scored_comes_last() -> No
     none.result["accuracy"].update(mean=None, per_seed=[None])
     runs = [none, run("b", 0.9), run("a", 0.9)]
     assert [e.method for e in ranked(runs, "own")] == ["a", "b", "none"]
-    assert "level with the second, b" in told(*runs).headline
+    assert told(*runs).headline.endswith("1 other (b) reached the very same figures.")
+    assert told(*runs).word == "Level"
+    assert "80.00 %, 10.00 points above the second, c" in told(run("a", 0.8), run("b", 0.8), run("c", 0.7)).headline
     nothing = told(none)
     assert (nothing.label, nothing.headline) == ("", "No run here was scored on test rows.")
