@@ -117,6 +117,7 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> s
         "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "axes.grid": True,
         "grid.color": LINE, "grid.linewidth": 0.6, "xtick.color": MUTED, "ytick.color": MUTED,
         "xtick.labelcolor": MUTED, "ytick.labelcolor": MUTED, "legend.frameon": False, "legend.fontsize": LETTERS,
+        "legend.title_fontsize": LETTERS,
         "figure.facecolor": "none",
         "axes.prop_cycle": cycler(color=SERIES), "savefig.facecolor": "none", "xtick.major.size": 0,
         "ytick.major.size": 0, "lines.linewidth": 1.8, "axes.formatter.use_mathtext": False,
@@ -206,7 +207,7 @@ def settings_of(names: Sequence[str], longest: int) -> str:
     if not alike or len(names) < 2 or all(len(visible(n)) <= longest for n in names):
         return ""
     values = [" ".join(w.partition("=")[2] for w in name.split()) for name in without]
-    fit = all(len(visible(v)) <= longest for v in values) and len(set(values)) == len(set(names))
+    fit = all(len(visible(v)) <= longest + 4 for v in values) and len(set(values)) == len(set(names))
     return ", ".join(told.pop()) if fit else ""
 
 
@@ -251,7 +252,8 @@ def legend_below(axes: Any, marks: Marks | None = None, runs: Sequence[str] = ()
         return
     columns = 2 if max(map(len, names)) <= 18 else 1
     style = {"ncols": columns, "handlelength": 1.4, "labelspacing": 0.3, "columnspacing": 1.0, **style}
-    legend = axes.figure.legend(handles, names, loc="outside lower left", **style)
+    style["title"] = style.get("title") or None
+    legend = axes.figure.legend(handles, names, loc="outside lower left", alignment="left", **style)
     if marks is not None:
         for run, handle, text in zip(runs, legend.legend_handles, legend.get_texts(), strict=True):
             marks(handle, (), run)
@@ -292,13 +294,16 @@ def need_matplotlib() -> None:
     needed_library("matplotlib", "Drawing", "plots")
 
 
-def write_drawing(path: Path, size: tuple[float, float], fill: Callable[[Any], None]) -> None:
+def write_drawing(
+    path: Path, size: tuple[float, float], fill: Callable[[Any], None], style: dict[str, Any] | None = None
+) -> None:
     """Draw one pair of axes into a file, whole or not at all.
 
     Args:
         path: its ending chooses the format.
         size: width and height in inches.
         fill: draws on the axes.
+        style: settings of matplotlib.
 
     Raises:
         FedcacheError: as ``check_file``.
@@ -310,14 +315,78 @@ def write_drawing(path: Path, size: tuple[float, float], fill: Callable[[Any], N
     kind = path.suffix.lower().removeprefix(".")
     buffer = io.BytesIO()
     # Ids in an SVG are random, and a PDF carries the date, unless told otherwise.
-    with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "fedcache", "font.size": 8}):
+    with (
+        warnings.catch_warnings(),
+        matplotlib.rc_context({"svg.hashsalt": "fedcache", "font.size": 8, **(style or {})}),
+    ):
         # A script that the font lacks is drawn as boxes, which says it better than one warning for each character.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=size, layout="constrained")
         fill(figure.add_subplot())
         date: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-        figure.savefig(buffer, format=kind, dpi=150, metadata=date)
+        figure.savefig(buffer, format=kind, dpi=300 if style else 150, metadata=date)
     write_atomic(path, buffer.getvalue())
+
+
+COLUMNS = {1: 3.4, 2: 7.0}
+"""Inches of a figure that is as wide as one column of a paper, or two."""
+_POINTS = 8.0
+"""Size of the letters of a figure in a paper."""
+
+
+def write_plot(path: Path, made: Plot, columns: int = 1) -> None:
+    """Draw a figure of the report into a file, in the colours of the page's light theme and with fonts inside.
+
+    Args:
+        path: its ending chooses the format: in a PDF letters are text in an embedded font, in an SVG outlines.
+        made: by ``plot``.
+        columns: 1 | 2, of a paper.
+
+    Raises:
+        FedcacheError: as ``check_file``.
+    """
+    fill, width = made.fill, COLUMNS[columns]
+    assert fill is not None  # nosec B101
+    ink, muted, line = "#1b1f24", "#3c444d", "#d8dee4"
+    style = {
+        "font.size": _POINTS, "legend.fontsize": _POINTS, "legend.title_fontsize": _POINTS,
+        "pdf.fonttype": 42, "svg.fonttype": "path",
+        "text.parse_math": False, "text.color": ink, "axes.edgecolor": muted, "axes.labelcolor": ink,
+        "xtick.labelcolor": ink, "ytick.labelcolor": ink, "xtick.color": muted, "ytick.color": muted,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "axes.grid": True,
+        "grid.color": line, "grid.linewidth": 0.4, "axes.linewidth": 0.6, "legend.frameon": False,
+        "lines.linewidth": 1.2, "xtick.major.size": 2, "ytick.major.size": 2, "axes.formatter.use_mathtext": False,
+    }  # fmt: skip
+    height = made.height * COLUMNS[1] / WIDTH * (1.0 if columns == 1 else 1.2)
+
+    def draw_in_colours(axes: Any) -> None:
+        fill(axes, lambda *_: None)
+        _recolour(axes.figure)
+
+    write_drawing(path, (width, height), draw_in_colours, style)
+
+
+def _recolour(figure: Any) -> None:
+    """Put the colours of the light theme in the place of the numbers that a page replaces by names."""
+    from matplotlib.colors import to_hex, to_rgba
+
+    shown = {name: value.rpartition(", ")[2].rstrip(")") for name, value in NAMES.items()}
+
+    def light(colour: Any) -> Any:
+        known = shown.get(to_hex(colour))
+        return colour if known is None else to_rgba(known, to_rgba(colour)[3])
+
+    boxes = [box for t in figure.findobj() if (box := getattr(t, "get_bbox_patch", lambda: None)()) is not None]
+    for artist in [*figure.findobj(), *boxes]:
+        for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
+            take, put = (getattr(artist, f"{do}_{part}", None) for do in ("get", "set"))
+            if take is None or put is None:
+                continue
+            colour = take()
+            if isinstance(colour, str) and colour.lower() in ("none", "auto"):
+                continue
+            rows = not isinstance(colour, str) and getattr(colour, "ndim", 1) == 2
+            put([light(c) for c in colour] if rows else light(colour))
 
 
 def plain(name: str, longest: int = 24) -> str:

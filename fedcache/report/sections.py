@@ -67,7 +67,7 @@ def section_of(
         tables += [] if tests is None else [_tests_table(tests)]
         details, notes = _detail_plots(ident, named, source, asked.embed)
         if asked.images is not None:
-            galleries, told = galleries_of(ident, _every_method_first(named), source, asked.images, asked.found)
+            galleries, told = galleries_of(ident, every_method_first(named), source, asked.images, asked.found)
             notes += told
     else:
         notes.append(f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs.")
@@ -145,7 +145,7 @@ def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Seque
 
 def _first_plots(ident: str, named: runs.Named, score: str, tests: Comparison | None) -> list[Plot]:
     """What one asks first: costs, curves, who is left behind, what the swept values did."""
-    shown = _every_method_first(named)
+    shown = every_method_first(named)
     made = [
         costs.against_bytes(f"{ident}-bytes", named, score),
         costs.against_seconds(f"{ident}-seconds", named, score),
@@ -162,7 +162,7 @@ def _first_plots(ident: str, named: runs.Named, score: str, tests: Comparison | 
 def _detail_plots(ident: str, named: runs.Named, source: RunStore | str, embed: str) -> tuple[list[Plot], list[str]]:
     """Confusions, the methods' own numbers, the partition and the features; and what there is to say of the figures."""
     entries = [e for _, e in named]
-    firsts = _first_of_each(named)
+    firsts = first_of_each(named)
     made: list[Plot | None] = []
     notes: list[str] = []
     if all(len(e.result["accuracy"].get("per_round") or ()) < 2 for e in entries):
@@ -184,7 +184,7 @@ def _detail_plots(ident: str, named: runs.Named, source: RunStore | str, embed: 
     return [p for p in made if p is not None], notes
 
 
-def _first_of_each(named: runs.Named) -> list[tuple[str, StoredRun]]:
+def first_of_each(named: runs.Named) -> list[tuple[str, StoredRun]]:
     """The run of each method that stands first: the chosen one, or the highest."""
     best: dict[str, tuple[str, StoredRun]] = {}
     for label, entry in named:
@@ -192,8 +192,8 @@ def _first_of_each(named: runs.Named) -> list[tuple[str, StoredRun]]:
     return list(best.values())
 
 
-def _every_method_first(named: runs.Named) -> list[tuple[str, StoredRun]]:
+def every_method_first(named: runs.Named) -> list[tuple[str, StoredRun]]:
     """The first run of each method, then its variants."""
-    firsts = _first_of_each(named)
+    firsts = first_of_each(named)
     known = {e.digest for _, e in firsts}
     return [*firsts, *(pair for pair in named if pair[1].digest not in known)]

@@ -12,7 +12,7 @@ from fedcache.report.drawing import Plot, percent, plain, short, size
 from fedcache.report.find_runs import StoredRun, differing, facts, gather, label_of, labels, setting_name, setting_names
 from fedcache.report.galleries import ToShow
 from fedcache.report.render import HtmlCell, Section, _code, _csv
-from fedcache.report.sections import Shown, _detail_plots, _every_method_first, _first_of_each, section_of
+from fedcache.report.sections import Shown, _detail_plots, every_method_first, first_of_each, section_of
 from fedcache.report.table import _mark, table_of
 
 
@@ -95,7 +95,7 @@ def test_the_best_is_marked_where_there_is_something_to_be_better_than() -> None
 
 def test_the_first_run_of_each_method_is_taken() -> None:
     one, two, three = run("a"), run("a"), run("b")
-    assert _first_of_each([("1", one), ("2", two), ("3", three)]) == [("1", one), ("3", three)]
+    assert first_of_each([("1", one), ("2", two), ("3", three)]) == [("1", one), ("3", three)]
 
 
 def section(number: int, entries: list[StoredRun], score: str | None = None) -> Section:
@@ -136,7 +136,7 @@ def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
 
 def test_variants_come_after_the_first_run_of_every_method() -> None:
     one, two, three = run("a", name="1" * 12), run("a", name="2" * 12), run("b")
-    assert [n for n, _ in _every_method_first([("1", one), ("2", two), ("3", three)])] == ["1", "3", "2"]
+    assert [n for n, _ in every_method_first([("1", one), ("2", two), ("3", three)])] == ["1", "3", "2"]
 
 
 def test_words_between_backticks_are_code_and_all_is_escaped() -> None:

@@ -72,7 +72,7 @@ def curves(ident: str, runs: Named) -> Plot | None:
                 marks(axes.fill_between(rounds, low, high, color=SERIES[i], alpha=0.18, linewidth=0), (), key)
         axes.set(xlabel="round", ylabel="accuracy %")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        legend_below(axes, marks, [key for _, key, *_ in shown])
+        legend_below(axes, marks, [key for _, key, *_ in shown], title=settings_of([n for n, *_ in shown], LEGEND))
 
     height = 2.9 + 0.24 * min(len(drawn), MOST_CURVES)
     return plot(ident, "Accuracy per round", says, ("run", "seed", "round", "accuracy"), rows, fill, height=height)
@@ -261,7 +261,7 @@ def _one(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, str]) ->
         axes.set(xlabel="round", ylabel=unit)
         axes.margins(y=0.15)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        legend_below(axes, marks, [keys.get(label, "") for label, _ in shown])
+        legend_below(axes, marks, [keys.get(n, "") for n, _ in shown], title=settings_of([n for n, _ in shown], LEGEND))
 
     height = 2.7 + 0.24 * min(len(series), MOST_CURVES)
     return plot(ident, title, says, ("run", "seed", "round", name), rows, fill, height=height)
