@@ -34,8 +34,8 @@ def runs(once: Callable[[Callable[[Path], Path]], Path], own_home: Path) -> Path
         1,
         "--clients",
         5,
-        "--test-protocol",
-        "matched",
+        "--option",
+        "test_protocol=matched",
         "--name",
         "own",
     )
