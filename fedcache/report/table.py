@@ -13,7 +13,7 @@ from fedcache.report.verdict import seconds_of, sent_bytes, uncertainty
 from fedcache.runs.choice import has_validation
 from fedcache.runs.score import score_of
 
-MOST_SHOWN = 4
+MOST_SHOWN = 6
 """Settings that differ and stand in the table from the start."""
 
 NOTHING = HtmlCell("", "")
@@ -51,7 +51,7 @@ def table_of(
     put("seconds a seed", [_seconds(seconds_of(e)) for e in entries])
     if any(e.result["fairness"].get("worst10") is not None for e in entries):
         put(f"worst 10 %{said_by}", [_number(e.result["fairness"].get("worst10")) for e in entries],
-            shown=len({e.method for e in entries}) > 1)  # fmt: skip
+            shown=len({e.method for e in entries}) > 1 and len(differ) < 3)  # fmt: skip
     if any("privacy" in e.result.get("trust", {}) for e in entries):
         put("privacy", [_privacy(e.result.get("trust", {}).get("privacy")) for e in entries], numbers=False)
     _rest(put, entries, score, said_by)

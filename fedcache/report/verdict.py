@@ -16,7 +16,7 @@ from fedcache.report.statistics import LEAST_BLOCKS, Floats, constant
 from fedcache.runs.choice import DIGITS, has_validation, order_of_run
 from fedcache.runs.score import LEVEL, rows_interval, score_of
 
-MOST_NAMED = 4
+MOST_NAMED, MOST_LETTERS = 4, 90
 Named = Sequence[tuple[str, StoredRun]]
 
 
@@ -109,13 +109,8 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
     a, b = (score_of(e.result, score) for e in (one, other))
     if a.mean is None or b.mean is None:
         return None
-    left, right = (
-        {s: v for s, v in zip(e.result["seeds"], f.per_seed, strict=False) if v is not None}
-        for e, f in ((one, a), (other, b))
-    )
-    common = [s for s in left if s in right]
-    gaps = np.array([left[s] - right[s] for s in common])
-    if len(common) >= LEAST_BLOCKS and not constant(gaps):
+    gaps = _over_seeds(one, other, score)
+    if gaps is not None:
         return _student(gaps, level, "seeds")
     held = [rows_interval(e.result, level) if score == "own" else None for e in (one, other)]
     if held[0] is not None and held[1] is not None:
@@ -126,6 +121,16 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
     if mine is None or theirs is None or list(one.clients.names) != list(other.clients.names):
         return None
     return _student(one.clients.accuracy - other.clients.accuracy, level, "clients")
+
+
+def _over_seeds(one: StoredRun, other: StoredRun, score: str) -> Floats | None:
+    """[S] differences over the seeds that two runs share; None of fewer than three, or where all are equal."""
+    left, right = (
+        {s: v for s, v in zip(e.result["seeds"], score_of(e.result, score).per_seed, strict=False) if v is not None}
+        for e in (one, other)
+    )
+    gaps = np.array([left[s] - right[s] for s in left if s in right])
+    return gaps if len(gaps) >= LEAST_BLOCKS and not constant(gaps) else None
 
 
 def _client_scores(entry: StoredRun, mean: float) -> Floats | None:
@@ -268,7 +273,8 @@ def _sure(
     else:
         word = "Not sure"
         others = [label[e.digest] for e in undecided] or [label[rivals[0].digest]]
-        names = ", ".join(others[:MOST_NAMED]) + (", ..." if len(others) > MOST_NAMED else "")
+        named = max(1, min(MOST_NAMED, MOST_LETTERS // max(map(len, others))))
+        names = ", ".join(others[:named]) + (", ..." if len(others) > named else "")
         of = f"{len(others)} of {len(rivals)} others" if len(rivals) > 1 else "the other"
         said.append(f"Chance among {gap.over} can explain its lead over {of} ({names}).")
     if gap is not None and gap.over.endswith("seeds") and len(set(best.result["partition"]["digests"])) == 1:
@@ -280,10 +286,26 @@ def _sure(
 
 
 def _not_told_apart(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list[StoredRun]:
-    """Rivals whose distance from the best has an interval that is not above 0, corrected for their number."""
+    """Rivals whose distance from the best has an interval that is not above 0, corrected for their number.
+
+    Of few seeds a rival's own spread is hardly known, so differences over seeds take the spread of all rivals' together
+    with its degrees of freedom, or their own where that is larger.
+    """
     level = 1.0 - (1.0 - LEVEL) / len(rivals)
-    found = [(e, lead(best, e, score, level)) for e in rivals]
-    return [e for e, gap in found if gap is None or not gap.above_zero]
+    over_seeds = {e.digest: g for e in rivals if (g := _over_seeds(best, e, score)) is not None}
+    freedom = sum(len(g) - 1 for g in over_seeds.values())
+    common = sum((len(g) - 1) * float(g.var(ddof=1)) for g in over_seeds.values()) / max(1, freedom)
+    found = []
+    for entry in rivals:
+        if (gaps := over_seeds.get(entry.digest)) is not None:
+            half = _quantile(level, freedom) * math.sqrt(max(common, float(gaps.var(ddof=1))) / len(gaps))
+            apart = float(gaps.mean()) > half
+        else:
+            gap = lead(best, entry, score, level)
+            apart = gap is not None and gap.above_zero
+        if not apart:
+            found.append(entry)
+    return found
 
 
 def _cost(best: StoredRun, rivals: Sequence[StoredRun], label: dict[str, str], score: str) -> str:

@@ -61,7 +61,8 @@ def test_every_kind_is_drawn_or_says_what_it_takes(runs: Path, tmp_path: Path) -
         else:
             assert done.code == 2
             assert "it takes" in str(done.envelope["error"])
-    assert set(LISTED) - set(drawn) <= {"ranks", "settings"}
+    # Both methods are right on every row here, and three seeds give no ranks.
+    assert set(LISTED) - set(drawn) == {"ranks", "settings", "confusion-difference"}
     assert runs.is_dir()
 
 

@@ -68,13 +68,16 @@ def _pareto(
     says += " Dashed lines are what costs nothing here or needs all rows in one place." if levels else ""
 
     def fill(axes: Any, marks: Marks) -> None:
+        from matplotlib.ticker import LogLocator
+
         x, y = np.array([c for _, _, c, _ in points]), np.array([100 * a for *_, a in points])
         on = np.array([e.key in front for _, e, _, _ in points])
         words = np.array([f"{label}: {100 * a:.2f} %, {word(c)}" for label, _, c, a in points], object)
         keys = np.array([e.key for _, e, _, _ in points], object)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: word(value))
-        axes.xaxis.get_major_locator().set_params(numticks=5)
+        narrow = x.max() < 30 * x.min()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=5))
         axes.minorticks_off()
         order = np.argsort(x[on], kind="stable")
         axes.plot(x[on][order], y[on][order], color=SERIES[0], linewidth=1, drawstyle="steps-post", alpha=0.6)

@@ -159,7 +159,9 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
         for share in (0.0, 1.0):
             said = f"{100 * (low + share * (high - low)):.1f}"
             axes.annotate(said, (len(places), share), **beside)
-        axes.set_xticks(range(len(places) + 1), [*(short(n, 10) for n in names), "result"])
+        axes.set_xticks(
+            range(len(places) + 1), [("\n" if x % 2 else "") + short(n, 12) for x, n in enumerate([*names, "result"])]
+        )
         axes.set_yticks([])
         axes.grid(visible=False)
         axes.spines[["left", "bottom"]].set_visible(False)
