@@ -176,7 +176,7 @@ def _tell(group: ElementTree.Element, words: Sequence[str], runs: str | Sequence
     marks = marks or [e for e in group.iter(f"{{{SVG}}}path") if id(e) not in inside]
     for number, (mark, said) in enumerate(zip(marks, words, strict=False)):
         mark.set("class", "mark")
-        if not isinstance(runs, str):
+        if not isinstance(runs, str) and runs[number]:
             mark.set("data-run", runs[number])
         ElementTree.SubElement(mark, f"{{{SVG}}}title").text = said
 

@@ -16,7 +16,7 @@ from fedcache.report.figures.confusions import confusion_difference
 from fedcache.report.figures.hyperparameters import hyperparameters
 from fedcache.report.find_runs import CLAIMED, StoredRun, differing, facts, labels
 from fedcache.report.galleries import Gallery, ToShow, galleries_of
-from fedcache.report.paired_blocks import PairedBlocks, within
+from fedcache.report.paired_blocks import within
 from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.render import Section
 from fedcache.report.run_origin import RunStore, command_of
@@ -113,26 +113,24 @@ def _filters(entries: Sequence[StoredRun], names: Sequence[str]) -> list[tuple[s
 
 
 def comparison_of(title: str, named: runs.Named, score: str) -> Comparison | None:
-    """The paired tests of the first runs with the one that stands first: over seeds, of one seed over clients.
+    """The paired tests of the first runs with the one that stands first: over seeds and test rows, else over clients.
 
     None where nothing pairs them.
     """
-    first = [e for _, e in named if not e.pooled_rows][:MOST_COMPARED]
-    seeds = all(len(e.result["seeds"]) >= LEAST_BLOCKS for e in first)
+    first = [pair for pair in named if not pair[1].pooled_rows][:MOST_COMPARED]
+    names, entries = [n for n, _ in first], [e for _, e in first]
+    seeds = all(len(e.result["seeds"]) >= LEAST_BLOCKS or e.test_rows for e in entries)
     over = "seeds" if seeds else "clients"
-    if over == "clients" and (score == "pooled" or any(len(e.clients.names) < LEAST_BLOCKS for e in first)):
+    if over == "clients" and (score == "pooled" or any(len(e.clients.names) < LEAST_BLOCKS for e in entries)):
         return None
     metric = "accuracy" if score == "own" or over == "clients" else score.replace("-", "_")
     try:
-        blocks = within(first, title, metric, over)
-        found = compared(blocks, over=over, metric=metric, against=_name_in(blocks, first[0]) if first else None)
+        blocks = within(entries, title, metric, over, names)
     except UsageError:
         return None
-    return found if any(p.interval or p.p is not None for p in found.pairs) else None
-
-
-def _name_in(blocks: PairedBlocks, entry: StoredRun) -> str | None:
-    return next((name for name, row in blocks.runs.items() if row[0] is entry), None)
+    against = names[0] if names[0] in blocks.names else None
+    found = compared(blocks, over=over, metric=metric, against=against)
+    return found if any(p.interval or p.p is not None or p.rows for p in found.pairs) else None
 
 
 def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Sequence[str]]]:

@@ -12,11 +12,13 @@ from scipy import stats
 
 from fedcache.report.drawing import percent, size
 from fedcache.report.find_runs import StoredRun
+from fedcache.report.paired_rows import row_difference, rows_of_run
 from fedcache.report.statistics import LEAST_BLOCKS, Floats, constant
 from fedcache.runs.choice import DIGITS, has_validation, order_of_run
 from fedcache.runs.score import LEVEL, rows_interval, score_of
 
 MOST_NAMED, MOST_LETTERS = 4, 90
+METRIC = {"own": "accuracy", "client-mean": "client_mean", "pooled": "pooled"}
 Named = Sequence[tuple[str, StoredRun]]
 
 
@@ -95,6 +97,9 @@ def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate 
     rows = rows_interval(entry.result, level) if score == "own" else None
     if rows is not None:
         return Estimate(found.mean, rows[1], rows[2], f"{rows[0]:,} test rows")
+    of_clients = rows_of_run(entry, METRIC[score], level)
+    if of_clients is not None and of_clients[1] <= found.mean <= of_clients[2]:
+        return Estimate(found.mean, of_clients[1], of_clients[2], f"{of_clients[0]:,} test rows")
     values = _client_scores(entry, found.mean)
     return None if values is None else _student(values, level, "clients")
 
@@ -102,9 +107,9 @@ def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate 
 def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> Estimate | None:
     """How far one run's score lies above another's.
 
-    Paired over common seeds (three or more) where the difference varies with them; else, of two models that are fixed,
-    over test rows, as of two independent samples, which is cautious for two models on the same rows; else paired over
-    clients. None where nothing repeats.
+    Paired over common seeds (three or more) where the difference varies with them; else paired over test rows; of
+    earlier results without rows, of two models that are fixed, as of two independent samples of rows, which is
+    cautious; else paired over clients. None where nothing repeats.
     """
     a, b = (score_of(e.result, score) for e in (one, other))
     if a.mean is None or b.mean is None:
@@ -112,6 +117,11 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
     gaps = _over_seeds(one, other, score)
     if gaps is not None:
         return _student(gaps, level, "seeds")
+    over_rows = row_difference(one, other, METRIC[score], level)
+    if over_rows is not None and over_rows.interval is not None and math.isclose(
+        over_rows.difference, a.mean - b.mean, abs_tol=1e-9
+    ):  # fmt: skip
+        return Estimate(over_rows.difference, *over_rows.interval, f"{over_rows.rows:,} test rows")
     held = [rows_interval(e.result, level) if score == "own" else None for e in (one, other)]
     if held[0] is not None and held[1] is not None:
         rows, gap = min(held[0][0], held[1][0]), a.mean - b.mean

@@ -23,24 +23,28 @@ def differences(ident: str, c: Comparison, keys: Mapping[str, str] | None = None
         keys: name of a treatment -> key of its run.
     """
     pairs = [p for p in c.pairs if p.other == c.reference][:MOST_ROWS]
-    if len(c.blocks) < 2 or not any(p.interval for p in pairs):
+    by_rows = not any(p.interval for p in pairs)
+    shown = [(p, p.rows.interval if p.rows else None, p.rows.holm if p.rows else None) if by_rows else
+             (p, p.interval, p.holm) for p in pairs]  # fmt: skip
+    if not any(reach for _, reach, _ in shown):
         return None
     alpha = 1.0 - c.level
-    says = f"Mean difference from {c.reference} in points over {len(c.blocks)} {c.over}, with {100 * c.level:g} % "
-    says += f"bootstrap intervals; filled dots differ after Holm's correction at {alpha:.2g}."
+    over = "the test rows" if by_rows else f"{len(c.blocks)} {c.over}"
+    says = f"Mean difference from {c.reference} in points over {over}, with {100 * c.level:g} % "
+    says += f"{'' if by_rows else 'bootstrap '}intervals; filled dots differ after Holm's correction at {alpha:.2g}."
     says += f" The first {len(pairs)} of {len(c.pairs)}." if len(c.pairs) > len(pairs) else ""
 
     def fill(axes: Any, marks: Marks) -> None:
         axes.axvline(0, color=MUTED, linewidth=1)
-        for y, p in enumerate(pairs):
+        for y, (p, reach, holm) in enumerate(shown):
             key = (keys or {}).get(p.one, "")
-            value, sure = 100 * p.difference, p.holm is not None and p.holm < alpha
-            if p.interval is not None:
-                (reach,) = axes.plot([100 * v for v in p.interval], [y, y], color=SERIES[0], linewidth=1.6)
-                marks(reach, (), key)
+            value, sure = 100 * p.difference, holm is not None and holm < alpha
+            if reach is not None:
+                (line,) = axes.plot([100 * v for v in reach], [y, y], color=SERIES[0], linewidth=1.6)
+                marks(line, (), key)
             said = f"{p.one}: {value:+.2f} points"
-            said += f", {100 * p.interval[0]:+.2f} to {100 * p.interval[1]:+.2f}" if p.interval else ""
-            said += f", p {show_p(p.holm)} (Holm)" if p.holm is not None else ""
+            said += f", {100 * reach[0]:+.2f} to {100 * reach[1]:+.2f}" if reach else ""
+            said += f", p {show_p(holm)} (Holm)" if holm is not None else ""
             face = SERIES[0] if sure else "none"
             marks(axes.scatter([value], [y], s=34, facecolors=face, edgecolors=SERIES[0]), [said], [key])
         names = [p.one for p in pairs]
@@ -48,10 +52,8 @@ def differences(ident: str, c: Comparison, keys: Mapping[str, str] | None = None
         axes.set(xlabel="difference in points", ylabel=settings_of(names, 20), ylim=(len(pairs) - 0.4, -0.6))
         axes.grid(visible=False, axis="y")
 
-    rows: list[list[Cell]] = [
-        [p.one, p.difference, *(p.interval or (None, None)), p.p, p.holm] for p in c.pairs if p.other == c.reference
-    ]
-    columns = ("run", "difference", "low", "high", "p", "p Holm")
+    rows: list[list[Cell]] = [[p.one, p.difference, *(reach or (None, None)), holm] for p, reach, holm in shown]
+    columns = ("run", "difference", "low", "high", "p Holm")
     height = 1.1 + 0.3 * max(3, len(pairs))
     return plot(ident, f"Differences from {c.reference}", says, columns, rows, fill, height=height)
 
