@@ -294,9 +294,7 @@ def need_matplotlib() -> None:
     needed_library("matplotlib", "Drawing", "plots")
 
 
-def write_drawing(
-    path: Path, size: tuple[float, float], fill: Callable[[Any], None], style: dict[str, Any] | None = None
-) -> None:
+def write_drawing(path: Path, size: tuple[float, float], fill: Callable[[Any], None], style: Any = None) -> None:
     """Draw one pair of axes into a file, whole or not at all.
 
     Args:

@@ -298,17 +298,20 @@ def _sure(
 def _not_told_apart(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list[StoredRun]:
     """Rivals whose distance from the best has an interval that is not above 0, corrected for their number.
 
-    Of few seeds a rival's own spread is hardly known, so differences over seeds take the spread of all rivals' together
-    with its degrees of freedom, or their own where that is larger.
+    Of few seeds a rival's own spread is hardly known, so differences over seeds take the typical one, the median
+    variance over chi-squared's, or their own where that is larger; rivals that diverge do not widen the others'.
     """
     level = 1.0 - (1.0 - LEVEL) / len(rivals)
     over_seeds = {e.digest: g for e in rivals if (g := _over_seeds(best, e, score)) is not None}
     freedom = sum(len(g) - 1 for g in over_seeds.values())
-    common = sum((len(g) - 1) * float(g.var(ddof=1)) for g in over_seeds.values()) / max(1, freedom)
+    typical = 0.0
+    if over_seeds:
+        each = freedom / len(over_seeds)
+        typical = float(np.median([g.var(ddof=1) for g in over_seeds.values()])) / (1.0 - 2.0 / (9.0 * each)) ** 3
     found = []
     for entry in rivals:
         if (gaps := over_seeds.get(entry.digest)) is not None:
-            half = _quantile(level, freedom) * math.sqrt(max(common, float(gaps.var(ddof=1))) / len(gaps))
+            half = _quantile(level, freedom) * math.sqrt(max(typical, float(gaps.var(ddof=1))) / len(gaps))
             apart = float(gaps.mean()) > half
         else:
             gap = lead(best, entry, score, level)

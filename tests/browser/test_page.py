@@ -251,7 +251,7 @@ def test_a_run_is_searched_filtered_and_ticked_off_in_all_figures(chromium: Any,
         assert page.evaluate("document.querySelectorAll('svg [data-run]:not(.off)').length") == 0
         page.click("#s0 [data-all]")
         assert shown_marks(page, key) > 0
-        mark = page.locator(f"#s0-seconds .mark[data-run='{key}']").first
+        mark = page.locator(f"#s0-bytes .mark[data-run='{key}']").first
         mark.dispatch_event("pointerover")
         assert "lit" in first.get_attribute("class")
 
