@@ -286,15 +286,15 @@ def compare(
 
 def report(
     runs: Queries = None, out: str | Path = "report.html", *, title: str = "", embed: str = "pca",
-    with_images: bool = False, data: Mapping[str, str] | None = None,
+    score: str | None = None, with_images: bool = False, data: Mapping[str, str] | None = None,
 ) -> Report:  # fmt: skip
     """Write one self-contained HTML file of runs. Raises UsageError, MachineError.
 
     Args:
         runs: runs, grids, points, directories or first letters of digests; None for all of ``FEDCACHE_HOME``.
-        out: the file; ``title``: its heading; ``embed``: pca | tsne | umap | none, how features come to two dimensions.
+        out: the file; ``title``: its heading; ``embed``: pca | tsne | umap | none; ``score``: client-mean | pooled.
         with_images: show what runs got wrong, with images of their ``data``: dataset -> folder, where it has moved.
     """
     from fedcache.calls import runs as finished
 
-    return finished.report(runs, out, title, embed, data or {} if with_images else None)
+    return finished.report(runs, out, title, embed, score, data or {} if with_images else None)

@@ -75,6 +75,9 @@ COMMANDS = (
         "Compare finished runs: means, bootstrap intervals, paired tests (Holm), ranks (Friedman, Nemenyi).",
     ),
     CommandEntry(
+        "figure", "figure", MAIN, "Draw one figure of runs into a file for a paper, with its fonts inside."
+    ),
+    CommandEntry(
         "report", "report", MAIN,
         "Write one self-contained HTML file of runs: tables, curves, clients, costs, grids, confusions, features.",
     ),

@@ -78,7 +78,7 @@ def demo(
             made += runs.values()
         page = home.root / "demo.html"
         print_command(observer, "report", "-o", str(page))
-        write_report(made, page, home.runs, title="fedcache demo: the offline digits", observer=observer)
+        write_report(made, page, home.runs, title="fedcache demo: the offline digits", score=score, observer=observer)
     seconds = time.perf_counter() - began
     shown = demo_table(rows, score)
     lines = [

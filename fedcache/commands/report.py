@@ -38,6 +38,15 @@ def report(
     embed: Annotated[
         str, typer.Option("--embed", help="pca | tsne | umap | none: how features come to two dimensions.")
     ] = "pca",
+    score: Annotated[
+        str | None,
+        typer.Option(
+            "--score",
+            help="client-mean | pooled, for all runs; default the methods' headline where all share it, else "
+            "client-mean.",
+            show_default=False,
+        ),
+    ] = None,
     with_images: Annotated[
         bool, typer.Option("--with-images", help="Also show the images of the most confident mistakes.")
     ] = False,
@@ -46,16 +55,17 @@ def report(
 ) -> CommandResult:
     """Write one self-contained HTML file of runs: tables, curves, clients, costs, grids, confusions, features.
 
-    It loads nothing from any network and is one file to send. Runs of different datasets or partitions are different
-    sections; damaged and unfinished ones are named with the command that helps. --with-images shows what each run's
-    saved model got wrong on its test rows, as thumbnails of the dataset, where that is at hand: a page with images of
-    persons is personal data.
+    It begins with the run to take, how sure that is and what it costs: by validation accuracy where --validation kept
+    rows, else by test rows, which it says. It loads nothing from any network and is one file to send. Runs of
+    different datasets or partitions are different sections; damaged and unfinished ones are named with the command
+    that helps. --with-images shows what each run's saved model got wrong on its test rows, as thumbnails of the
+    dataset, where that is at hand: a page with images of persons is personal data.
 
     Example: fedcache report -o report.html
     """
     places = ImagePlaces(Home.from_environment(), pairs(data, "--data")) if with_images else None
     made = write_report(
-        runs or [], out, runs_directory(root), title=title, embed=embed, images=places, observer=observer
+        runs or [], out, runs_directory(root), title=title, embed=embed, score=score, images=places, observer=observer
     )
     lines = [f"{made.path}: {made.runs} runs, {made.bytes / 1e6:.2f} MB."]
     if with_images:

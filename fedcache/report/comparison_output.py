@@ -263,6 +263,8 @@ def _latex_number(text: str) -> str:
 LINE = 0.26
 """Inches from a label to the next; y is counted in lines, downwards."""
 LONGEST = 40
+MOST_BARS = 24
+"""Treatments up to which the diagram can be read in a page."""
 LETTER = 0.062
 """Inches of a letter."""
 
@@ -295,19 +297,25 @@ def draw_ranks(c: Comparison, path: Path) -> None:
     )
 
     def fill(axes: Any) -> None:
-        _scale(axes, count, ranking.cd)
-        for low, high, level in bars:
-            y = 0.55 * (level + 1)
-            axes.plot(
-                [low - 0.04, high + 0.04], [y, y], color="black", linewidth=3.2, solid_capstyle="butt", gid="group"
-            )
-        top = 0.55 * (max((level for *_, level in bars), default=-1) + 1) + 0.8
-        _labels(axes, ranking.ranks, names, top)
+        fill_ranks(axes, c)
         axes.set_title(f"{plain(c.setting, 80)}\n{says}", parse_math=False, fontsize=8)
-        axes.set(xlim=(0.9, count + 0.1), ylim=(top + -(-count // 2) - 0.4, -2.3))
-        axes.axis("off")
 
     write_drawing(path, (width, LINE * (lines + 3.2) + 0.5), fill)
+
+
+def fill_ranks(axes: Any, c: Comparison, ink: str = "black", muted: str = "0.35", longest: int = LONGEST) -> None:
+    """Draw the diagram of a comparison that has a ranking on some axes."""
+    assert c.ranking is not None  # nosec B101
+    ranks, count = c.ranking.ranks, len(c.treatments)
+    bars = stacked([_span(ranks, group) for group in c.ranking.groups])
+    _scale(axes, count, c.ranking.cd, ink)
+    for low, high, level in bars:
+        y = 0.55 * (level + 1)
+        axes.plot([low - 0.04, high + 0.04], [y, y], color=ink, linewidth=3.2, solid_capstyle="butt", gid="group")
+    top = 0.55 * (max((level for *_, level in bars), default=-1) + 1) + 0.8
+    _labels(axes, ranks, [f"{plain(t.name, longest)}  {t.rank:.2f}" for t in c.treatments], top, muted)
+    axes.set(xlim=(0.9, count + 0.1), ylim=(top + -(-count // 2) - 0.4, -2.3))
+    axes.axis("off")
 
 
 def stacked(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float, int]]:
@@ -326,23 +334,23 @@ def _span(ranks: Sequence[float], group: Sequence[int]) -> tuple[float, float]:
     return min(inside), max(inside)
 
 
-def _scale(axes: Any, count: int, cd: float) -> None:
+def _scale(axes: Any, count: int, cd: float, ink: str) -> None:
     """The line of ranks with its ticks, and the critical difference above it."""
-    axes.plot([1, count], [0, 0], color="black", linewidth=0.9)
+    axes.plot([1, count], [0, 0], color=ink, linewidth=0.9)
     step = -(-count // 20)
     for rank in range(1, count + 1):
-        axes.plot([rank, rank], [0, -0.22], color="black", linewidth=0.9)
+        axes.plot([rank, rank], [0, -0.22], color=ink, linewidth=0.9)
         if (rank - 1) % step == 0:
             axes.text(rank, -0.32, str(rank), ha="center", va="bottom")
     shown = min(cd, count - 1.0)  # a longer one tells nothing apart, and the words say how long it is
-    axes.plot([1, 1 + shown], [-1.35, -1.35], color="black", linewidth=1.6)
+    axes.plot([1, 1 + shown], [-1.35, -1.35], color=ink, linewidth=1.6)
     for end in (1.0, 1.0 + shown):
-        axes.plot([end, end], [-1.5, -1.2], color="black", linewidth=0.9)
+        axes.plot([end, end], [-1.5, -1.2], color=ink, linewidth=0.9)
     beyond = ", longer than the scale" if shown < cd else ""
     axes.text(1 + shown / 2, -1.6, f"CD {cd:.2f}{beyond}", ha="center", va="bottom")
 
 
-def _labels(axes: Any, ranks: Sequence[float], names: Sequence[str], top: float) -> None:
+def _labels(axes: Any, ranks: Sequence[float], names: Sequence[str], top: float, muted: str) -> None:
     """Names left and right of the scale, each joined to its place; the better half is on the left."""
     count = len(ranks)
     order = sorted(range(count), key=lambda i: (ranks[i], i))
@@ -352,7 +360,7 @@ def _labels(axes: Any, ranks: Sequence[float], names: Sequence[str], top: float)
         # The extremes come first on both sides, so that no line crosses another.
         y = top + (place if left else count - 1 - place)
         end = 0.9 if left else count + 0.1
-        axes.plot([ranks[i], ranks[i], end], [0, y, y], color="0.35", linewidth=0.8)
+        axes.plot([ranks[i], ranks[i], end], [0, y, y], color=muted, linewidth=0.8)
         axes.text(
             end + (-0.04 if left else 0.04), y, names[i], ha="right" if left else "left", va="center", parse_math=False
         )

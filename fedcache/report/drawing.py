@@ -34,13 +34,17 @@ NAMES = {
     PAPER: "var(--paper, #ffffff)",
     **{colour: f"var(--s{i}, {_LIGHT[i]})" for i, colour in enumerate(SERIES)},
 }
-WIDTH, HEIGHT = 5.4, 3.5
-"""Inches of 72 units: as wide as a phone shows without making the letters small."""
+WIDTH, HEIGHT = 4.8, 3.4
+"""Inches of 72 units. A phone of 390 px shows a drawing in 350, so one unit is a pixel there and not less elsewhere."""
+LETTERS = 12.6
+"""Units of the smallest letters: twelve pixels and more on every screen."""
 LONGEST = 34
 MOST_TICKS = 24
 
 Cell = str | int | float | None
-Marks = Callable[[Any, Sequence[str]], None]
+Marks = Callable[..., None]
+"""``marks(artist, words, runs)``: words behind each mark of an artist, and the keys of the runs that they are of, one
+for each mark, or one key for all of the artist, whose words may be ()."""
 Draw = Callable[[Any, Marks], None]
 
 ElementTree.register_namespace("", SVG)
@@ -58,6 +62,8 @@ class Plot:
         columns: names of the data.
         rows: the data, as the CSV has them.
         svg: the drawing.
+        fill: what draws it on the axes of a file.
+        height: inches of the drawing where it is ``WIDTH`` wide.
     """
 
     ident: str
@@ -66,6 +72,8 @@ class Plot:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     svg: str
+    fill: Draw | None = None
+    height: float = HEIGHT
 
 
 def plot(
@@ -79,7 +87,7 @@ def plot(
     height: float = HEIGHT,
 ) -> Plot:
     """A figure drawn by ``fill``; the arguments are those of ``Plot`` and ``draw``."""
-    return Plot(ident, title, says, columns, rows, draw(ident, fill, height=height, says=says))
+    return Plot(ident, title, says, columns, rows, draw(ident, fill, height=height, says=says), fill, height)
 
 
 def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> str:
@@ -95,19 +103,21 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> s
     from cycler import cycler
     from matplotlib.figure import Figure
 
-    told: dict[str, list[str]] = {}
+    told: dict[str, tuple[list[str], str | Sequence[str]]] = {}
 
-    def marks(artist: Any, words: Sequence[str]) -> None:
+    def marks(artist: Any, words: Sequence[str] = (), runs: str | Sequence[str] = "") -> None:
         name = f"marks{len(told)}"
         artist.set_gid(name)
-        told[name] = list(words)
+        told[name] = list(words), runs
 
     style: Any = {
-        "svg.fonttype": "none", "svg.hashsalt": ident, "font.size": 10.5, "text.parse_math": False, "text.color": INK,
+        "svg.fonttype": "none", "svg.hashsalt": ident, "font.size": LETTERS,
+        "text.parse_math": False, "text.color": INK,
         "axes.edgecolor": LINE, "axes.labelcolor": MUTED, "axes.facecolor": "none",
         "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "axes.grid": True,
         "grid.color": LINE, "grid.linewidth": 0.6, "xtick.color": MUTED, "ytick.color": MUTED,
-        "xtick.labelcolor": MUTED, "ytick.labelcolor": MUTED, "legend.frameon": False, "legend.fontsize": 9.5,
+        "xtick.labelcolor": MUTED, "ytick.labelcolor": MUTED, "legend.frameon": False, "legend.fontsize": LETTERS,
+        "legend.title_fontsize": LETTERS,
         "figure.facecolor": "none",
         "axes.prop_cycle": cycler(color=SERIES), "savefig.facecolor": "none", "xtick.major.size": 0,
         "ytick.major.size": 0, "lines.linewidth": 1.8, "axes.formatter.use_mathtext": False,
@@ -123,7 +133,7 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> s
     return _themed(buffer.getvalue(), ident, told, says)
 
 
-def _themed(raw: bytes, ident: str, told: dict[str, list[str]], says: str) -> str:
+def _themed(raw: bytes, ident: str, told: dict[str, tuple[list[str], str | Sequence[str]]], says: str) -> str:
     """What matplotlib wrote just now as a part of a page: own ids, names for colours, words behind marks."""
     root = ElementTree.fromstring(raw)  # nosec B314
     for name in ("width", "height"):
@@ -137,7 +147,7 @@ def _themed(raw: bytes, ident: str, told: dict[str, list[str]], says: str) -> st
     for element in root.iter():
         name = element.get("id", "")
         if name in told:
-            _tell(element, told[name])
+            _tell(element, *told[name])
         for key, value in list(element.attrib.items()):
             if key == "id":
                 element.set(key, f"{ident}-{value}")
@@ -157,14 +167,62 @@ def _style(value: str, ident: str) -> str:
     return re.sub(r"font: (\S+) [^;]*", r"font-size: \1", value)
 
 
-def _tell(group: ElementTree.Element, words: Sequence[str]) -> None:
-    """Give the n-th mark of a group the n-th words."""
+def _tell(group: ElementTree.Element, words: Sequence[str], runs: str | Sequence[str]) -> None:
+    """Give the n-th mark of a group the n-th words and run; a group of one run is named by it as a whole."""
+    if isinstance(runs, str) and runs:
+        group.set("data-run", runs)
     inside = {id(e) for defs in group.iter(f"{{{SVG}}}defs") for e in defs.iter()}
     marks = [e for e in group.iter(f"{{{SVG}}}use") if id(e) not in inside]
     marks = marks or [e for e in group.iter(f"{{{SVG}}}path") if id(e) not in inside]
-    for mark, said in zip(marks, words, strict=False):
+    for number, (mark, said) in enumerate(zip(marks, words, strict=False)):
         mark.set("class", "mark")
+        if not isinstance(runs, str) and runs[number]:
+            mark.set("data-run", runs[number])
         ElementTree.SubElement(mark, f"{{{SVG}}}title").text = said
+
+
+def shortened(names: Sequence[str], longest: int) -> list[str]:
+    """Names of at most ``longest`` letters that still differ where the names do.
+
+    Words that all names share go first, then the names of settings (``settings_of`` says them), then the middle; where
+    that makes two equal, a number is put before.
+    """
+    if all(len(visible(name)) <= longest for name in names):
+        return [visible(name) for name in names]
+    without = _without_shared(names)
+    if settings_of(names, longest):
+        return [" ".join(w.partition("=")[2] for w in name.split()) for name in without]
+    for tried in (names, without):
+        made = [_middle(name, longest) for name in tried]
+        if len(set(made)) == len(set(names)):
+            return made
+    return [f"{i + 1}: {_middle(name, longest - 2 - len(str(i + 1)))}" for i, name in enumerate(without)]
+
+
+def settings_of(names: Sequence[str], longest: int) -> str:
+    """What the values are of which ``shortened`` leaves alone, in their order; "" where it leaves names."""
+    without = _without_shared(names)
+    told = {tuple(w.partition("=")[0] for w in name.split() if "=" in w) for name in without}
+    alike = len(told) == 1 and all("=" in w for name in without for w in name.split())
+    if not alike or len(names) < 2 or all(len(visible(n)) <= longest for n in names):
+        return ""
+    values = [" ".join(w.partition("=")[2] for w in name.split()) for name in without]
+    fit = all(len(visible(v)) <= longest + 4 for v in values) and len(set(values)) == len(set(names))
+    return ", ".join(told.pop()) if fit else ""
+
+
+def _without_shared(names: Sequence[str]) -> list[str]:
+    words = [name.split() for name in names]
+    shared = set.intersection(*map(set, words)) if len(names) > 1 else set()
+    return [" ".join(w for w in part if w not in shared) or name for part, name in zip(words, names, strict=True)]
+
+
+def _middle(name: str, longest: int) -> str:
+    text = visible(name)
+    if len(text) <= longest:
+        return text
+    tail = (longest - 1) // 2
+    return f"{text[: longest - 1 - tail]}…{text[len(text) - tail :]}"
 
 
 def short(name: object, longest: int = LONGEST) -> str:
@@ -187,12 +245,19 @@ def size(scalars: float | None) -> str:
     return f"{scalars:.3g}"
 
 
-def legend_below(axes: Any) -> None:
+def legend_below(axes: Any, marks: Marks | None = None, runs: Sequence[str] = (), **style: Any) -> None:
     """A legend under the axes, which covers nothing, in two columns where the names are short."""
-    _, names = axes.get_legend_handles_labels()
-    if names:
-        columns = 2 if max(map(len, names)) <= 20 else 1
-        axes.figure.legend(loc="outside lower left", ncols=columns, handlelength=1.4, labelspacing=0.3)
+    handles, names = axes.get_legend_handles_labels()
+    if not names:
+        return
+    columns = 2 if max(map(len, names)) <= 18 else 1
+    style = {"ncols": columns, "handlelength": 1.4, "labelspacing": 0.3, "columnspacing": 1.0, **style}
+    style["title"] = style.get("title") or None
+    legend = axes.figure.legend(handles, names, loc="outside lower left", alignment="left", **style)
+    if marks is not None:
+        for run, handle, text in zip(runs, legend.legend_handles, legend.get_texts(), strict=True):
+            marks(handle, (), run)
+            marks(text, (), run)
 
 
 def name_places(set_ticks: Any, names: Sequence[str], **style: Any) -> None:
@@ -229,13 +294,14 @@ def need_matplotlib() -> None:
     needed_library("matplotlib", "Drawing", "plots")
 
 
-def write_drawing(path: Path, size: tuple[float, float], fill: Callable[[Any], None]) -> None:
+def write_drawing(path: Path, size: tuple[float, float], fill: Callable[[Any], None], style: Any = None) -> None:
     """Draw one pair of axes into a file, whole or not at all.
 
     Args:
         path: its ending chooses the format.
         size: width and height in inches.
         fill: draws on the axes.
+        style: settings of matplotlib.
 
     Raises:
         FedcacheError: as ``check_file``.
@@ -247,14 +313,78 @@ def write_drawing(path: Path, size: tuple[float, float], fill: Callable[[Any], N
     kind = path.suffix.lower().removeprefix(".")
     buffer = io.BytesIO()
     # Ids in an SVG are random, and a PDF carries the date, unless told otherwise.
-    with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "fedcache", "font.size": 8}):
+    with (
+        warnings.catch_warnings(),
+        matplotlib.rc_context({"svg.hashsalt": "fedcache", "font.size": 8, **(style or {})}),
+    ):
         # A script that the font lacks is drawn as boxes, which says it better than one warning for each character.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=size, layout="constrained")
         fill(figure.add_subplot())
         date: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-        figure.savefig(buffer, format=kind, dpi=150, metadata=date)
+        figure.savefig(buffer, format=kind, dpi=300 if style else 150, metadata=date)
     write_atomic(path, buffer.getvalue())
+
+
+COLUMNS = {1: 3.4, 2: 7.0}
+"""Inches of a figure that is as wide as one column of a paper, or two."""
+_POINTS = 8.0
+"""Size of the letters of a figure in a paper."""
+
+
+def write_plot(path: Path, made: Plot, columns: int = 1) -> None:
+    """Draw a figure of the report into a file, in the colours of the page's light theme and with fonts inside.
+
+    Args:
+        path: its ending chooses the format: in a PDF letters are text in an embedded font, in an SVG outlines.
+        made: by ``plot``.
+        columns: 1 | 2, of a paper.
+
+    Raises:
+        FedcacheError: as ``check_file``.
+    """
+    fill, width = made.fill, COLUMNS[columns]
+    assert fill is not None  # nosec B101
+    ink, muted, line = "#1b1f24", "#3c444d", "#d8dee4"
+    style = {
+        "font.size": _POINTS, "legend.fontsize": _POINTS, "legend.title_fontsize": _POINTS,
+        "pdf.fonttype": 42, "svg.fonttype": "path",
+        "text.parse_math": False, "text.color": ink, "axes.edgecolor": muted, "axes.labelcolor": ink,
+        "xtick.labelcolor": ink, "ytick.labelcolor": ink, "xtick.color": muted, "ytick.color": muted,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "axes.grid": True,
+        "grid.color": line, "grid.linewidth": 0.4, "axes.linewidth": 0.6, "legend.frameon": False,
+        "lines.linewidth": 1.2, "xtick.major.size": 2, "ytick.major.size": 2, "axes.formatter.use_mathtext": False,
+    }  # fmt: skip
+    height = made.height * COLUMNS[1] / WIDTH * (1.0 if columns == 1 else 1.2)
+
+    def draw_in_colours(axes: Any) -> None:
+        fill(axes, lambda *_: None)
+        _recolour(axes.figure)
+
+    write_drawing(path, (width, height), draw_in_colours, style)
+
+
+def _recolour(figure: Any) -> None:
+    """Put the colours of the light theme in the place of the numbers that a page replaces by names."""
+    from matplotlib.colors import to_hex, to_rgba
+
+    shown = {name: value.rpartition(", ")[2].rstrip(")") for name, value in NAMES.items()}
+
+    def light(colour: Any) -> Any:
+        known = shown.get(to_hex(colour))
+        return colour if known is None else to_rgba(known, to_rgba(colour)[3])
+
+    boxes = [box for t in figure.findobj() if (box := getattr(t, "get_bbox_patch", lambda: None)()) is not None]
+    for artist in [*figure.findobj(), *boxes]:
+        for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
+            take, put = (getattr(artist, f"{do}_{part}", None) for do in ("get", "set"))
+            if take is None or put is None:
+                continue
+            colour = take()
+            if isinstance(colour, str) and colour.lower() in ("none", "auto"):
+                continue
+            rows = not isinstance(colour, str) and getattr(colour, "ndim", 1) == 2
+            put([light(c) for c in colour] if rows else light(colour))
 
 
 def plain(name: str, longest: int = 24) -> str:

@@ -30,7 +30,7 @@ from fedcache.report.drawing import (
 )
 from fedcache.report.figures.runs import confusion_matrix
 from fedcache.report.galleries import Gallery, gallery, lost_of
-from fedcache.report.render import HtmlCell, Section, render_page
+from fedcache.report.render import Column, HtmlCell, Section, render_page
 from fedcache.store.files import write_atomic
 from fedcache.visible_text import sheet_cell
 
@@ -162,10 +162,10 @@ def evaluation_page(
     return render_page("Evaluation of models", sections, len(found))
 
 
-def _cells(found: Sequence[RunEvaluation]) -> tuple[list[tuple[str, bool]], list[list[HtmlCell]]]:
+def _cells(found: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[HtmlCell]]]:
     texts, numbers = ("method", "run", "model", "trained on"), ("rows", "accuracy %", "macro F1 %", "ECE %", "NLL",
                       "best temperature", "NLL there")  # fmt: skip
-    columns = [*((t, False) for t in texts), *((n, True) for n in numbers), ("95 % interval", False)]
+    columns = [*map(Column, texts), *(Column(n, True) for n in numbers), Column("95 % interval")]
     rows = []
     for e in found:
         m, best = e.measures, e.measures.temperature

@@ -71,6 +71,17 @@ class StoredRun:
         return self.path.name
 
     @property
+    def key(self) -> str:
+        """What its marks are named by in a page."""
+        return self.digest[:10]
+
+    @property
+    def pooled_rows(self) -> bool:
+        """Whether it is no federation: one model for all clients, and nothing travelled."""
+        exact = self.result.get("traffic", {}).get("exact", {"up_bytes": 1, "down_bytes": 0})
+        return self.result.get("protocol") == "global" and not exact["up_bytes"] + exact["down_bytes"]
+
+    @property
     def seconds(self) -> float | None:
         """Seconds of training over all seeds; None when the measurements are lost."""
         value = self.measured.get("seconds", {}).get("train")  # of a file without a digest: anything may stand there

@@ -81,6 +81,92 @@
     }));
   }
 
+  // A run is one thing in all figures: its row can be filtered and ticked off, and what the pointer or the arrow keys
+  // are on lights up everywhere.
+  const parts = new Map();
+  for (const part of document.querySelectorAll("svg [data-run]")) {
+    const known = parts.get(part.dataset.run) ?? [];
+    known.push(part);
+    parts.set(part.dataset.run, known);
+  }
+  const rowOf = new Map([...document.querySelectorAll("tr[data-run]")].map((row) => [row.dataset.run, row]));
+  let shining = null;
+  const shine = (run) => {
+    if (run === shining) return;
+    for (const [name, on] of [[shining, false], [run, true]]) {
+      if (name === null) continue;
+      const row = rowOf.get(name);
+      row?.classList.toggle("lit", on);
+      row?.closest("section").classList.toggle("dim", on && (parts.get(name)?.length ?? 0) > 0);
+      for (const part of parts.get(name) ?? []) part.classList.toggle("lit", on);
+    }
+    shining = run;
+  };
+  document.addEventListener("pointerover", (event) => {
+    const at = event.target instanceof Element ? event.target.closest("[data-run]") : null;
+    shine(at?.dataset.run ?? null);
+  });
+  document.addEventListener("focusin", (event) => shine(event.target.closest("tr[data-run]")?.dataset.run ?? null));
+  for (const section of document.querySelectorAll("section.setting")) {
+    const rows = [...section.querySelectorAll(".sortable tbody tr")];
+    const heads = [...section.querySelectorAll(".sortable thead th")].map((h) => h.textContent);
+    const words = section.querySelector("[data-filter]");
+    const bys = [...section.querySelectorAll("select[data-by]")];
+    const told = section.querySelector("[data-count]");
+    const texts = new Map(rows.map((row) => [row, row.textContent.toLowerCase()]));
+    const draw = () => {
+      const asked = (words?.value ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+      let kept = 0;
+      let drawn = 0;
+      for (const row of rows) {
+        const fits = asked.every((word) => texts.get(row).includes(word))
+          && bys.every((by) => by.value === "" || row.cells[heads.indexOf(by.dataset.by)].dataset.v === by.value);
+        row.hidden = !fits;
+        kept += fits;
+        if (!("run" in row.dataset)) continue;
+        const on = fits && row.querySelector("input").checked;
+        drawn += on;
+        for (const part of parts.get(row.dataset.run) ?? []) part.classList.toggle("off", !on);
+      }
+      told.textContent = kept === rows.length && drawn === rows.length ? "" : `${kept} of ${rows.length} rows, ${drawn} in figures`;
+    };
+    words?.addEventListener("input", draw);
+    bys.forEach((by) => by.addEventListener("change", draw));
+    const ticks = rows.flatMap((row) => [...row.querySelectorAll("th input")]);
+    ticks.forEach((tick, i) => {
+      tick.tabIndex = i ? -1 : 0;  // one stop for the key Tab; the arrow keys go on
+      tick.addEventListener("change", draw);
+      tick.addEventListener("keydown", (event) => {
+        const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+        if (!step) return;
+        event.preventDefault();
+        const there = [...section.querySelectorAll(".sortable tbody tr:not([hidden]) th input")];
+        const next = there[there.indexOf(tick) + step];
+        if (!next) return;
+        tick.tabIndex = -1;
+        next.tabIndex = 0;
+        next.focus();
+      });
+    });
+    for (const [name, on] of [["all", true], ["none", false]]) {
+      section.querySelector(`[data-${name}]`)?.addEventListener("click", () => {
+        for (const row of rows) if (!row.hidden) row.querySelector("input").checked = on;
+        draw();
+      });
+    }
+    for (const choice of section.querySelectorAll("[data-column]")) {
+      choice.addEventListener("change", () => {
+        for (const row of section.querySelector(".sortable").rows) row.cells[choice.dataset.column].hidden = !choice.checked;
+      });
+    }
+  }
+  document.addEventListener("pointerdown", (event) => {
+    for (const open of document.querySelectorAll(".choose[open]")) if (!open.contains(event.target)) open.open = false;
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") for (const open of document.querySelectorAll(".choose[open]")) open.open = false;
+  });
+
   // A drawing leaves the page with the colours it has now.
   const standing = (figure) => {
     const svg = figure.querySelector("svg").cloneNode(true);

@@ -98,14 +98,16 @@ def scored_by(entries: Sequence[StoredRun], metric: str, over: str) -> str:
     return "accuracy" if chosen == "own" else chosen.replace("-", "_")
 
 
-def within(entries: Sequence[StoredRun], where: str, metric: str, over: str) -> PairedBlocks:
-    """Runs of one setting over seeds or clients.
+def within(
+    entries: Sequence[StoredRun], where: str, metric: str, over: str, names: Sequence[str] | None = None
+) -> PairedBlocks:
+    """Runs of one setting over seeds or clients, called by ``names`` or by what tells these apart.
 
     Raises UsageError, when fewer than two runs have values, or no block is common.
     """
     check_metric(metric, over)
     take, one = METRICS[over][metric], over.removesuffix("s")
-    runs = dict(zip(labels(entries), entries, strict=True))
+    runs = dict(zip(names or labels(entries), entries, strict=True))
     cells: dict[str, dict[str, float | None]] = {}
     for name, entry in runs.items():
         r = entry.result

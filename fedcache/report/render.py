@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import fedcache
 from fedcache.report.drawing import Plot
 from fedcache.report.galleries import Gallery
+from fedcache.report.verdict import Verdict
 from fedcache.visible_text import sheet_cell, visible
 
 VERSIONS = ("torch", "numpy", "timm", "open_clip_torch", "zarr", "scikit-learn")
@@ -23,27 +24,59 @@ VERSIONS = ("torch", "numpy", "timm", "open_clip_torch", "zarr", "scikit-learn")
 
 @dataclass(frozen=True)
 class HtmlCell:
-    """A cell of a table: what is shown, what it is sorted by, whether it is the best of its column."""
+    """A cell of a table: what is shown, what it is sorted by, whether it stands out, and a small word beside it."""
 
     text: str
     sort: str
     best: bool = False
+    note: str = ""
+
+
+class Column(NamedTuple):
+    """A column of a table: its name, whether it holds numbers, whether it is shown before anybody chooses."""
+
+    name: str
+    numbers: bool = False
+    shown: bool = True
 
 
 @dataclass(frozen=True)
 class Section:
-    """One setting: its runs and their figures."""
+    """One setting: its runs and their figures.
+
+    Attributes:
+        ident: unique in the page.
+        title: heading.
+        says: what the table is of.
+        columns: of the table.
+        rows: its cells.
+        plots: what is looked at first.
+        notes: sentences below the figures.
+        commands: (label, digest, command) of every run.
+        points: (label, accuracy) of every run.
+        galleries: images of mistakes.
+        runs: name of each row in figures and what it is called there; () where rows are not runs.
+        chosen: the row that stands out.
+        details: figures that come after all others.
+        tables: (title, caption, columns, rows) of tables below the figures.
+        filters: (column, its values) by which rows can be kept.
+    """
 
     ident: str
     title: str
     says: str
-    columns: list[tuple[str, bool]]
+    columns: list[Column]
     rows: list[list[HtmlCell]]
     plots: list[Plot]
     notes: list[str]
     commands: list[tuple[str, str, str]]
     points: list[tuple[str, float | None]]
     galleries: Sequence[Gallery] = ()
+    runs: Sequence[tuple[str, str]] = ()
+    chosen: int | None = None
+    details: Sequence[Plot] = ()
+    tables: Sequence[tuple[str, str, Sequence[str], Sequence[Sequence[str]]]] = ()
+    filters: Sequence[tuple[str, Sequence[str]]] = ()
 
     @property
     def images(self) -> int:
@@ -56,7 +89,8 @@ def render_page(
     sections: Sequence[Section],
     count: int,
     *,
-    across: Plot | None = None,
+    across: Sequence[Plot] = (),
+    verdicts: Sequence[Verdict] = (),
     left_out: Sequence[tuple[str, str, str]] = (),
     recipes: Mapping[str, str] | None = None,
     trained: Sequence[str] = (),
@@ -67,7 +101,8 @@ def render_page(
         title: heading.
         sections: in order.
         count: runs that are shown.
-        across: a figure of all sections.
+        across: figures of all sections.
+        verdicts: what is to be said of each section first.
         left_out: (run, why, what helps) of runs that are not shown.
         recipes: array -> its recipe in words.
         trained: versions of torch.
@@ -90,6 +125,7 @@ def render_page(
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         sections=sections,
         across=across,
+        verdicts=verdicts,
         left_out=left_out,
         count=count,
         images=sum(s.images for s in sections),

@@ -69,11 +69,15 @@ def grid(tmp_path: Path, own_home: Path) -> Path:
         copy = shutil.copytree(made, own_home / "runs" / f"{i:016x}")
         values = {"lr": [0.3, 0.1, 0.03, 0.01, 0.003, 0.001][i % 6], "wd": [0.0, 1e-4, 1e-3, 1e-2][i // 6 % 4],
                   "momentum": i // 24 / 10}  # fmt: skip
-        accuracy = {**result["accuracy"], "mean": 0.3 + i / 500}
+        mean = 0.3 + i / 500
+        accuracy = {**result["accuracy"], "mean": mean, "per_seed": [mean - 0.01, mean, mean + 0.01]}
         write_result(copy / "result.json", {
-            **result, "hyperparameters": {**result["hyperparameters"], **values}, "accuracy": accuracy,
+            **result, "digest": f"{i:016x}{result['digest'][16:]}", "accuracy": accuracy,
+            "hyperparameters": {**result["hyperparameters"], **values},
         })  # fmt: skip
-    return report(tmp_path)
+    made_of = report(tmp_path)
+    assert made_of.read_text(encoding="utf-8").count("<tr data-run") == 240
+    return made_of
 
 
 @pytest.fixture

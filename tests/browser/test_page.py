@@ -5,15 +5,16 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-SIZES = {"light": (1280, "light"), "dark": (1280, "dark"), "phone": (390, "light")}
-SMALLEST = 8.0
-"""Pixels of the smallest letters of a figure, capital height and descender together."""
+SIZES = {"light": (1240, "light"), "dark": (1440, "dark"), "phone": (390, "light")}
+SMALLEST = 12.0
+"""Pixels of the smallest letters."""
 
 
 @contextmanager
@@ -50,7 +51,13 @@ def test_a_page_is_quiet_fits_and_can_be_read(chromium: Any, which: str, size: s
             " const m = t.getScreenCTM(); return Math.hypot(m.a, m.b) * parseFloat(getComputedStyle(t).fontSize); })"
         )
         assert len(texts) > 20
-        assert min(texts) >= SMALLEST
+        assert min(texts) >= SMALLEST - 0.01
+        small = page.evaluate(
+            "[...document.querySelectorAll('body *')].filter(e => !e.closest('svg, script, style') && e.offsetParent"
+            " && [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())"
+            f" && parseFloat(getComputedStyle(e).fontSize) < {SMALLEST}).map(e => e.outerHTML.slice(0, 80))"
+        )
+        assert small == []
         # What is drawn stays inside its drawing.
         outside = page.evaluate(
             "[...document.querySelectorAll('figure svg')].flatMap(s => { const b = s.getBoundingClientRect();"
@@ -91,7 +98,10 @@ def test_every_control_works_by_keyboard(chromium: Any, demo: Path) -> None:
             if not at:
                 break
             stops.append(at)
-        controls = page.evaluate("document.querySelectorAll('main button, main a, summary, .drawing, .scroll').length")
+        controls = page.evaluate(
+            "[...document.querySelectorAll('main button, main a, summary, .drawing, .scroll, select, [data-filter]')]"
+            ".filter(e => e.checkVisibility()).length"
+        )
         assert len(stops) >= controls
         page.focus("#theme")
         page.keyboard.press("Enter")
@@ -184,3 +194,92 @@ def test_mistakes_are_small_pictures_that_load_and_fit(chromium: Any, mistakes: 
         )
         assert cut == 0
         assert "personal data" in page.locator("header").text_content()
+
+
+def test_the_first_screen_says_what_to_take_and_shows_the_table_in_its_width(chromium: Any, demo: Path) -> None:
+    with opened(chromium, demo) as page:
+        said = page.locator("#verdict").text_content()
+        assert "How sure" in said
+        assert "Cost" in said
+        assert page.locator("#verdict .headline strong").first.text_content() in ("fed3r", "fedavg")
+        assert page.locator("#s0 tbody tr").first.bounding_box()["y"] < 900
+        wide, seen = page.evaluate(
+            "(t => [t.scrollWidth, t.parentNode.clientWidth])(document.querySelector('#s0 table'))"
+        )
+        assert wide <= seen + 1
+    with opened(chromium, demo, "phone") as page:
+        heads = page.locator("#s0 thead th:not([hidden])")
+        assert [heads.nth(i).text_content() for i in range(2)] == ["method", "accuracy %"]
+        box = heads.nth(1).bounding_box()
+        assert box["x"] + box["width"] <= 390
+
+
+def shown_marks(page: Any, run: str) -> int:
+    """Marks of a run that are to be seen."""
+    return int(page.evaluate(f"[...document.querySelectorAll('svg [data-run=\"{run}\"]')].filter(e =>"
+                             " e.getBoundingClientRect().width).length"))  # fmt: skip
+
+
+def test_a_run_is_searched_filtered_and_ticked_off_in_all_figures(chromium: Any, grid: Path) -> None:
+    with opened(chromium, grid) as page:
+        rows = page.locator("#s0 .sortable tbody tr:visible")
+        every = rows.count()
+        assert every == 240
+        last = page.evaluate("[...document.querySelectorAll('#s0 .sortable tbody tr')].at(-1).dataset.run")
+        before = shown_marks(page, last)
+        assert before >= 2, "in several figures"
+        page.locator("[data-by=lr]").select_option("0.1")
+        assert rows.count() == 40
+        gone = page.evaluate("[...document.querySelectorAll('#s0 .sortable tbody tr')].find(r => r.hidden).dataset.run")
+        assert shown_marks(page, gone) == 0
+        assert "40 of 240 rows, 40 in figures" in page.locator("#s0 [data-count]").text_content()
+        page.locator("[data-by=lr]").select_option("")
+        page.fill("#s0 [data-filter]", "no such words")
+        assert rows.count() == 0
+        page.fill("#s0 [data-filter]", "")
+        first = page.locator("#s0 .sortable tbody tr").first
+        key = first.get_attribute("data-run")
+        assert shown_marks(page, key) > 0
+        first.locator("input").focus()
+        page.keyboard.press("Space")
+        assert shown_marks(page, key) == 0
+        page.keyboard.press("ArrowDown")
+        second = page.locator("#s0 .sortable tbody tr").nth(1)
+        assert second.locator("input").evaluate("e => e === document.activeElement")
+        assert page.evaluate("document.querySelectorAll('.lit').length") > 1, "what is focused lights up in figures"
+        page.click("#s0 [data-none]")
+        assert page.evaluate("document.querySelectorAll('svg [data-run]:not(.off)').length") == 0
+        page.click("#s0 [data-all]")
+        assert shown_marks(page, key) > 0
+        mark = page.locator(f"#s0-bytes .mark[data-run='{key}']").first
+        mark.dispatch_event("pointerover")
+        assert "lit" in first.get_attribute("class")
+
+
+def test_columns_are_chosen_by_keyboard(chromium: Any, demo: Path) -> None:
+    with opened(chromium, demo) as page:
+        head = page.locator("#s0 thead th", has_text="macro F1 %")
+        assert not head.is_visible()
+        page.focus("#s0 .choose summary")
+        page.keyboard.press("Enter")
+        page.locator("#s0 .choose label", has_text="macro F1 %").locator("input").focus()
+        page.keyboard.press("Space")
+        assert head.is_visible()
+        page.keyboard.press("Escape")
+        assert page.evaluate("document.querySelector('#s0 .choose').open") is False
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("which", ["demo", "grid"])
+def test_axe_finds_nothing_serious(chromium: Any, which: str, size: str, request: Any) -> None:
+    script = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    path = request.getfixturevalue(which)
+    with opened(chromium, path, size) as page:
+        page.evaluate(f"{script}; undefined")
+        found = page.evaluate("axe.run({resultTypes: ['violations']}).then(r => r.violations)")
+        serious = [
+            (v["id"], v["impact"], [n["html"][:200] for n in v["nodes"][:3]])
+            for v in found
+            if v["impact"] in ("serious", "critical")
+        ]
+        assert serious == []

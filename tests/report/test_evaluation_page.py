@@ -112,7 +112,7 @@ def test_a_row_of_the_page_says_what_was_measured_of_one_model_and_of_clients(
     (section,) = sections_of(
         monkeypatch, evaluated(), OF_CLIENTS, replace(OF_CLIENTS, clients=ClientSpread({"n": 1.0}))
     )
-    names = [name for name, _ in section.columns]
+    names = [c.name for c in section.columns]
     one, other, alone = ({n: c.text for n, c in zip(names, row, strict=True)} for row in section.rows)
     assert one == {
         "method": "fedavg", "run": "r", "model": "one for all", "trained on": "=shapes", "rows": "8",
@@ -123,7 +123,7 @@ def test_a_row_of_the_page_says_what_was_measured_of_one_model_and_of_clients(
     assert (other["rows"], other["accuracy %"], other["95 % interval"]) == ("16", "62.50", "std over clients 17.68")
     assert (other["best temperature"], other["NLL there"]) == ("-", "-")
     assert alone["95 % interval"] == "-"
-    assert [name for name, number in section.columns if not number] == [
+    assert [c.name for c in section.columns if not c.numbers] == [
         "method", "run", "model", "trained on", "95 % interval",
     ]  # fmt: skip
     assert section.notes[:2] == [

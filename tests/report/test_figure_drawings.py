@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fedcache.federate.partition.client_table import Client, ClientTable
 from fedcache.report.drawing import INK, PAPER, SERIES
-from fedcache.report.figures import data, grids, runs
+from fedcache.report.figures import costs, data, grids, runs
 from fedcache.report.find_runs import StoredRun
 
 
@@ -26,11 +27,18 @@ class Drawn:
         self.axes: Any = None
 
     def take(self, _ident: str, *arguments: Any, **more: Any) -> SimpleNamespace:
-        """In the place of ``plot(ident, title, says, columns, rows, fill)`` and ``draw(ident, fill)``."""
+        """In the place of ``plot(ident, title, says, columns, rows, fill)``."""
         self.axes = Figure(layout="constrained").add_subplot()
-        arguments[-1](self.axes, lambda _artist, words: self.told.append(list(words)))
-        title, says, columns, rows = arguments[:-1] if len(arguments) > 1 else ("", more["says"], (), ())
-        return SimpleNamespace(title=title, says=says, columns=columns, rows=rows, height=more.get("height"))
+        arguments[-1](self.axes, self.mark)
+        title, says, columns, rows = arguments[:-1]
+        return SimpleNamespace(
+            ident=_ident, title=title, says=says, columns=columns, rows=rows, height=more.get("height")
+        )
+
+    def mark(self, _artist: Any, words: Any = (), runs: Any = "") -> None:
+        if words:
+            assert isinstance(runs, str) or len(runs) == len(words)
+            self.told.append(list(words))
 
     def lines(self) -> list[list[tuple[float, float]]]:
         return [[(float(x), pytest.approx(float(y))) for x, y in line.get_xydata()] for line in self.axes.lines]
@@ -55,16 +63,19 @@ class Drawn:
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     made = Drawn()
-    for module, name in ((runs, "plot"), (grids, "plot"), (grids, "draw"), (data, "plot")):
+    for module, name in ((runs, "plot"), (costs, "plot"), (grids, "plot"), (data, "plot")):
         assert isinstance(module, ModuleType)
         monkeypatch.setattr(module, name, made.take)
     return made
 
 
+NUMBERS = itertools.count()
+
+
 def stored(method: str = "m", *, measured: Any = (), records: Any = (), **result: Any) -> StoredRun:
     """A run of one seed that holds what is given."""
     made = {"method": method, "backbones": ["b"], "hyperparameters": {}, "seeds": [0], **result}
-    entry = StoredRun(Path(method), made, dict(measured))
+    entry = StoredRun(Path(f"{next(NUMBERS):010}"), made, dict(measured))
     entry.__dict__["rounds"] = [
         {"seed": seed, "round": number, "accuracy": accuracy} for seed, number, accuracy in records
     ]
@@ -84,7 +95,7 @@ def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn: Drawn) -> N
     assert [t.get_text() for t in drawn.axes.figure.legends[0].get_texts()] == ["one", "two"]
     assert made.rows == [["one", 0, 1, 0.2], ["one", 0, 2, 0.4], ["one", 0, 3, 0.9], ["one", 1, 1, 0.4],
                          ["one", 1, 2, 0.8], ["two", 0, 1, 0.5], ["two", 0, 2, 0.25], ["short", 0, 1, 0.5]]  # fmt: skip
-    assert made.height == pytest.approx(3.3)
+    assert made.height == pytest.approx(2.9 + 2 * 0.24)
     assert "are drawn" not in made.says
     assert runs.curves("c", [("short", short)]) is None
 
@@ -96,7 +107,7 @@ def test_of_many_curves_eight_are_drawn_and_of_a_long_one_the_end_is_told(drawn:
     assert (len(drawn.told[0]), drawn.told[1]) == (60, ["r1: 61.00 % after round 61"])
     assert [line.get_marker() for line in drawn.axes.lines[:2]] == [".", "None"]
     assert "8 of 9 are drawn" in made.says
-    assert made.height == pytest.approx(4.5)
+    assert made.height == pytest.approx(2.9 + 8 * 0.24)
 
 
 def test_clients_are_dots_on_the_line_of_their_run(drawn: Drawn) -> None:
@@ -123,29 +134,34 @@ def test_clients_are_dots_on_the_line_of_their_run(drawn: Drawn) -> None:
 
 
 def test_the_front_of_accuracy_against_bytes_by_hand(drawn: Drawn) -> None:
-    def sent(up: int, down: int, mean: float | None, seeds: int = 1) -> StoredRun:
+    def sent(up: int, down: int, mean: float | None, seeds: int = 1, **more: str) -> StoredRun:
         exact = {"up_bytes": up, "down_bytes": down}
-        return stored(traffic={"exact": exact}, accuracy={"mean": mean}, seeds=list(range(seeds)))
+        return stored(traffic={"exact": exact}, accuracy={"mean": mean}, seeds=list(range(seeds)), **more)
 
-    # Bytes of one seed: a 100, b 200, c 400,000, d none, e 110, f 100. In order of cost the best so far are d 30 %,
-    # a 50 %, e 52 %, c 90 %; f costs as much as a and is worse. d stands at a tenth of the least that is sent.
-    made: Any = runs.against_bytes("p", [
+    # Bytes of one seed: a 100, b 200, c 400,000, d none, e 110, f 100. In order of cost the best so far are a 50 %,
+    # e 52 %, c 90 %; f costs as much as a and is worse. d, which sends nothing, and central are lines and no points.
+    made: Any = costs.against_bytes("p", [
         ("a", sent(150, 50, 0.5, 2)), ("b", sent(100, 100, 0.4)), ("c", sent(300_000, 100_000, 0.9)),
-        ("d", sent(0, 0, 0.3)), ("e", sent(60, 50, 0.52)), ("f", sent(50, 50, 0.45)), ("unscored", sent(1, 1, None)),
+        ("d", sent(0, 0, 0.3)), ("central", sent(0, 0, 0.95, protocol="global")),
+        ("e", sent(60, 50, 0.52)), ("f", sent(50, 50, 0.45)), ("unscored", sent(1, 1, None)),
     ])  # fmt: skip
     axis = "bytes up and down, one seed"
     assert made.columns == ("run", axis, "accuracy", "front")
     assert made.rows == [["a", 100, 0.5, "front"], ["b", 200, 0.4, ""], ["c", 400_000, 0.9, "front"],
-                         ["d", 0, 0.3, "front"], ["e", 110, 0.52, "front"], ["f", 100, 0.45, ""]]  # fmt: skip
-    assert drawn.lines() == [[(10, 30), (100, 50), (110, 52), (400_000, 90)]]
+                         ["d", 0, 0.3, ""], ["central", 0, 0.95, "reference"],
+                         ["e", 110, 0.52, "front"], ["f", 100, 0.45, ""]]  # fmt: skip
+    staircase, *levels = drawn.lines()
+    assert staircase == [(100, 50), (110, 52), (400_000, 90)]
+    assert [[y for _, y in line] for line in levels] == [[95, 95], [30, 30]]
     assert drawn.axes.lines[0].get_drawstyle() == "steps-post"
-    assert drawn.dots() == [[(200, 40), (100, 45)], [(100, 50), (400_000, 90), (10, 30), (110, 52)]]
+    assert drawn.dots() == [[(200, 40), (100, 45)], [(100, 50), (400_000, 90), (110, 52)], [(100, 50)]]
     assert drawn.told == [["b: 40.00 %, 200B", "f: 45.00 %, 100B"],
-                          ["a: 50.00 %, 100B", "c: 90.00 %, 400 kB", "d: 30.00 %, 0B", "e: 52.00 %, 110B"]]  # fmt: skip
-    assert drawn.texts() == ["c", "e", "d"], "a would be written over e, which is more accurate"
+                          ["a: 50.00 %, 100B", "c: 90.00 %, 400 kB", "e: 52.00 %, 110B"],
+                          ["central: 95.00 %, all rows in one place"], ["d: 30.00 %, costs nothing here"]]  # fmt: skip
+    assert drawn.texts() == ["central", "d", "e"], "a is too near e, which is more accurate, and c too near central"
     assert (drawn.axes.get_xscale(), drawn.axes.get_xlabel(), drawn.axes.get_ylabel()) == ("log", axis, "accuracy %")
     assert drawn.axes.xaxis.get_major_formatter()(2e6, 0) == "2 MB"
-    assert made.says.endswith("What sends nothing stands at the left edge.")
+    assert made.says.endswith("Dashed lines are what costs nothing here or needs all rows in one place.")
 
 
 def test_seconds_are_those_of_one_seed_and_take_two_runs(drawn: Drawn) -> None:
@@ -153,11 +169,11 @@ def test_seconds_are_those_of_one_seed_and_take_two_runs(drawn: Drawn) -> None:
         return stored(measured={"seconds": {"train": seconds}}, accuracy={"mean": mean}, seeds=list(range(seeds)))
 
     two = [("a", took(6.0, 0.5, 2)), ("b", took(4.0, 0.5, 1))]
-    made: Any = runs.against_seconds("p", [*two, ("lost", took(None, 0.9, 1))])
+    made: Any = costs.against_seconds("p", [*two, ("lost", took(None, 0.9, 1))])
     assert made.rows == [["a", 3.0, 0.5, "front"], ["b", 4.0, 0.5, ""]]
     assert drawn.told == [["b: 50.00 %, 4 s"], ["a: 50.00 %, 3 s"]]
-    assert "left edge" not in made.says
-    assert runs.against_seconds("p", two[:1]) is None
+    assert "Dashed" not in made.says
+    assert costs.against_seconds("p", two[:1]) is None
 
 
 def test_a_confusion_is_squares_of_per_cent_of_the_true_class(drawn: Drawn) -> None:
@@ -221,7 +237,7 @@ def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn: Drawn) -> None
     assert drawn.axes.lines[0].get_linestyle() == "None", "nothing lies between two words"
     assert drawn.ticks()[0] == ["adam", "sgd"]
     grids.sweeps("g", [point(0.5, lr=float(i)) for i in range(24)])
-    assert drawn.ticks()[0] == [str(i) for i in range(0, 24, 2)]
+    assert drawn.ticks()[0] == [str(i) for i in range(0, 24, 3)]
     assert grids.sweeps("g", [point(0.5, lr=1.0), point(None, lr=2.0)]) == []
     assert grids.sweeps("g", [point(0.5, lr=1.0), point(0.6, lr=1.0)]) == []
 

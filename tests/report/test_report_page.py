@@ -11,8 +11,9 @@ from fedcache.errors import FedcacheError
 from fedcache.report.drawing import Plot, percent, plain, short, size
 from fedcache.report.find_runs import StoredRun, differing, facts, gather, label_of, labels, setting_name, setting_names
 from fedcache.report.galleries import ToShow
-from fedcache.report.page import _first_of_each, _mark_best, _plots, _section, _table
-from fedcache.report.render import HtmlCell, _code, _csv
+from fedcache.report.render import HtmlCell, Section, _code, _csv
+from fedcache.report.sections import Shown, _detail_plots, every_method_first, first_of_each, section_of
+from fedcache.report.table import _mark, table_of
 
 
 def run(
@@ -38,72 +39,104 @@ def run(
     return StoredRun(Path(name or f"{method:0<12}"), {**made, **changed}, {"seconds": {"train": seconds}})
 
 
-def test_a_table_has_a_row_for_each_run_and_what_differs_as_columns() -> None:
+def test_a_table_begins_with_method_accuracy_what_differs_and_the_cost() -> None:
     entries = [run("a", 0.75, seconds=1234.5, hyperparameters={"lr": 0.1}), run("b", None, backbones=["x", "y"])]
-    columns, rows = _table(entries, ["method", "backbones", "set.lr"])
-    numbers = ("accuracy %", "± seeds", "seeds", "client mean %", "pooled %", "worst 10 %", "macro F1 %",
-               "scalars sent a round", "MB in all", "seconds")  # fmt: skip
-    assert columns == [("method", False), ("backbones", False), ("lr", False), *((n, True) for n in numbers),
-                       ("fidelity", False), ("run", False)]  # fmt: skip
-    assert [(cell.text, cell.sort) for cell in rows[0]] == [
-        ("a", "a"), ("b", "b"), ("0.1", "0.1"), ("75.00", "0.75"), ("1.25", "0.0125"), ("2", "2"), ("40.00", "0.4"),
-        ("75.00", "0.75"),
-        ("-", ""), ("-", ""), ("1.5 k", "1500"), ("3.50", "3.5"), ("1,234.50", "1234.5"), ("exact", "exact"),
-        ("a0000000", "a00000000000"),
+    columns, rows = table_of(entries, ["method", "backbones", "set.lr"], "own", "")
+    assert [c.name for c in columns if c.shown] == [
+        "method", "accuracy %", "backbones", "lr", "95 % interval", "a client sends", "seconds a seed",
     ]  # fmt: skip
-    assert [cell.text for cell in rows[1]][:4] == ["b", "x + y", "-", "-"]
-    assert [cell.text for cell in rows[1]][-3:] == ["-", "exact", "b0000000"]
-    assert [cell.best for cell in rows[0]] == [cell.text in ("75.00", "40.00") for cell in rows[0]]
-    assert [cell.best for cell in rows[1]] == [cell.text == "40.00" for cell in rows[1]], "equals are both the best"
+    assert [c.name for c in columns if not c.shown] == [
+        "seeds", "client mean %", "pooled %", "macro F1 %", "scalars a round", "MB in all", "fidelity", "run"
+    ]  # fmt: skip
+    assert {c.name for c in columns if not c.numbers} == {"method", "backbones", "lr", "fidelity", "run"}
+    cells = {c.name: (cell.text, cell.sort) for c, cell in zip(columns, rows[0], strict=True)}
+    # 2.5 MB up over two seeds and three clients; 1,234.5 s over two seeds
+    assert cells["a client sends"] == ("417 kB", repr(2_500_000 / 6))
+    assert cells["seconds a seed"] == ("617.25", "617.25")
+    assert (cells["accuracy %"], cells["lr"], cells["client mean %"]) == (
+        ("75.00", "0.75"), ("0.1", "0.1"), ("40.00", "0.4")
+    )  # fmt: skip
+    assert (cells["run"], cells["MB in all"], cells["95 % interval"]) == (
+        ("a0000000", "a00000000000"), ("3.50", "3.5"), ("", "")
+    )  # fmt: skip
+    assert [cell.text for cell in rows[1]][:4] == ["b", "-", "x + y", "-"]
+    assert [cell.text for cell in rows[0] if cell.best] == ["75.00", "40.00", "75.00"]
 
 
-def test_a_table_with_rows_to_choose_by_has_a_column_of_them() -> None:
-    entries = [run("a", 0.75, validation={"mean": 0.5}), run("b", 0.7, validation={"mean": 0.6})]
-    columns, rows = _table(entries, ["method"])
-    assert columns[:3] == [("method", False), ("validation %", True), ("accuracy %", True)]
+def test_deviations_of_nothing_are_not_shown_and_rows_give_an_interval() -> None:
+    fixed = run("a", 0.75, confusion=[[60, 20], [20, 60]], protocol="global")
+    fixed.result["accuracy"]["std"] = 0.0
+    columns, rows = table_of([fixed], [], "own", "")
+    assert "± seeds" not in [c.name for c in columns]
+    (cell,) = [cell for c, cell in zip(columns, rows[0], strict=True) if c.name == "95 % interval"]
+    assert (cell.text, cell.note) == ("64.52–83.19", "80 rows"), "two seeds of the same 80 rows"
+
+
+def test_bold_is_what_validation_chose_and_never_the_highest_of_the_test() -> None:
+    entries = [
+        run("b", 0.7, validation={"mean": 0.6, "per_client": []}),
+        run("a", 0.75, validation={"mean": 0.5, "per_client": []}),
+    ]
+    columns, rows = table_of(entries, ["method"], "own", entries[0].digest)
+    assert [c.name for c in columns[:3]] == ["method", "accuracy %", "validation %"]
     assert [[(cell.text, cell.best) for cell in row[1:3]] for row in rows] == [
-        [("50.00", False), ("75.00", True)], [("60.00", True), ("70.00", False)],
+        [("70.00", True), ("60.00", True)], [("75.00", False), ("50.00", False)],
     ]  # fmt: skip
 
 
 def test_the_best_is_marked_where_there_is_something_to_be_better_than() -> None:
     rows = [[HtmlCell("9", "9.0")], [HtmlCell("10", "10.0")], [HtmlCell("-", "")]]
-    _mark_best(rows, 0)
+    _mark(rows, 0, None)
     assert [row[0].best for row in rows] == [False, True, False]
     alone = [[HtmlCell("9", "9.0")]]
-    _mark_best(alone, 0)
+    _mark(alone, 0, None)
     assert not alone[0][0].best
 
 
 def test_the_first_run_of_each_method_is_taken() -> None:
     one, two, three = run("a"), run("a"), run("b")
-    assert _first_of_each([("1", one), ("2", two), ("3", three)]) == [("1", one), ("3", three)]
+    assert first_of_each([("1", one), ("2", two), ("3", three)]) == [("1", one), ("3", three)]
+
+
+def section(number: int, entries: list[StoredRun], score: str | None = None) -> Section:
+    return section_of(number, "t", entries, "no store is here", Shown("none", score, None, ToShow()))[1]
 
 
 def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
     entries = [run("low", 0.25), run("none", None), run("high", 0.5)]
-    section = _section(12, "digits, iid", entries, "no store is here", "none", None, ToShow())
-    assert (section.ident, section.title) == ("s12", "digits, iid")
-    assert section.says == (
-        f"Dataset {'d' * 16}, 1,797 readable images; partition {'p' * 16}, 3 clients. "
-        "Runs stand by falling test accuracy; the first is the highest test accuracy (not a choice). "
-        "Bold: the highest of its column, which is no choice by test rows."
+    made = section(12, entries)
+    assert (made.ident, made.title) == ("s12", "t")
+    assert made.says == (
+        f"Dataset {'d' * 16}, 1,797 readable images; partition {'p' * 16}, 3 clients. Runs stand by falling test "
+        "accuracy; bold is the highest of its column, which is no choice."
     )
-    assert section.points == [("high", 0.5), ("low", 0.25), ("none", None)]
-    assert [row[0].text for row in section.rows] == ["high", "low", "none"]
-    assert section.plots == []
-    assert section.notes == ["Figures are made for the first 12 settings; report these runs alone to see theirs."]
-    assert section.commands == [(m, f"{m:0<12}", "") for m in ("high", "low", "none")]
-    held = [run("low", 0.25, validation={"mean": 0.9}), run("high", 0.5, validation={"mean": 0.6})]
-    chosen = _section(12, "t", held, "no store is here", "none", None, ToShow())
+    assert made.points == [("high", 0.5), ("low", 0.25), ("none", None)]
+    assert [row[0].text for row in made.rows] == ["high", "low", "none"]
+    assert made.runs == [(e.key, e.method) for e in (entries[2], entries[0], entries[1])]
+    assert (made.chosen, made.plots, made.details) == (0, [], [])
+    assert made.notes == ["Figures are made for the first 12 settings; report these runs alone to see theirs."]
+    assert made.commands == [(m, f"{m:0<12}", "") for m in ("high", "low", "none")]
+    assert made.filters == [("method", ["high", "low", "none"])]
+    held = [
+        run("low", 0.25, validation={"mean": 0.9, "per_client": []}),
+        run("high", 0.5, validation={"mean": 0.6, "per_client": []}),
+    ]
+    chosen = section(12, held)
     assert [row[0].text for row in chosen.rows] == ["low", "high"]
-    assert chosen.says.endswith(
-        "Runs stand by falling validation accuracy, by which one is chosen. "
-        "Bold: the highest of its column, which is no choice by test rows."
-    )
+    assert chosen.says.endswith("Runs stand by falling validation accuracy; bold is what it chose.")
     redrawn = dict(entries[0].result["partition"], digests=["p" * 64, "q" * 64])
-    drawn = _section(12, "t", [run("a", partition=redrawn)], "no store is here", "none", None, ToShow())
-    assert "3 clients; every seed has its own, the first is drawn." in drawn.says
+    assert "3 clients; every seed has its own, the first is drawn." in section(12, [run("a", partition=redrawn)]).says
+    scored = [run("a", 0.9), run("b", 0.8)]
+    for entry, mean in zip(scored, (0.1, 0.2), strict=True):
+        entry.result["accuracy"].update(client_mean=mean, client_mean_per_seed=[mean, mean])
+    asked = section(12, scored, "client-mean")
+    assert [row[0].text for row in asked.rows] == ["b", "a"]
+    assert "Accuracy is client-mean: unweighted mean over clients" in asked.says
+
+
+def test_variants_come_after_the_first_run_of_every_method() -> None:
+    one, two, three = run("a", name="1" * 12), run("a", name="2" * 12), run("b")
+    assert [n for n, _ in every_method_first([("1", one), ("2", two), ("3", three)])] == ["1", "3", "2"]
 
 
 def test_words_between_backticks_are_code_and_all_is_escaped() -> None:
@@ -197,7 +230,7 @@ def test_a_run_at_chance_is_named_below_its_figures() -> None:
     counts = [[40, 0], [60, 0]]
     many = {"classes": 2, "confusion": counts, "rounds": 5, "hyperparameters": {"lr": 0.001}}
     entries = [run("a", 0.6, **many), run("b", 0.8, **many)]
-    _plots_made, notes = _plots("s", [(e.method, e) for e in entries], "no store", "pca")
+    _plots_made, notes = _detail_plots("s", [(e.method, e) for e in entries], "no store", "pca")
     (note,) = [n for n in notes if "CHANCE" in n]
     assert note.startswith("a: NO BETTER THAN CHANCE: a guess gives 60.00 % on these 50 test rows of 2 classes")
     assert note.endswith("--set lr=0.01")

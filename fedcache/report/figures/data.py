@@ -26,6 +26,8 @@ ROWS_AT_ONCE = 1 << 12
 BLOCKS = 96
 """Blocks of neighbouring rows that are read of very many, evenly spread: neighbours lie in one chunk of the store."""
 MOST_CLIENTS, MOST_CLASSES = 60, 60
+MOST_LEGEND = 20
+"""Classes up to which a legend names their colours and shapes."""
 MOST_LISTED = 500
 """Clients whose rows are listed in the data behind a figure."""
 MARKERS = ("o", "s", "D", "P", "X", "v")
@@ -74,8 +76,30 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         name_places(axes.set_xticks, names[: shown.shape[0]], rotation=90)
         name_places(axes.set_yticks, classes[: shown.shape[1]])
         axes.set(xlim=(-0.7, shown.shape[0] - 0.3), ylim=(shown.shape[1] - 0.3, -0.7))
+        _size_legend(axes, float(cell), int(shown.max()))
 
     return plot(ident, "Who holds which classes", says, ("client", "class", "rows"), rows, fill, height=3.6)
+
+
+def _size_legend(axes: Any, cell: float, most: int) -> None:
+    """How many rows a dot of a size is: the largest, a quarter of it, and one row."""
+    from matplotlib.lines import Line2D
+
+    known = sorted({most, max(1, most // 4), 1}, reverse=True)
+    dots_of = [
+        Line2D(
+            [],
+            [],
+            linestyle="",
+            marker="o",
+            color=SERIES[0],
+            alpha=0.8,
+            markersize=max(1.0, 0.95 * cell * (n / most) ** 0.5),
+        )
+        for n in known
+    ]
+    names = [f"{n:,} row{'' if n == 1 else 's'}" for n in known]
+    axes.figure.legend(dots_of, names, loc="outside lower left", ncols=3, handletextpad=0.4, columnspacing=1.2)
 
 
 def sampled(source: RunStore) -> NDArray[np.int64]:
@@ -119,11 +143,14 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     of = "all clients' training rows" if total <= MOST_AVERAGED else f"an even sample of {total:,} training rows"
     says += f"stars the mean of each class over {of}, small triangles those of single clients."
 
+    total_classes = len(np.unique(label))
+
     def fill(axes: Any, marks: Marks) -> None:
         for c in np.unique(label):
             mine = label == c
             colour, marker, (a, b) = SERIES[c % 10], MARKERS[(c // 10) % len(MARKERS)], flat[: len(x)][mine].T
-            made = axes.scatter(a, b, s=13, color=colour, marker=marker, alpha=0.55, linewidths=0)
+            name = short(columns.classes[c], 12) if total_classes <= MOST_LEGEND else None
+            made = axes.scatter(a, b, s=13, color=colour, marker=marker, alpha=0.55, linewidths=0, label=name)
             marks(made, [f"{columns.classes[c]}, row {r}" for r in rows[mine]])
         stars, small = flat[len(x) : len(x) + global_count], flat[len(x) + global_count :]
         if len(small):
@@ -132,10 +159,13 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
         marks(axes.scatter(stars[:, 0], stars[:, 1], s=70, marker="*", color=INK, linewidths=0), words[:global_count])
         for said, at in zip(words[:global_count], stars, strict=True):
             if global_count <= 20:
-                axes.annotate(short(said, 10), at, xytext=(4, 4), textcoords="offset points", fontsize=9.5)
+                axes.annotate(short(said, 10), at, xytext=(4, 4), textcoords="offset points")
         axes.set_xticks([])
         axes.set_yticks([])
         axes.grid(visible=False)
+        if total_classes <= MOST_LEGEND:
+            letters = max(len(short(columns.classes[c], 12)) for c in np.unique(label))
+            legend_below(axes, ncols=max(1, 40 // (letters + 5)), markerscale=2.2, handletextpad=0.1)
 
     kinds = ["row"] * len(x) + ["class mean"] * global_count
     kinds += ["client's class mean"] * (len(proto) - global_count)

@@ -2,103 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 
-from fedcache.report.drawing import INK, PAPER, SERIES, Cell, Marks, Plot, draw, percent, plot, short
+from fedcache.report.drawing import INK, PAPER, SERIES, Cell, Draw, Marks, Plot, percent, plot, short, shortened
 from fedcache.report.find_runs import StoredRun, differing, facts
-from fedcache.runs.choice import NOT_A_CHOICE
+from fedcache.runs.choice import BY_VALIDATION, NOT_A_CHOICE, has_validation
+from fedcache.runs.score import score_of
 
 MOST_SIDE = 24
 Cells = dict[tuple[str, ...], tuple[float, StoredRun]]
 
 
-def sweeps(ident: str, entries: Sequence[StoredRun]) -> list[Plot]:
+def sweeps(ident: str, entries: Sequence[StoredRun], score: str = "own") -> list[Plot]:
     """A heatmap for each method with two swept values or more, a line for one; none for a method that stands alone."""
-    methods: dict[str, list[StoredRun]] = {}
-    for entry in entries:
-        methods.setdefault(entry.method, []).append(entry)
-    made = [_method(f"{ident}-{i}", name, found) for i, (name, found) in enumerate(methods.items())]
+    made = [_method(f"{ident}-{i}", name, found, score) for i, (name, found) in enumerate(by_method(entries).items())]
     return [plot for plot in made if plot is not None]
 
 
-def _method(ident: str, name: str, entries: Sequence[StoredRun]) -> Plot | None:
-    scored = [e for e in entries if e.result["accuracy"]["mean"] is not None]
-    names = [n for n in differing(scored) if n != "method"] if len(scored) > 1 else []
+def by_method(entries: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
+    """Runs of each method, in the order in which methods first appear."""
+    methods: dict[str, list[StoredRun]] = {}
+    for entry in entries:
+        methods.setdefault(entry.method, []).append(entry)
+    return methods
+
+
+def criterion(entries: Sequence[StoredRun], score: str) -> tuple[str, str, Callable[[StoredRun], float | None]]:
+    """What points are chosen by: its name, words for the highest, and its value of a run."""
+    if has_validation(e.result for e in entries):
+        return (
+            "validation accuracy",
+            f"point {BY_VALIDATION}",
+            lambda e: cast("float | None", e.result["validation"]["mean"]),
+        )
+    return "accuracy", NOT_A_CHOICE, lambda e: score_of(e.result, score).mean
+
+
+def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> Plot | None:
+    what, highest, value = criterion(entries, score)
+    scored = [(e, v) for e in entries if (v := value(e)) is not None]
+    names = [n for n in differing([e for e, _ in scored]) if n != "method"] if len(scored) > 1 else []
     if not names:
         return None
-    told = [facts(e) for e in scored]
-    values = {n: sorted({f.get(n, "-") for f in told}, key=_order) for n in names}
+    told = [facts(e) for e, _ in scored]
+    values = {n: sorted({f.get(n, "-") for f in told}, key=order_of_value) for n in names}
     chosen = sorted(names, key=lambda n: -len(values[n]))[:2]
     best: Cells = {}
-    for f, e in zip(told, scored, strict=True):
+    for f, (e, v) in zip(told, scored, strict=True):
         at = tuple(f.get(n, "-") for n in chosen)
-        if at not in best or e.result["accuracy"]["mean"] > best[at][0]:
-            best[at] = (e.result["accuracy"]["mean"], e)
-    rows: list[list[Cell]] = [
-        [*(f.get(n, "-") for n in names), e.result["accuracy"]["mean"]] for f, e in zip(told, scored, strict=True)
-    ]
-    columns = [*(n.removeprefix("set.") for n in names), "accuracy"]
+        if at not in best or v > best[at][0]:
+            best[at] = (v, e)
+    rows: list[list[Cell]] = [[*(f.get(n, "-") for n in names), v] for f, (_, v) in zip(told, scored, strict=True)]
+    columns = [*(n.removeprefix("set.") for n in names), what]
     rest = [n.removeprefix("set.") for n in names if n not in chosen]
     over = f" Of {', '.join(rest)} the highest value is taken." if rest else ""
     title = f"{name}: {' and '.join(n.removeprefix('set.') for n in chosen)}"
+    says = f"{what[:1].upper()}{what[1:]} in percent of {name} over {len(scored)} points; "
     if len(chosen) == 1:
-        says = f"Accuracy in percent of {name} over {len(scored)} points; the ring is the {NOT_A_CHOICE}.{over}"
-        return Plot(ident, title, says, columns, rows, _line(ident, chosen[0], values[chosen[0]], best, says))
+        says += f"the ring is the {highest}.{over}"
+        return plot(ident, title, says, columns, rows, _line(chosen[0], values[chosen[0]], best, what))
     if max(len(values[n]) for n in chosen) > MOST_SIDE:
         return None
-    says = f"Accuracy in percent of {name} over {len(scored)} points; deeper is higher, "
-    says += f"the frame is the {NOT_A_CHOICE}.{over}"
-    return Plot(ident, title, says, columns, rows, _heat(ident, chosen, values, best, says))
+    says += f"deeper is higher, the frame is the {highest}.{over}"
+    down = min(len(values[n]) for n in chosen)
+    return plot(ident, title, says, columns, rows, _heat(chosen, values, best), height=1.3 + min(0.42 * down, 6.0))
 
 
-def _line(ident: str, name: str, values: Sequence[str], best: Cells, says: str) -> str:
+def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
     accuracy = np.array([100 * best[(v,)][0] for v in values])
 
     def fill(axes: Any, marks: Marks) -> None:
-        joined = "-" if all(_order(v)[0] == 0 for v in values) else ""  # nothing lies between two words
+        joined = "-" if all(order_of_value(v)[0] == 0 for v in values) else ""  # nothing lies between two words
         (line,) = axes.plot(range(len(values)), accuracy, marker="o", markersize=5, linestyle=joined, color=SERIES[0])
-        marks(line, [f"{name.removeprefix('set.')}={v}: {a:.2f} %" for v, a in zip(values, accuracy, strict=True)])
+        told = [f"{name.removeprefix('set.')}={v}: {a:.2f} %" for v, a in zip(values, accuracy, strict=True)]
+        marks(line, told, [best[(v,)][1].key for v in values])
         top = int(accuracy.argmax())
         axes.plot([top], [accuracy[top]], marker="o", markersize=10, fillstyle="none", color=INK)
-        step = max(1, len(values) // 12)
-        axes.set_xticks(range(0, len(values), step), [short(v, max(9, 40 // len(values))) for v in values[::step]])
-        axes.set(xlabel=name.removeprefix("set."), ylabel="accuracy %", xlim=(-0.4, len(values) - 0.6))
+        step = max(1, len(values) // 8)
+        axes.set_xticks(range(0, len(values), step), [short(v, max(9, 32 // len(values))) for v in values[::step]])
+        axes.set(xlabel=name.removeprefix("set."), ylabel=f"{what} %", xlim=(-0.4, len(values) - 0.6))
 
-    return draw(ident, fill, says=says)
+    return fill
 
 
-def _heat(ident: str, names: Sequence[str], values: dict[str, list[str]], best: Cells, says: str) -> str:
-    from matplotlib.patches import Rectangle
-
+def _heat(names: Sequence[str], values: dict[str, list[str]], best: Cells) -> Draw:
     across, down = sorted(names, key=lambda n: len(values[n]))[::-1]
     flip = names[0] != across
     found = {(at[1], at[0]) if flip else at: v for at, v in best.items()}
     top = max(found, key=lambda at: found[at][0])
-    cells = [
-        (x, y, 100 * found[a, b][0], f"{across.removeprefix('set.')}={a}, {down.removeprefix('set.')}={b}")
-        for x, a in enumerate(values[across])
-        for y, b in enumerate(values[down])
-        if (a, b) in found
-    ]
+    places = [(x, y, a, b) for x, a in enumerate(values[across]) for y, b in enumerate(values[down]) if (a, b) in found]
 
     def fill(axes: Any, marks: Marks) -> None:
-        squares(axes, marks, [(x, y, v, f"{said}: {v:.2f} %") for x, y, v, said in cells], small=len(cells) > 60)
+        from matplotlib.patches import Rectangle
+
+        cells = []
+        for x, y, a, b in places:
+            v = 100 * found[a, b][0]
+            said = f"{across.removeprefix('set.')}={a}, {down.removeprefix('set.')}={b}: {v:.2f} %"
+            cells.append((x, y, v, said))
+        squares(axes, marks, cells, small=len(values[across]) > 7, runs=[found[a, b][1].key for *_, a, b in places])
         at = (values[across].index(top[0]), values[down].index(top[1]))
         corner = (at[0] - 0.48, at[1] - 0.48)
         axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, edgecolor=INK, linewidth=2))
-        axes.set_xticks(range(len(values[across])), [short(v, 9) for v in values[across]])
+        turned = {"rotation": 90} if len(values[across]) * max(len(short(v, 9)) for v in values[across]) > 34 else {}
+        axes.set_xticks(range(len(values[across])), [short(v, 9) for v in values[across]], **turned)
         axes.set_yticks(range(len(values[down])), [short(v, 12) for v in values[down]])
         axes.set(xlabel=across.removeprefix("set."), ylabel=down.removeprefix("set."))
         axes.set(xlim=(-0.5, len(values[across]) - 0.5), ylim=(len(values[down]) - 0.5, -0.5))
 
-    return draw(ident, fill, height=1.1 + min(0.42 * len(values[down]), 6.0), says=says)
+    return fill
 
 
 def squares(
-    axes: Any, marks: Marks, cells: Sequence[tuple[int, int, float, str]], *, small: bool = False, form: str = "{:.1f}"
+    axes: Any,
+    marks: Marks,
+    cells: Sequence[tuple[int, int, float, str]],
+    *,
+    small: bool = False,
+    form: str = "{:.1f}",
+    runs: Sequence[str] = (),
 ) -> None:
     """Squares (x, y, value, words) whose depth of one colour is the value; their numbers are written where they fit."""
     from matplotlib.patches import Rectangle
@@ -106,19 +131,19 @@ def squares(
     values = np.array([v for *_, v, _ in cells])
     low, high = float(values.min()), float(values.max())
     depth = 0.06 + 0.86 * (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
-    for (x, y, v, said), alpha in zip(cells, depth, strict=True):
+    for number, ((x, y, v, said), alpha) in enumerate(zip(cells, depth, strict=True)):
         square = Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=SERIES[0], alpha=float(alpha), linewidth=0)
         axes.add_patch(square)
-        marks(square, [said])
+        marks(square, [said], runs[number] if runs else "")
         if not small:
             # Ink on pale squares and paper on deep ones; in the dark both are turned round.
-            axes.text(x, y, form.format(v), ha="center", va="center", fontsize=9.5, color=PAPER if alpha > 0.6 else INK)
+            axes.text(x, y, form.format(v), ha="center", va="center", color=PAPER if alpha > 0.6 else INK)
     axes.grid(visible=False)
     for side in axes.spines.values():
         side.set_visible(False)
 
 
-def _order(value: str) -> tuple[int, float, str]:
+def order_of_value(value: str) -> tuple[int, float, str]:
     """Numbers by size, then words."""
     try:
         return 0, float(value), value
@@ -151,7 +176,7 @@ def matrix(ident: str, runs: Sequence[tuple[str, str, float | None]], settings: 
         ]
         squares(axes, marks, cells)
         axes.set_xticks(range(len(settings)), ["\n".join(lines) for lines in parts], rotation=90 if upright else 0)
-        axes.set_yticks(range(len(labels)), [short(n, 20) for n in labels])
+        axes.set_yticks(range(len(labels)), shortened(labels, 18))
         axes.set(xlim=(-0.5, len(settings) - 0.5), ylim=(len(labels) - 0.5, -0.5))
 
     rows: list[list[Cell]] = [[n, s, best.get((n, s))] for n in labels for s in settings]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ from fedcache.report.drawing import (
     name_places,
     percent,
     plot,
+    settings_of,
     short,
-    size,
+    shortened,
 )
 from fedcache.report.figures.grids import squares
 from fedcache.report.find_runs import StoredRun
@@ -26,6 +27,8 @@ from fedcache.runs.client_columns import ClientColumns
 
 MOST_CURVES = 8
 MOST_STRIPS = 16
+LEGEND, STRIP = 34, 20
+"""Letters of a run's name in a legend and beside a strip."""
 
 MOST_DOTS = 500
 """Clients of a run up to which each is drawn; above, their quantiles are."""
@@ -37,7 +40,7 @@ Named = Sequence[tuple[str, StoredRun]]
 def curves(ident: str, runs: Named) -> Plot | None:
     """Accuracy per measured round, the mean over seeds with the range between them."""
     rows: list[list[Cell]] = []
-    drawn: list[tuple[str, np.ndarray, np.ndarray]] = []
+    drawn: list[tuple[str, str, np.ndarray, np.ndarray]] = []
     for label, entry in runs:
         seeds: dict[int, dict[int, float]] = {}
         for record in entry.rounds:
@@ -47,7 +50,7 @@ def curves(ident: str, runs: Named) -> Plot | None:
         shared = sorted(set.intersection(*(set(f) for f in seeds.values()))) if seeds else []
         if len(shared) > 1:
             values = 100 * np.array([[found[r] for r in shared] for found in seeds.values()])
-            drawn.append((label, np.array(shared), values))
+            drawn.append((label, entry.key, np.array(shared), values))
     if not drawn:
         return None
     left = len(drawn) - MOST_CURVES
@@ -56,19 +59,22 @@ def curves(ident: str, runs: Named) -> Plot | None:
         says += f" {MOST_CURVES} of {len(drawn)} are drawn, the best of each method first; the data hold all."
 
     def fill(axes: Any, marks: Marks) -> None:
-        for i, (label, rounds, values) in enumerate(drawn[:MOST_CURVES]):
+        shown = drawn[:MOST_CURVES]
+        names = shortened([label for label, *_ in shown], LEGEND)
+        for i, (label, key, rounds, values) in enumerate(shown):
             mean = values.mean(0)
             dots = "." if len(rounds) <= 60 else None
-            (line,) = axes.plot(rounds, mean, color=SERIES[i], label=short(label), marker=dots, markersize=5)
+            (line,) = axes.plot(rounds, mean, color=SERIES[i], label=names[i], marker=dots, markersize=5)
             told = [f"{label}: round {r}, {m:.2f} %" for r, m in zip(rounds, mean, strict=True)]
-            marks(line, told if dots else [f"{label}: {mean[-1]:.2f} % after round {rounds[-1]}"])
+            marks(line, told if dots else [f"{label}: {mean[-1]:.2f} % after round {rounds[-1]}"], key)
             if len(values) > 1:
-                axes.fill_between(rounds, values.min(0), values.max(0), color=SERIES[i], alpha=0.18, linewidth=0)
+                low, high = values.min(0), values.max(0)
+                marks(axes.fill_between(rounds, low, high, color=SERIES[i], alpha=0.18, linewidth=0), (), key)
         axes.set(xlabel="round", ylabel="accuracy %")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        legend_below(axes)
+        legend_below(axes, marks, [key for _, key, *_ in shown], title=settings_of([n for n, *_ in shown], LEGEND))
 
-    height = 2.9 + 0.2 * min(len(drawn), MOST_CURVES)
+    height = 2.9 + 0.24 * min(len(drawn), MOST_CURVES)
     return plot(ident, "Accuracy per round", says, ("run", "seed", "round", "accuracy"), rows, fill, height=height)
 
 
@@ -78,8 +84,8 @@ def spread(ident: str, runs: Named) -> Plot | None:
     Every client is a dot; of more than ``MOST_DOTS`` in a run the quantiles are drawn.
     """
     known = [(label, e, c) for label, e in runs if len((c := e.clients).scored)]
-    if not known:
-        return None
+    if all(len(c.scored) > 1 and not np.ptp(c.scored) for *_, c in known):
+        return None  # none, or all clients are scored on the same rows
     many = any(len(columns.names) > MOST_DOTS for _, _, columns in known)
     rows: list[list[Cell]] = []
     for label, e, columns in known:
@@ -94,6 +100,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
     says = f"Accuracy of every client, in percent: {strip if many else 'dots are clients'}, the bar is their mean, "
     says += "the triangle the mean of the worst tenth (ten clients and more)."
     says += f" {MOST_STRIPS} of {len(known)} runs, the best of each method first." if len(known) > len(shown) else ""
+    says += _left_behind(*known[0][::2])
 
     def fill(axes: Any, marks: Marks) -> None:
         for y, (label, e, columns) in enumerate(shown):
@@ -101,113 +108,45 @@ def spread(ident: str, runs: Named) -> Plot | None:
             if many:
                 low, left, middle, right, high = (100 * a for _, a in _quantiles(columns))
                 told = f"{label}: quantiles {low:.2f}, {left:.2f}, {middle:.2f}, {right:.2f}, {high:.2f} %"
-                axes.plot([low, high], [y, y], color=SERIES[0], linewidth=1)
+                (reach,) = axes.plot([low, high], [y, y], color=SERIES[0], linewidth=1)
+                marks(reach, (), e.key)
                 (box,) = axes.plot([left, right], [y, y], color=SERIES[0], linewidth=7, solid_capstyle="butt")
-                marks(box, [told])
+                marks(box, [told], e.key)
             else:
                 # A fixed wobble, so that equal clients lie beside each other and not upon.
                 wobble = 0.22 * np.sin(np.arange(len(values)) * 2.399)
                 dots = axes.scatter(values, y + wobble, s=16, color=SERIES[0], alpha=0.45, linewidths=0)
                 named = [n for n, a in zip(columns.names, columns.accuracy, strict=True) if not np.isnan(a)]
-                marks(dots, [f"{label}: {n} {a:.2f} %" for n, a in zip(named, values, strict=True)])
+                marks(dots, [f"{label}: {n} {a:.2f} %" for n, a in zip(named, values, strict=True)], e.key)
             (mean,) = axes.plot([values.mean()], [y], marker="|", markersize=15, color=INK, markeredgewidth=2)
-            marks(mean, [f"{label}: mean of clients {values.mean():.2f} %"])
+            marks(mean, [f"{label}: mean of clients {values.mean():.2f} %"], e.key)
             if (worst := e.result["fairness"].get("worst10")) is not None:
                 (tail,) = axes.plot([100 * worst], [y], marker="^", markersize=6, color=SERIES[1])
-                marks(tail, [f"{label}: worst tenth {percent(worst)} %"])
-        axes.set_yticks(range(len(shown)), [short(label, 26) for label, _, _ in shown])
+                marks(tail, [f"{label}: worst tenth {percent(worst)} %"], e.key)
+        names = [label for label, _, _ in shown]
+        axes.set_yticks(range(len(shown)), shortened(names, STRIP))
+        axes.set_ylabel(settings_of(names, STRIP))
         axes.set(xlabel="accuracy % of a client", ylim=(len(shown) - 0.4, -0.6))
         axes.grid(visible=False, axis="y")
 
     height = 1.0 + 0.3 * max(3, len(shown))
     over = "clients" if many else "client"
-    return plot(ident, "Clients", says, ("run", over, "accuracy"), rows, fill, height=height)
+    return plot(ident, "Clients: who is left behind", says, ("run", over, "accuracy"), rows, fill, height=height)
+
+
+def _left_behind(label: str, columns: ClientColumns) -> str:
+    """Which clients of the first run have the lowest accuracies."""
+    order = [i for i in np.argsort(columns.accuracy, kind="stable") if not np.isnan(columns.accuracy[i])]
+    if len(order) < 3 or columns.accuracy[order[0]] == columns.accuracy[order[-1]]:
+        return ""
+    low = ", ".join(f"{short(columns.names[i], 20)} {percent(float(columns.accuracy[i]))}" for i in order[:2])
+    return f" Lowest with {label}: {low}; the median client has {percent(float(np.median(columns.scored)))}."
 
 
 def _quantiles(columns: ClientColumns) -> list[tuple[float, float]]:
     """(share, accuracy) of the lowest client, the quartiles and the highest."""
     shares = (0.0, 0.25, 0.5, 0.75, 1.0)
     return list(zip(shares, np.quantile(columns.scored, shares).tolist(), strict=True))
-
-
-def against_bytes(ident: str, runs: Named) -> Plot | None:
-    """Accuracy against all bytes that travelled in one seed's run, and the front."""
-
-    def cost(entry: StoredRun) -> float | None:
-        exact = entry.result["traffic"]["exact"]
-        return float(exact["up_bytes"] + exact["down_bytes"]) / max(1, len(entry.result["seeds"]))
-
-    title, axis = "Accuracy against bytes sent", "bytes up and down, one seed"
-    return _pareto(ident, title, axis, runs, cost, lambda v: f"{size(v)}B")
-
-
-def against_seconds(ident: str, runs: Named) -> Plot | None:
-    """Accuracy against the seconds one seed's training took, and the front."""
-
-    def cost(entry: StoredRun) -> float | None:
-        return None if entry.seconds is None else entry.seconds / max(1, len(entry.result["seeds"]))
-
-    title, axis = "Accuracy against seconds", "seconds of training, one seed"
-    return _pareto(ident, title, axis, runs, cost, lambda v: f"{v:.3g} s")
-
-
-def _pareto(
-    ident: str,
-    title: str,
-    axis: str,
-    runs: Named,
-    cost: Callable[[StoredRun], float | None],
-    word: Callable[[float], str],
-) -> Plot | None:
-    points = [
-        (label, c, e.result["accuracy"]["mean"])
-        for label, e in runs
-        if (c := cost(e)) is not None and e.result["accuracy"]["mean"] is not None
-    ]
-    if len(points) < 2:
-        return None
-    best, front = -1.0, set()
-    for label, c, a in sorted(points, key=lambda p: (p[1], -p[2])):
-        if a > best:
-            best = a
-            front.add((label, c))
-    free = any(c == 0 for _, c, _ in points)
-    says = f"Accuracy in percent over {axis}; filled dots are on the front: nothing cheaper is as accurate."
-    says += " What sends nothing stands at the left edge." if free else ""
-
-    def fill(axes: Any, marks: Marks) -> None:
-        least = min((c for _, c, _ in points if c > 0), default=1.0)
-        x = np.array([c or least / 10 for _, c, _ in points])
-        y = np.array([100 * a for _, _, a in points])
-        on = np.array([(label, c) in front for label, c, _ in points])
-        words = np.array([f"{label}: {100 * a:.2f} %, {word(c)}" for label, c, a in points], object)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: word(value))
-        axes.minorticks_off()
-        order = np.argsort(x[on], kind="stable")
-        axes.plot(x[on][order], y[on][order], color=SERIES[0], linewidth=1, drawstyle="steps-post", alpha=0.6)
-        if (~on).any():
-            marks(axes.scatter(x[~on], y[~on], s=26, facecolors="none", edgecolors=SERIES[0]), list(words[~on]))
-        marks(axes.scatter(x[on], y[on], s=34, color=SERIES[0]), list(words[on]))
-        _name_front(axes, [(label, x[i], y[i]) for i, (label, _, _) in enumerate(points) if on[i]])
-        axes.set(xlabel=axis, ylabel="accuracy %")
-        axes.margins(x=0.16, y=0.14)
-
-    rows = [[label, c, a, "front" if (label, c) in front else ""] for label, c, a in points]
-    return plot(ident, title, says, ("run", axis, "accuracy", "front"), rows, fill)
-
-
-def _name_front(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Write the names of the most accurate, except where one would cover another."""
-    spans = [np.log10([x for _, x, _ in points]), np.array([y for *_, y in points])]
-    wide, high = (max(float(np.ptp(s)), 1e-9) for s in spans)
-    written: list[tuple[float, float]] = []
-    for label, x, y in sorted(points, key=lambda p: -p[2]):
-        at = (float(np.log10(x)), y)
-        if any(abs(at[0] - a) < 0.35 * wide and abs(at[1] - b) < 0.08 * high for a, b in written):
-            continue
-        written.append(at)
-        axes.annotate(short(label, 22), (x, y), xytext=(0, 6), textcoords="offset points", fontsize=9.5, ha="center")
 
 
 MOST_DRAWN = 30
@@ -284,7 +223,8 @@ def own_numbers(ident: str, runs: Named) -> list[Plot]:
                     found.setdefault(name, []).append([label, record["seed"], record["round"], value])
     curves = {n: rows for n, rows in found.items() if len({r for _, _, r, _ in rows}) > 1}
     names = sorted(curves, key=lambda n: (n not in UNITS, n))
-    return [_one(f"{ident}-{i}", name, curves[name]) for i, name in enumerate(names)]
+    keys = {label: entry.key for label, entry in runs}
+    return [_one(f"{ident}-{i}", name, curves[name], keys) for i, name in enumerate(names)]
 
 
 def last_numbers(runs: Named) -> list[str]:
@@ -300,7 +240,7 @@ def last_numbers(runs: Named) -> list[str]:
     return made
 
 
-def _one(ident: str, name: str, rows: list[list[Cell]]) -> Plot:
+def _one(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, str]) -> Plot:
     title, unit = UNITS.get(name, (name.replace("_", " "), name))
     series: dict[str, dict[int, list[float]]] = {}
     for label, _, number, value in rows:
@@ -310,15 +250,18 @@ def _one(ident: str, name: str, rows: list[list[Cell]]) -> Plot:
     says += f" The first {MOST_CURVES} of {len(series)} runs." if left > 0 else ""
 
     def fill(axes: Any, marks: Marks) -> None:
-        for i, (label, points) in enumerate(list(series.items())[:MOST_CURVES]):
+        shown = list(series.items())[:MOST_CURVES]
+        names = shortened([label for label, _ in shown], LEGEND)
+        for i, (label, points) in enumerate(shown):
             x = sorted(points)
             y = [float(np.mean(points[r])) for r in x]
-            (line,) = axes.plot(x, y, color=SERIES[i], marker="o", markersize=4, label=short(label))
-            marks(line, [f"{label}: {v:.4g} in round {r}" for r, v in zip(x, y, strict=True)])
+            (line,) = axes.plot(x, y, color=SERIES[i], marker="o", markersize=4, label=names[i])
+            told = [f"{label}: {v:.4g} in round {r}" for r, v in zip(x, y, strict=True)]
+            marks(line, told, keys.get(label, ""))
         axes.set(xlabel="round", ylabel=unit)
         axes.margins(y=0.15)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        legend_below(axes)
+        legend_below(axes, marks, [keys.get(n, "") for n, _ in shown], title=settings_of([n for n, _ in shown], LEGEND))
 
-    height = 2.7 + 0.2 * min(len(series), MOST_CURVES)
+    height = 2.7 + 0.24 * min(len(series), MOST_CURVES)
     return plot(ident, title, says, ("run", "seed", "round", name), rows, fill, height=height)

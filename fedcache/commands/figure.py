@@ -1,0 +1,45 @@
+"""``fedcache figure``: one figure of runs as a file for a paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcache.commands.options import command, runs_directory
+from fedcache.commands.output import CommandResult, TerminalObserver
+from fedcache.commands.report import Root, RunQuery
+from fedcache.report.figure_file import LISTED, write_figure
+
+
+@command("figure")
+def figure(
+    observer: TerminalObserver,
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"{' | '.join(LISTED)}.", show_default=False)],
+    runs: RunQuery = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The file: .pdf, .svg or .png; default KIND.pdf here.", show_default=False),
+    ] = None,
+    columns: Annotated[int, typer.Option("--columns", help="1 or 2: as wide as so many columns of a paper.")] = 1,
+    score: Annotated[
+        str | None,
+        typer.Option("--score", help="client-mean | pooled, for all runs; as in `report`.", show_default=False),
+    ] = None,
+    embed: Annotated[str, typer.Option("--embed", help="pca | tsne | umap, of the kind features.")] = "pca",
+    root: Root = None,
+) -> CommandResult:
+    """Draw one figure of runs into a file for a paper, with its fonts inside.
+
+    The data are those of the report's figure of that kind; the runs are of one dataset and partition, except for the
+    kind `settings`. A figure of one column is 3.4 inches wide, of two 7.0, with letters of 8 points. The first run is
+    the one that validation chose, else the highest by test rows. Without a title: that is the caption's.
+
+    Example: fedcache figure curves -o curves.pdf
+    """
+    path = out or Path(f"{kind}.pdf")
+    made = write_figure(kind, runs or [], path, runs_directory(root), columns=columns, score=score, embed=embed)
+    observer.note(made.says)
+    found = {"path": str(path), "kind": kind, "title": made.title, "says": made.says, "rows": len(made.rows)}
+    return CommandResult(found, [f"{path}: {made.title}, {len(made.rows)} rows of data."])

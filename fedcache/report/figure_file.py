@@ -1,0 +1,191 @@
+"""``fedcache figure``: one figure of runs as a file for a paper, the same data and drawing as in a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcache.errors import FedcacheError, UsageError, unknown
+from fedcache.report.drawing import COLUMNS, Plot, check_file, write_plot
+from fedcache.report.figures import costs, data, grids, paired, runs
+from fedcache.report.figures.confusions import confusion_difference
+from fedcache.report.figures.hyperparameters import importance_bars, parallel, swept_points
+from fedcache.report.find_runs import RunQuery, StoredRun, by_setting, gather, labels, setting_names
+from fedcache.report.paired_tests import Comparison
+from fedcache.report.run_origin import RunStore, store_of_run
+from fedcache.report.sections import PRIVATE, comparison_of, every_method_first, first_of_each
+from fedcache.report.verdict import ranked
+from fedcache.runs.score import check_score, score_for, score_of
+
+
+@dataclass(frozen=True)
+class FigureInput:
+    """What a figure can be drawn from: the runs of one setting in the order of a report."""
+
+    title: str
+    named: runs.Named
+    score: str
+    embed: str
+
+    @property
+    def entries(self) -> list[StoredRun]:
+        """The runs."""
+        return [e for _, e in self.named]
+
+    @property
+    def tests(self) -> Comparison | None:
+        """Paired tests with the first run."""
+        return comparison_of(self.title, self.named, self.score)
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Label -> key of the run."""
+        return {n: e.key for n, e in self.named}
+
+    @property
+    def source(self) -> RunStore:
+        """The store of the runs. Raises UsageError where it is not at hand, or must not be shown."""
+        found = PRIVATE if any(e.private for e in self.entries) else store_of_run(self.entries)
+        if isinstance(found, str):
+            raise UsageError(f"Partition and features cannot be drawn: {found}.", "fedcache figure curves")
+        return found
+
+    def swept(self) -> Any:
+        """Points of the first method that has enough."""
+        found = (swept_points(e, self.score) for e in grids.by_method(self.entries).values())
+        return next((p for p in found if p is not None), None)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of figure: what it shows, what it takes, and what draws it."""
+
+    says: str
+    takes: str
+    made: Callable[[FigureInput], Plot | None]
+
+
+def _confusion(i: FigureInput) -> Plot | None:
+    return runs.confusion("figure", *i.named[0])
+
+
+def _confusion_difference(i: FigureInput) -> Plot | None:
+    firsts = first_of_each(i.named)
+    pair = firsts if len(firsts) > 1 else list(i.named)
+    return confusion_difference("figure", pair[0], pair[1]) if len(pair) > 1 else None
+
+
+def _ranks(i: FigureInput) -> Plot | None:
+    return None if (found := i.tests) is None else paired.ranks("figure", found)
+
+
+def _differences(i: FigureInput) -> Plot | None:
+    return None if (found := i.tests) is None else paired.differences("figure", found, i.keys)
+
+
+KINDS = {
+    "bytes": Kind("accuracy against bytes sent", "two runs, one of which sends something",
+                  lambda i: costs.against_bytes("figure", i.named, i.score)),
+    "seconds": Kind("accuracy against seconds of training", "two runs whose seconds were measured",
+                    lambda i: costs.against_seconds("figure", i.named, i.score)),
+    "curves": Kind("accuracy per round with bands over seeds", "runs with --eval-every",
+                   lambda i: runs.curves("figure", every_method_first(i.named))),
+    "clients": Kind("accuracy of every client", "clients that are scored on rows of their own",
+                    lambda i: runs.spread("figure", every_method_first(i.named))),
+    "differences": Kind("paired differences from the first run", "two runs of three seeds or clients", _differences),
+    "ranks": Kind("mean ranks with the critical difference", "three runs, five seeds or clients, and differences that "
+                  "these can tell", _ranks),
+    "grid": Kind("accuracy over one or two swept settings", "two points of a method",
+                 lambda i: next(iter(grids.sweeps("figure", i.entries, i.score)), None)),
+    "importance": Kind("how much each setting of a grid mattered", "eight points of a method in two settings",
+                       lambda i: None if (p := i.swept()) is None else importance_bars("figure", p)),
+    "parallel": Kind("every point of a grid as a line", "eight points of a method in two settings",
+                     lambda i: None if (p := i.swept()) is None else parallel("figure", p)),
+    "confusion": Kind("test rows by true and predicted class of the first run", "a run with a mistake", _confusion),
+    "confusion-difference": Kind("confusion of the first run minus the second method's, or run's",
+                                 "two runs that differ in a row", _confusion_difference),
+    "partition": Kind("who holds which classes", "training rows with labels", lambda i: data.dots("figure", i.source)),
+    "features": Kind("test rows in two dimensions", "three test rows, and --embed other than none",
+                     lambda i: data.plane("figure", i.source, i.source.keys[0], i.embed)),
+}  # fmt: skip
+ACROSS = "settings"
+LISTED = (*KINDS, ACROSS)
+
+
+def kind_lines() -> list[str]:
+    """Every kind with what it shows."""
+    return [*(f"{name}: {kind.says}" for name, kind in KINDS.items()), f"{ACROSS}: methods in several settings"]
+
+
+def write_figure(
+    kind: str,
+    asked: Sequence[RunQuery],
+    out: Path,
+    root: Path,
+    *,
+    columns: int = 1,
+    score: str | None = None,
+    embed: str = "pca",
+) -> Plot:
+    """Draw one figure of some runs into a file.
+
+    Args:
+        kind: of ``LISTED``.
+        asked: runs as ``gather`` takes them; [] for all under ``root``.
+        out: ends in .pdf, .svg or .png.
+        root: where digests are looked up.
+        columns: 1 or 2, as wide as so many columns of a paper.
+        score: client-mean | pooled; None as ``write_report``.
+        embed: pca | tsne | umap, for ``features``.
+
+    Raises:
+        UsageError for an unknown kind, another ending, no run, runs of several settings, and runs that the kind
+        cannot show; MachineError without matplotlib.
+    """
+    if kind not in LISTED:
+        raise UsageError(unknown("kind of figure", kind, LISTED).message, f"Kinds: {'; '.join(kind_lines())}.")
+    if columns not in COLUMNS:
+        raise UsageError(f"--columns {columns} is not 1 or 2.", "--columns 2 is as wide as a page's text")
+    check_file(out)
+    check_score(score)
+    data.check_embedding(embed)
+    found = gather(asked, root)
+    if not found.entries:
+        first = found.left_out[0] if found.left_out else None
+        if first is not None:
+            raise FedcacheError(first.exit, f"No run can be shown: {first.sentence}", first.hint)
+        raise UsageError("There is no finished run to draw.", "fedcache train --method fed3r")
+    settings = by_setting(found.entries)
+    titles = setting_names(settings)
+    if kind == ACROSS:
+        plot = _across(settings, titles, score)
+    elif len(settings) > 1:
+        raise UsageError(
+            f"The runs are of {len(settings)} settings, and a figure shows one: {'; '.join(titles[:4])}.",
+            "Name the runs of one of them (fedcache ls --runs), or draw the kind `settings`.",
+        )
+    else:
+        used = score or score_for(e.result for e in settings[0])
+        entries = ranked(settings[0], used)
+        named = list(zip(labels(entries), entries, strict=True))
+        plot = KINDS[kind].made(FigureInput(titles[0], named, used, embed))
+    if plot is None:
+        takes = "two methods in two settings" if kind == ACROSS else KINDS[kind].takes
+        raise UsageError(
+            f"The {len(found.entries)} runs have no figure {kind}: it takes {takes}.",
+            "Other kinds: " + ", ".join(LISTED),
+        )
+    write_plot(out, plot, columns)
+    return plot
+
+
+def _across(settings: Sequence[Sequence[StoredRun]], titles: Sequence[str], score: str | None) -> Plot | None:
+    """Methods in all settings: of each method in a setting the run that stands first."""
+    points = []
+    for title, entries in zip(titles, settings, strict=True):
+        used = score or score_for(e.result for e in entries)
+        firsts = first_of_each([("", e) for e in ranked(list(entries), used)])
+        points += [(e.method, title, score_of(e.result, used).mean) for _, e in firsts]
+    return grids.matrix("figure", points, titles)

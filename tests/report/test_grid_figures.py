@@ -1,0 +1,142 @@
+"""What grids and comparisons draw: importance by hand, lines of points, differences, ranks, and names that differ."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcache.report.drawing import settings_of, shortened
+from fedcache.report.figures.confusions import confusion_difference
+from fedcache.report.figures.grids import sweeps
+from fedcache.report.figures.hyperparameters import hyperparameters, importance, importances, levels_of, swept_points
+from fedcache.report.figures.paired import differences, enough_blocks, ranks
+from fedcache.report.find_runs import StoredRun
+from fedcache.report.paired_blocks import PairedBlocks
+from fedcache.report.paired_tests import compared
+
+NUMBERS = itertools.count()
+
+
+def point(mean: float, validation: float | None = None, **settings: object) -> StoredRun:
+    result = {"method": "m", "backbones": ["b"], "hyperparameters": settings, "seeds": [0], "accuracy": {"mean": mean}}
+    if validation is not None:
+        result["validation"] = {"mean": validation}
+    return StoredRun(Path(f"{next(NUMBERS):010}"), result, {})
+
+
+def grid(**validation: bool) -> list[StoredRun]:
+    """lr is worth 0.2 a step, wd 0.01, momentum nothing; validation prefers the lowest of the test."""
+    made = []
+    for lr, wd, momentum in itertools.product((0, 1, 2), (0, 1), (0, 1)):
+        mean = 0.3 + 0.2 * lr + 0.01 * wd
+        made.append(point(mean, 1 - mean if validation else None, lr=lr, wd=wd, momentum=momentum))
+    return made
+
+
+def test_importance_is_the_share_of_the_variance_of_marginal_means_corrected_for_chance() -> None:
+    scores = np.array([1.0, 2.0, 4.0, 5.0])
+    # means 1.5 and 4.5 about 3: between 9, within 1, total 10; one degree of freedom at 1 / 2 a piece
+    assert importance(["a", "a", "b", "b"], scores) == pytest.approx((10 - 1 - 1 * 1 / 2) / 10)
+    assert importance(["a", "b", "a", "b"], scores) == 0.0, "means 2.5 and 3.5 are within chance"
+    assert importance(["a", "b", "c", "d"], scores) == 0.0, "nothing repeats"
+    assert importance(["a", "a", "b", "b"], np.ones(4)) == 0.0
+    points = swept_points(grid())
+    assert points is not None
+    found = dict(importances(points))
+    assert list(found) == ["lr", "wd", "momentum"]
+    assert found["lr"] > 0.99
+    assert found["momentum"] == 0.0
+
+
+def test_numbers_of_many_values_stand_in_quarters_and_words_alone() -> None:
+    many = [str(i / 10) for i in range(20)]
+    assert [levels_of(many).count(f"quarter {q}") for q in (1, 2, 3, 4)] == [5, 5, 5, 5]
+    assert levels_of(many[:8]) == many[:8]
+    words = [*many, "auto"]
+    assert levels_of(words) == words
+
+
+def test_a_grid_is_bars_and_lines_that_carry_their_runs() -> None:
+    entries = grid()
+    bars, lines = hyperparameters("g", entries)
+    assert bars.rows[0][0] == "lr"
+    assert lines.columns == ("lr", "wd", "momentum", "accuracy")
+    assert len(lines.rows) == 12
+    for entry in entries:
+        assert lines.svg.count(f'data-run="{entry.key}"') == 1
+    assert "m lr=2 wd=1 momentum=0: 71.00 %" in lines.svg
+    assert hyperparameters("g", entries[:7]) == [], "seven points are too few"
+    assert hyperparameters("g", [point(0.1 * i, lr=i) for i in range(9)]) == [], "one setting is a line of its own"
+
+
+def test_frames_and_rings_mark_what_validation_chose() -> None:
+    (plain,) = sweeps("g", [point(0.5, lr=1), point(0.9, lr=2)])
+    assert plain.says.endswith("the ring is the highest test accuracy (not a choice).")
+    held = [point(0.5, 0.8, lr=1), point(0.9, 0.6, lr=2)]
+    (chosen,) = sweeps("g", held)
+    assert chosen.columns == ["lr", "validation accuracy"]
+    assert chosen.says.endswith("the ring is the point chosen by validation accuracy.")
+    assert "lr=1: 80.00 %" in chosen.svg
+    points = swept_points(grid(held=True))
+    assert points is not None
+    assert points.values[int(points.scores.argmax())][points.names.index("lr")] == "0", "the lowest of the test"
+
+
+def blocks(*rows: list[float]) -> Any:
+    names = tuple("abcdefgh"[: len(rows)])
+    found = PairedBlocks("here", names, tuple(f"{i}" for i in range(len(rows[0]))), np.array(rows))
+    return compared(found, over="seeds", metric="accuracy")
+
+
+def test_differences_have_intervals_and_fill_what_holm_tells_apart() -> None:
+    c = blocks([0.9, 0.91, 0.93, 0.9, 0.92], [0.5, 0.52, 0.5, 0.53, 0.51], [0.91, 0.9, 0.92, 0.91, 0.9])
+    drawn = differences("d", c, {"b": "key-of-b"})
+    assert drawn is not None
+    assert drawn.title == "Differences from a"
+    assert [row[0] for row in drawn.rows] == ["c", "b"]
+    assert 'data-run="key-of-b"' in drawn.svg
+    assert "b: -40.00 points" in drawn.svg
+    assert differences("d", blocks([0.9], [0.8])) is None
+
+
+def test_ranks_are_drawn_where_they_can_tell_something() -> None:
+    seeds = np.linspace(0, 0.01, 12)
+    apart = blocks(*([0.9 - 0.1 * i + s for s in seeds.tolist()] for i in range(4)))
+    assert enough_blocks(apart)
+    drawn = ranks("r", apart)
+    assert drawn is not None
+    assert [row[1] for row in drawn.rows] == [1, 2, 3, 4]
+    three = blocks(*([0.9 - 0.1 * i + s for s in (0.0, 0.01, 0.03)] for i in range(8)))
+    assert not enough_blocks(three), "three seeds tell nothing of eight"
+    assert ranks("r", three) is None
+
+
+def test_a_difference_of_confusions_is_in_points_of_the_true_class() -> None:
+    def seen(*rows: list[int]) -> StoredRun:
+        return StoredRun(Path("x"), {"confusion": list(rows), "class_names": ["cat", "dog"]}, {})
+
+    drawn = confusion_difference("c", ("one", seen([8, 2], [1, 9])), ("two", seen([6, 4], [1, 9])))
+    assert drawn is not None
+    assert drawn.rows == [["cat", "cat", pytest.approx(20)], ["cat", "dog", pytest.approx(-20)]]
+    assert "cat taken for dog: -20.0 points" in drawn.svg
+    same = seen([8, 2], [1, 9])
+    assert confusion_difference("c", ("one", same), ("two", same)) is None
+    assert confusion_difference("c", ("one", same), ("two", StoredRun(Path("x"), {}, {}))) is None
+
+
+def test_shortened_names_differ_where_the_names_do() -> None:
+    assert shortened(["fedavg", "fed3r"], 10) == ["fedavg", "fed3r"]
+    long = [f"fedavg batch=128 lr={lr} momentum=0.9" for lr in (0.1, 0.01)]
+    assert shortened(long, 20) == ["0.1", "0.01"]
+    assert settings_of(long, 20) == "lr"
+    assert settings_of(["fedavg", "fed3r"], 20) == ""
+    mixed = ["fed3r", *long]
+    made = shortened(mixed, 20)
+    assert len(set(made)) == 3
+    assert max(map(len, made)) <= 20
+    alike = [f"{'x' * 30}{i}{'y' * 30}" for i in range(3)]
+    assert shortened(alike, 12) == ["1: xxxx…yyyy", "2: xxxx…yyyy", "3: xxxx…yyyy"]

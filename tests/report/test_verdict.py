@@ -1,0 +1,151 @@
+"""What the first screen says, from runs written by hand: which, by how much, how sure, and at what cost."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from fedcache.report.find_runs import StoredRun
+from fedcache.report.verdict import lead, ranked, sent_bytes, uncertainty, verdict
+
+
+def run(name: str, *per_seed: float, up: int = 6000, down: int = 600, seconds: float = 3.0, **more: Any) -> StoredRun:
+    """A run of three clients; 0.8 of 100 test rows is 80 of them right."""
+    seeds = len(per_seed)
+    result = {
+        "method": name,
+        "backbones": ["b"],
+        "seeds": list(range(seeds)),
+        "rounds": 5,
+        "protocol": "global",
+        "hyperparameters": {},
+        "accuracy": {"mean": sum(per_seed) / seeds, "per_seed": list(per_seed), "per_client": [None] * 3},
+        "confusion": [[100 * seeds]],
+        "clients": ["c0", "c1", "c2"],
+        "partition": {"clients": 3, "digests": ["p"]},
+        "traffic": {"exact": {"up_bytes": up * seeds, "down_bytes": down * seeds}},
+        **more,
+    }
+    return StoredRun(Path(f"{name:0<16}"), result, {"seconds": {"train": seconds * seeds}})
+
+
+def told(*entries: StoredRun, score: str = "own") -> Any:
+    return verdict("here", [(e.method, e) for e in entries], score)
+
+
+def test_validation_chooses_though_another_is_higher_on_the_test_rows() -> None:
+    chosen = run("chosen", 0.80, 0.82, 0.84, validation={"mean": 0.9})
+    higher = run("higher", 0.83, 0.85, 0.88, validation={"mean": 0.8})
+    said = told(higher, chosen)
+    assert (said.label, said.chosen, said.digest) == ("chosen", True, chosen.digest)
+    assert said.headline.startswith("chosen is best by validation accuracy (90.00 %) and reaches 82.00 % on the test")
+    assert "3.33 points below the second, higher (95 % interval of the difference -4.77 to -1.90)" in said.headline
+    assert said.headline.endswith("; a client sends 2 kB and training takes 3 s.")
+    assert said.word == "Contradicted"
+    assert "kept to choose by" not in said.sure
+
+
+def test_without_validation_rows_it_says_that_it_is_by_test_rows() -> None:
+    said = told(run("low", 0.5), run("high", 0.9))
+    assert said.headline.startswith("high has the highest test accuracy, 90.00 %, 40.00 points above the second, low")
+    assert (said.word, said.chosen) == ("Sure", False)
+    assert "the highest of 2 on the rows that score it, which flatters it (`--validation 0.2` keeps some)" in said.sure
+
+
+def test_a_lead_is_paired_over_seeds_and_else_over_test_rows() -> None:
+    one, two = run("one", 0.80, 0.82, 0.87), run("two", 0.79, 0.80, 0.83)
+    gap = lead(one, two, "own")
+    found = stats.ttest_rel([0.80, 0.82, 0.87], [0.79, 0.80, 0.83]).confidence_interval(0.95)
+    assert gap is not None
+    assert (gap.low, gap.high) == pytest.approx((found.low, found.high))
+    assert gap.over == "3 seeds"
+    fixed, other = run("fixed", 0.9, 0.9, 0.9), run("other", 0.8, 0.8, 0.8)
+    gap = lead(fixed, other, "own")
+    half = 1.959964 * math.sqrt((0.09 + 0.16) / 100)
+    assert gap is not None
+    assert (gap.value, gap.low, gap.high, gap.over) == (
+        pytest.approx(0.1), pytest.approx(0.1 - half), pytest.approx(0.1 + half), "100 test rows"
+    )  # fmt: skip
+    assert lead(fixed, run("alone", 0.7, protocol="personalised"), "own") is None
+
+
+def test_a_lead_of_personal_models_is_paired_over_clients() -> None:
+    def personal(name: str, *clients: float) -> StoredRun:
+        mean = sum(clients) / len(clients)
+        accuracy = {"mean": mean, "per_seed": [mean], "client_mean": mean, "per_client": list(clients)}
+        return run(name, mean, protocol="personalised", accuracy=accuracy)
+
+    gap = lead(personal("a", 0.9, 0.8, 0.6), personal("b", 0.8, 0.75, 0.58), "own")
+    found = stats.ttest_rel([0.9, 0.8, 0.6], [0.8, 0.75, 0.58]).confidence_interval(0.95)
+    assert gap is not None
+    assert (gap.low, gap.high, gap.over) == (pytest.approx(found.low), pytest.approx(found.high), "3 clients")
+
+
+def test_what_does_not_vary_has_an_interval_over_test_rows_and_no_spread_of_zero() -> None:
+    fixed = uncertainty(run("fixed", 0.9, 0.9, 0.9), "own")
+    assert fixed is not None
+    assert (round(fixed.low, 4), round(fixed.high, 4), fixed.over) == (0.8256, 0.9448, "100 test rows")
+    varied = uncertainty(run("varied", 0.8, 0.9, 0.85), "own")
+    assert varied is not None
+    assert varied.over == "3 seeds"
+    assert uncertainty(run("two", 0.8, 0.9), "own") is None, "of two seeds there is none"
+
+
+def test_rows_in_one_place_are_a_reference_and_not_what_to_take() -> None:
+    central, solo = run("central", 0.99, up=0, down=0), run("solo", 0.7, up=0, down=0, protocol="personalised")
+    assert [e.pooled_rows for e in (central, solo, run("a", 0.8))] == [True, False, False]
+    said = told(central, run("a", 0.8), solo)
+    assert said.label == "a"
+    assert said.reference == "central, with all rows in one place, reaches 99.00 %."
+    alone = told(central)
+    assert (alone.label, alone.word) == ("central", "Alone")
+    assert alone.headline.endswith("it needs all rows in one place.")
+
+
+def test_cost_is_of_one_client_and_one_seed_and_names_what_is_as_good_and_cheaper() -> None:
+    dear = run("dear", 0.90, up=3_000_000, down=9000, seconds=300.0)
+    assert sent_bytes(dear) == 1e6
+    said = told(dear, run("cheap", 0.89, up=3000), run("poor", 0.2, up=3))
+    assert said.word == "Not sure"
+    assert said.sure.startswith("Chance among 100 test rows can explain its lead over 1 of 2 others (cheap).")
+    assert said.cost == (
+        "Each client sends 1 MB in 5 rounds and receives 3 kB; training a seed took 5 min. As good as far as this can "
+        "tell and cheaper: cheap, 89.00 %, 1 kB sent."
+    )
+
+
+def test_a_lead_over_the_second_alone_is_no_certainty_among_many() -> None:
+    """0.12 over 100 rows each has an interval above 0 alone and not among twenty."""
+    best, second = run("best", 0.92), run("second", 0.82)
+    assert told(best, second).word == "Sure"
+    many = told(best, second, *(run(f"m{i:02}", 0.5) for i in range(19)))
+    assert (many.word, many.sure.split(" (")[0]) == (
+        "Not sure", "Chance among 100 test rows can explain its lead over 1 of 20 others"
+    )  # fmt: skip
+
+
+def test_equals_are_taken_as_in_a_grid_and_what_is_not_scored_comes_last() -> None:
+    none = run("none", 0.5)
+    none.result["accuracy"].update(mean=None, per_seed=[None])
+    runs = [none, run("b", 0.9), run("a", 0.9)]
+    assert [e.method for e in ranked(runs, "own")] == ["a", "b", "none"]
+    assert told(*runs).headline.endswith("1 other (b) reached the very same figures.")
+    assert told(*runs).word == "Level"
+    assert "80.00 %, 10.00 points above the second, c" in told(run("a", 0.8), run("b", 0.8), run("c", 0.7)).headline
+    nothing = told(none)
+    assert (nothing.label, nothing.headline) == ("", "No run here was scored on test rows.")
+
+
+def test_of_few_seeds_a_typical_spread_is_taken_and_rivals_that_diverge_do_not_hide_the_others() -> None:
+    best = run("best", 0.90, 0.91, 0.92)
+    near = [run(f"near{i}", 0.85 + i / 1000, 0.86, 0.87 - i / 1000) for i in range(1, 20)]
+    wild = [run(f"wild{i}", 0.1, 0.8, 0.4 + i / 100) for i in range(9)]
+    assert told(best, *near).word == "Sure"
+    said = told(best, *near, *wild)
+    assert said.word == "Not sure"
+    assert "its lead over 9 of 28 others (wild" in said.sure
+    assert told(best, run("close", 0.895, 0.92, 0.915), *near).word == "Not sure"
