@@ -101,7 +101,7 @@ def test_what_the_package_imports_is_declared_and_what_is_declared_is_imported()
 def test_what_is_optional_is_imported_inside_functions_alone() -> None:
     """Else ``import fedcache`` or a command fails where the extra is not installed."""
     core = {distribution(line) for line in PROJECT["dependencies"]} | {"pytest"}
-    apart = {"federate/engines/flower", "federate/engines/ray"}  # imported by their own commands, behind a check
+    apart = {"federate/engines/flower", "federate/engines/ray", "ui/"}  # imported by their own commands, behind a check
     wrong = []
     for place, tree in trees().items():
         if any(place.startswith(folder) for folder in apart):
@@ -131,6 +131,14 @@ def test_every_extra_that_a_sentence_names_exists() -> None:
                 named[str(last.value)] = place
     assert {"plots", "tables", "h5", "demo", "hf"} <= set(named)
     assert {name: where for name, where in named.items() if name not in known} == {}
+
+
+def test_the_page_on_installation_says_what_every_extra_is_for() -> None:
+    page = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+    named = {
+        word for row in re.findall(r"^\|.*\|.*\|(.+)\|$", page, re.MULTILINE) for word in re.findall(r"`([\w-]+)`", row)
+    }
+    assert named == set(extras())
 
 
 def test_a_damaged_library_is_told_from_one_that_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
