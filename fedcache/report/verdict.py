@@ -299,7 +299,7 @@ def _not_told_apart(best: StoredRun, rivals: Sequence[StoredRun], score: str) ->
     """Rivals whose distance from the best has an interval that is not above 0, corrected for their number.
 
     Of few seeds a rival's own spread is hardly known, so differences over seeds take the typical one: the median
-    variance over chi-squared's. Rivals that diverge neither widen the others' nor count as good because nobody knows them.
+    variance over chi-squared's. Rivals that diverge neither widen the others' nor count as good, being unknown.
     """
     level = 1.0 - (1.0 - LEVEL) / len(rivals)
     over_seeds = {e.digest: g for e in rivals if (g := _over_seeds(best, e, score)) is not None}
