@@ -298,8 +298,8 @@ def _sure(
 def _not_told_apart(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list[StoredRun]:
     """Rivals whose distance from the best has an interval that is not above 0, corrected for their number.
 
-    Of few seeds a rival's own spread is hardly known, so differences over seeds take the typical one, the median
-    variance over chi-squared's, or their own where that is larger; rivals that diverge do not widen the others'.
+    Of few seeds a rival's own spread is hardly known, so differences over seeds take the typical one: the median
+    variance over chi-squared's. Rivals that diverge neither widen the others' nor count as good, being unknown.
     """
     level = 1.0 - (1.0 - LEVEL) / len(rivals)
     over_seeds = {e.digest: g for e in rivals if (g := _over_seeds(best, e, score)) is not None}
@@ -311,7 +311,7 @@ def _not_told_apart(best: StoredRun, rivals: Sequence[StoredRun], score: str) ->
     found = []
     for entry in rivals:
         if (gaps := over_seeds.get(entry.digest)) is not None:
-            half = _quantile(level, freedom) * math.sqrt(max(typical, float(gaps.var(ddof=1))) / len(gaps))
+            half = _quantile(level, freedom) * math.sqrt(typical / len(gaps))
             apart = float(gaps.mean()) > half
         else:
             gap = lead(best, entry, score, level)

@@ -140,12 +140,10 @@ def test_equals_are_taken_as_in_a_grid_and_what_is_not_scored_comes_last() -> No
     assert (nothing.label, nothing.headline) == ("", "No run here was scored on test rows.")
 
 
-def test_of_few_seeds_a_typical_spread_is_taken_and_rivals_that_diverge_do_not_hide_the_others() -> None:
+def test_of_few_seeds_a_typical_spread_is_taken_and_rivals_that_diverge_hide_nothing() -> None:
     best = run("best", 0.90, 0.91, 0.92)
     near = [run(f"near{i}", 0.85 + i / 1000, 0.86, 0.87 - i / 1000) for i in range(1, 20)]
     wild = [run(f"wild{i}", 0.1, 0.8, 0.4 + i / 100) for i in range(9)]
     assert told(best, *near).word == "Sure"
-    said = told(best, *near, *wild)
-    assert said.word == "Not sure"
-    assert "its lead over 9 of 28 others (wild" in said.sure
+    assert told(best, *near, *wild).word == "Sure", "far below, however wildly"
     assert told(best, run("close", 0.895, 0.92, 0.915), *near).word == "Not sure"
