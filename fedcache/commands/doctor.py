@@ -100,6 +100,7 @@ EXTRAS = {
     "hf": ("huggingface_hub", "transformers"),
     "tensorboard": ("tensorboard",),
     "pandas": ("pandas",),
+    "ui": ("starlette", "uvicorn"),
 }
 
 
