@@ -33,6 +33,7 @@ from fedcache.grids.points import (
     typed_sweep_values,
     values_of_place,
 )
+from fedcache.grids.record import GridRecord, GridWords
 from fedcache.grids.result import Grid, LostPoint, Point
 from fedcache.grids.retrain import check_validation, retrain
 from fedcache.grids.sampling import Sampling
@@ -90,6 +91,13 @@ class GridRequest:
         """Method and swept values of a point: ``fedavg lr=0.1``."""
         name, sweep = self.points[number]
         return " ".join([name, *(f"{k}={v}" for k, v in sweep.items())])
+
+    def words(self) -> GridWords:
+        """What is kept on record of it."""
+        given = {"--repartition": self.repartition, "--no-extract": not self.extract, "--exact": self.exact,
+                 "--retrain": self.retrain}  # fmt: skip
+        flags = [flag for flag, on in given.items() if on]
+        return GridWords(self.points, self.config, self.partition, self.home, self.runs, self.save, flags)
 
     def check(self) -> None:
         """Refuse what a point asks of uploads that its method or number of clients does not allow, before any is run.
@@ -171,15 +179,16 @@ def grid(
     run = GridRun(request, EachOnce(with_hooks(observer, hooks)), stop or Stop())
     if request.retrain:
         check_validation(run)
-    if engine is not None:
-        engine.run_grid(run, jobs)
-    elif jobs > 1:
-        train_in_processes(run, jobs)
-    for group in point_groups(request.points):
-        run.train(group)
-    done = run.grid()
-    if request.retrain:
-        done.retrained = retrain(run, done)
+    with GridRecord(request.words()) as run.record:
+        if engine is not None:
+            engine.run_grid(run, jobs)
+        elif jobs > 1:
+            train_in_processes(run, jobs)
+        for group in point_groups(request.points):
+            run.train(group)
+        done = run.grid()
+        if request.retrain:
+            done.retrained = retrain(run, done)
     return done
 
 
@@ -215,6 +224,7 @@ class GridRun:
         self._kept, self.total = KeptModels(request.save), len(request.points)
         asked = repr((request.points, request.config, request.partition, request.repartition)).encode()
         self.name = f"grid-{sha256_hex(asked)[:12]}" if len(request.points) > 1 else ""
+        self.record: GridRecord | None = None  # none of a plan
 
     def position_of(self, number: int) -> GridPosition:
         """Where a point stands among all points now."""
@@ -307,6 +317,8 @@ class GridRun:
     def end_point(self, number: int, out: Run | FedcacheError) -> None:
         """A point has ended: keep it, and say when it is the best so far."""
         self.ended[number] = out
+        if self.record is not None:
+            self.record.point_ended(number, out)
         if isinstance(out, FedcacheError):
             self.observer.warn(out.message)
             return
