@@ -26,10 +26,11 @@ class Trackio(SeedTracker):
         """The run of a seed. Raises UsageError, where trackio was imported with another folder."""
         os.environ["TRACKIO_DIR"] = str(self.folder.absolute())  # read when the package is imported
         import trackio
+        from trackio.utils import TRACKIO_DIR
 
-        if Path(trackio.TRACKIO_DIR) != self.folder.absolute():
+        if Path(TRACKIO_DIR) != self.folder.absolute():
             raise UsageError(
-                f"trackio writes to {trackio.TRACKIO_DIR} in this process, and {self.folder.absolute()} was asked for.",
+                f"trackio writes to {TRACKIO_DIR} in this process, and {self.folder.absolute()} was asked for.",
                 "Another folder needs another process.",
             )
         name = name_of(round_)
@@ -64,4 +65,4 @@ class TrackioRun:
         with redirect_stdout(io.StringIO()):
             if figures:
                 trackio.log(dict(figures), step=self._last)
-            trackio.finish()
+            trackio.finish()  # type: ignore[no-untyped-call]

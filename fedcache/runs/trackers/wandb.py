@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from fedcache.progress import Round
 from fedcache.runs.trackers import seeds
@@ -40,7 +40,7 @@ class WandB(SeedTracker):
         self.folder.mkdir(parents=True, exist_ok=True)
         run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT, id=name.key, name=name.name, group=name.group or None,
-            dir=str(self.folder), mode=mode, config=parameters_of(round_), reinit="create_new",
+            dir=str(self.folder), mode=cast(Any, mode), config=parameters_of(round_), reinit="create_new",
             resume=None if mode == OFFLINE else "allow",
             settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True,
                                     x_disable_stats=True),
