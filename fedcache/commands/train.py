@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedcache.commands.complete import complete_methods
 from fedcache.commands.options import (
     POINTS,
     ConfigFile,
@@ -52,6 +53,10 @@ if TYPE_CHECKING:
 def train(
     observer: TerminalObserver,
     given: Given,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="METHOD", help="As --method.", show_default=False, autocompletion=complete_methods),
+    ] = None,
     engine: EngineName = "local",
     ray_address: RayAddress = None,
     config: ConfigFile = None,
@@ -61,13 +66,14 @@ def train(
     What is left out takes the setting of the method's paper; each choice is printed. The same run again returns the
     stored result, a killed one goes on.
 
-    Example: fedcache train --method fed3r --scheme dirichlet --clients 100 --alpha 0.1
+    Example: fedcache train fed3r --scheme dirichlet --clients 100 --alpha 0.1
     """
     check_config(config)
     file = read_file(config, observer.note)
+    given = {**given, "method": one_of(name, given["method"])}
     resolved, partition = train_config(file, given), partition_config(file, given)
     if resolved.method is None:
-        raise UsageError("No method was named.", f"--method {' | '.join(METHODS)}")
+        raise UsageError("No method was named.", f"fedcache train METHOD, of {', '.join(METHODS)}")
     check_methods([resolved.method])
     home, cluster = Home.from_environment(), engine_of(engine, ray_address)
     if given["dry_run"]:
@@ -85,6 +91,13 @@ def train(
     data = {**done.to_dict(), "model_bytes": bytes_of_models(done.path)}
     # The directory stays the last line.
     return CommandResult(data, [*lines[:-1], *model_lines(done.path, done.result), lines[-1]])
+
+
+def one_of(name: str | None, option: str | None) -> str | None:
+    """The method that was named, as an argument or by its option. Raises UsageError for two different ones."""
+    if name is not None and option is not None and name != option:
+        raise UsageError(f"{name} and --method {option} are both given.", "Leave one of them out.")
+    return name or option
 
 
 def train_asked(
@@ -134,7 +147,13 @@ def stopped() -> Stop:
 
 Methods = Annotated[
     list[str] | None,
-    typer.Option("--method", help="Methods, comma-separated.", rich_help_panel=POINTS, show_default="those of --ready"),
+    typer.Option(
+        "--method",
+        help="Methods, comma-separated; they may also be named without this option.",
+        rich_help_panel=POINTS,
+        show_default="those of --ready",
+        autocompletion=complete_methods,
+    ),
 ]
 Ready = Annotated[
     str | None,
@@ -198,6 +217,10 @@ WhichModels = Annotated[
 def grid(
     observer: TerminalObserver,
     given: Given,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="METHOD", help="As --method.", show_default=False, autocompletion=complete_methods),
+    ] = None,
     method: Methods = None,
     ready: Ready = None,
     sweep: Sweep = None,
@@ -214,7 +237,7 @@ def grid(
     Points that differ in numbers alone are computed together where that is faster, and equal their single runs up to
     rounding; --exact computes them one by one.
 
-    Example: fedcache grid --method fedavg,fedprox --sweep lr=0.1,0.01 --seeds 0-2 --scheme dirichlet --alpha 0.1
+    Example: fedcache grid fedavg,fedprox --sweep lr=0.1,0.01 --seeds 0-2 --scheme dirichlet --alpha 0.1
     Example: fedcache grid --method fedpcl --sweep lr=0.01,0.001 --validation 0.2 --retrain
     Example: fedcache grid --method fed3r,fedavg,fedncm --by domain --hold-out each
     """
@@ -231,10 +254,12 @@ def grid(
     home = Home.from_environment()
     if partition.options.get("hold_out") == EACH:
         sweeps, partition = hold_out_each(sweeps, partition, resolved, home, observer)
-    methods = split_list(method, "--method") or (preset.methods if preset is not None else ())
+    methods = split_list([*(names or ()), *(method or ())], "--method") or (
+        preset.methods if preset is not None else ()
+    )
     methods = methods or ((resolved.method,) if resolved.method else ())
     if not methods:
-        raise UsageError("No method was named.", "For example fedcache grid --method fedavg --sweep lr=0.1,0.01")
+        raise UsageError("No method was named.", "For example fedcache grid fedavg --sweep lr=0.1,0.01")
     check_methods(methods)
     runs = Path(given["runs"]) if given["runs"] else home.runs
     words = ("grid", methods, sweeps, partition, sampler, exact, jobs, save_models, engine, ray_address)
@@ -291,7 +316,7 @@ def list_ready_grids() -> CommandResult:
     ]  # fmt: skip
     shown = TextTable("", ("name", "what it varies", "paper", "methods and sweeps", "points"), rows, right=("points",))
     last = "Run one:  fedcache grid --ready local-losses   (methods, sweeps and all other options take its place)"
-    return CommandResult({"grids": [g.to_dict() for g in grids]}, [last], renderables=[shown])
+    return CommandResult({"grids": [g.to_dict() for g in grids]}, [last], renderables=[shown], listing=True)
 
 
 def asked_schemes(sweep: Sequence[str] | None, given: Given) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ MEASURED, WRITTEN, FILES = "measured.json", "files.json", "files of a run"
 
 OWN_FILES = (
     r"(result|measured|files|models)\.json|config\.toml|rounds\.jsonl|clients\.parquet|partition-.*"
-    r"|(seed|checkpoint)-\d+\.(json|safetensors)"
+    r"|(seed|checkpoint)-\d+\.(json|safetensors)|tags\.json|running\.lock|states-\d+\.(table|lock)"
 )
 """What the files of a run are called, as an expression."""
 

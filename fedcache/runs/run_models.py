@@ -216,7 +216,7 @@ def seeds_of(run: Path, asked: str | None) -> list[int]:
 
 def _result(run: Path) -> dict[str, Any]:
     if not (run / "result.json").exists():
-        raise StoreError(f"{run} is no finished run.", "fedcache ls --runs   shows those that are.")
+        raise StoreError(f"{run} is no finished run.", "fedcache runs list   shows those that are.")
     result = read_result(run / "result.json")
     check_place(run, result)
     return result
