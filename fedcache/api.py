@@ -176,7 +176,7 @@ def train(
 def grid(
     methods: Methods, store: AnyStore | None = None, parts: Partition | str | None = None, *,
     seeds: int | Iterable[int] = 0, settings: Mapping[str, Any] | None = None, observer: Observer | None = None,
-    on_round: OnRound | None = None, track: str | None = None, fresh: bool = False,
+    on_round: OnRound | None = None, track: str | None = None, fresh: bool = False, score: str | None = None,
     options: Mapping[str, Any] | None = None, sampler: str = "grid", exact: bool = False, jobs: int = 1,
     save_models: str = "best", save_clients: str | None = None, retrain: bool = False, **sweeps: Sequence[Any],
 ) -> Grid:  # fmt: skip
@@ -184,7 +184,7 @@ def grid(
 
     Args:
         methods: names or your own; store, parts, seeds, settings, observer, on_round, track, fresh: as in ``train``.
-        sampler, exact, jobs, save_models, save_clients, retrain: as in ``fedcache grid --help``.
+        sampler, exact, jobs, save_models, save_clients, retrain, score: as in ``fedcache grid --help``.
         options: other keywords of ``train``, for all points; sweeps: hyperparameters, rounds, hold_out, validation, ...
 
     Raises once all other points are kept: CorruptionError for a damaged one, FederatedRunError for one not trained.
@@ -195,7 +195,7 @@ def grid(
     return training.grid(
         methods, training.train_config(store, parts, seeds, settings, given), sweeps, observer=observer,
         on_round=on_round, track=track, jobs=jobs, fresh=fresh, sampler=sampler, exact=exact,
-        save=SaveModels(save_models, save_clients), retrain=retrain,
+        save=SaveModels(save_models, save_clients), retrain=retrain, score=score,
     )  # fmt: skip
 
 

@@ -99,16 +99,6 @@ class RunOptions:
     fresh: bool = option(False, "Run again although the result is there.", RESULTS)
 
 
-@dataclass(frozen=True)
-class GridOptions:
-    """What ``grid`` takes besides what ``train`` does."""
-
-    retrain: bool = option(
-        False, "Train what was chosen by --validation again, on all training rows: its test figures are the result.",
-        POINTS,
-    )  # fmt: skip
-
-
 def info_of(kind: type, name: str) -> OptionInfo:
     """What the field of a configuration says of its option."""
     info: OptionInfo = next(item.metadata["option"] for item in fields(kind) if item.name == name)

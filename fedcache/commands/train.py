@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,6 @@ from fedcache.commands.options import (
     ConfigFile,
     EngineName,
     Given,
-    GridOptions,
     RayAddress,
     RunOptions,
     SchemeArguments,
@@ -37,13 +36,14 @@ from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
 from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid, Point
-from fedcache.option_info import COMPUTING, RESULTS
+from fedcache.option_info import COMPUTING, RESULTS, option
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.progress import Observer
 from fedcache.runs.directory import bytes_of_models, check_config
 from fedcache.runs.events import OnRound, tracking
 from fedcache.runs.remembered import Heard, Labelled, Request
 from fedcache.runs.run import Run
+from fedcache.runs.score import check_score
 
 if TYPE_CHECKING:
     from fedcache.federate.engines.ray.engine import RayEngine
@@ -143,6 +143,23 @@ def stopped() -> Stop:
     stop = Stop()
     stop.ask()
     return stop
+
+
+@dataclass(frozen=True)
+class GridOptions:
+    """What ``grid`` takes besides what ``train`` does."""
+
+    retrain: bool = option(
+        False, "Train what was chosen by --validation again, on all training rows: its test figures are the result.",
+        POINTS,
+    )  # fmt: skip
+    score: str | None = option(
+        None,
+        "What points are ranked and shown by: the mean over clients, or pooled over test rows.",
+        POINTS,
+        choices=("client-mean", "pooled"),
+        said="the methods' headline where it is alike for all, else client-mean",
+    )
 
 
 Methods = Annotated[
@@ -262,12 +279,14 @@ def grid(
         raise UsageError("No method was named.", "For example fedcache grid fedavg --sweep lr=0.1,0.01")
     check_methods(methods)
     runs = Path(given["runs"]) if given["runs"] else home.runs
-    words = ("grid", methods, sweeps, partition, sampler, exact, jobs, save_models, engine, ray_address)
+    check_score(given["score"])
+    words = ("grid", given["score"], methods, sweeps, partition, sampler, exact, jobs, save_models, engine, ray_address)
     asked = Request((*words, *asked_of_runs(given)), resolved, home, runs)
     if not (given["dry_run"] or given["fresh"] or given["track"] or given["retrain"]):
         found = asked.answer(observer)
         if found is not None:
-            return grid_answer(Grid([Point(name, swept, run) for (name, swept), run in found]), list(sweeps))
+            points = [Point(name, swept, run) for (name, swept), run in found]
+            return grid_answer(Grid(points, score=given["score"]), list(sweeps))
     from fedcache.grids import train_grid as grids
 
     request = grids.request_grid(
@@ -284,6 +303,7 @@ def grid(
         exact=exact,
         save=SaveModels("none" if given["no_model"] else save_models, given["save_clients"]),
         retrain=given["retrain"],
+        score=given["score"],
     )
     if given["dry_run"]:
         return plan_answer(grids.grid_plan(request, observer))
