@@ -7,6 +7,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import Field, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ import typer
 from fedcache.commands.complete import OF_FIELDS, complete_backbones, complete_datasets, complete_words
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import UsageError, all_at_once, unknown
 from fedcache.federate.methods import METHODS
 from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option
 from fedcache.plugins import plugins
@@ -319,13 +320,14 @@ def scheme_arguments(given: Given) -> dict[str, Any]:
 
 def check_methods(names: Sequence[str]) -> None:
     """Refuse a misspelt method before torch is imported. Raises UsageError, with "did you mean"."""
-    for name in names:
+
+    def check_one(name: str) -> None:
         if "," in name:
-            raise UsageError(
-                f"{name!r} is not one method.", f"fedcache grid --method {name}   trains several on the same rows"
-            )
+            raise UsageError(f"{name!r} is not one method.", f"fedcache grid {name}   trains several on the same rows")
         if name not in METHODS:
             raise unknown("method", name, [*METHODS, *plugins("methods")])
+
+    all_at_once(partial(check_one, name) for name in names)
 
 
 def runs_directory(folder: Path | None) -> Path:

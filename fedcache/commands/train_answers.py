@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
         lines.append(
             "  per domain   " + "  ".join(f"{name} {percent(value)}" for name, value in accuracy["per_domain"].items())
         )
-    if fair.get("std_pp") is not None:
+    if fair.get("std_pp") is not None and not (result["protocol"] == "global" and fair["std_pp"] == 0):
         parts = [f"mean {percent(fair['mean'])}", f"std {fair['std_pp']:.2f} points"]
         parts += [f"{name} {percent(fair[key])}" for key, (name, _) in TAILS.items() if fair[key] is not None]
         few = [f"{name} at least {least}" for key, (name, least) in TAILS.items() if fair[key] is None]
@@ -115,7 +116,11 @@ def score_lines(result: Mapping[str, Any]) -> list[str]:
     """The two scores that every method has, and the interval over test rows where seeds say nothing of it."""
     lines = []
     mean, pooled = (score_of(result, name).mean for name in SCORES)
-    if mean is not None and pooled is not None:
+    if (
+        mean is not None
+        and pooled is not None
+        and not all(math.isclose(score, result["accuracy"]["mean"] or 0.0, abs_tol=1e-12) for score in (mean, pooled))
+    ):
         lines.append(f"  client mean {percent(mean)} %, pooled over test rows {percent(pooled)} %")
     if (found := rows_interval(result)) is not None:
         rows, low, high = found
@@ -224,7 +229,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
             *(p.sweep.get(k) for k in sweeps),
             *(percent(done.figure(p)) for _ in validation),
             percent(done.score_of(p).mean),
-            percent(done.score_of(p).std),
+            percent(done.std_of(p)),
             *(percent(p.run.fairness.get("worst10")) for _ in worst),
             f"{p.run.traffic['exact']['per_client_round']['up']:,.0f}",
             f"{p.run.measured['seconds']['train']:.2f}" if p.run.measured else "-",

@@ -114,6 +114,11 @@ class Grid:
         """A point's accuracy on test rows, by ``scored_by``."""
         return score_of(point.run.result, self.scored_by)
 
+    def std_of(self, point: Point) -> float | None:
+        """Its spread over seeds, ddof 1."""
+        std: float | None = point.run.accuracy["std"]
+        return std if self.scored_by == "own" else self.score_of(point).std
+
     @property
     def unchanging(self) -> list[str]:
         """Swept keys whose values make no difference to any figure."""

@@ -325,6 +325,8 @@ def facts(entry: StoredRun) -> dict[str, str]:
     r = entry.result
     made = {"method": entry.method, "backbones": " + ".join(map(str, r["backbones"]))}
     made |= {k: str(r[k]) for k in _IDENTITY if k in r}
+    scored = [one["round"] for one in r["accuracy"].get("per_round", ())]
+    made["eval_every"] = str(scored[0]) if len(scored) > 1 else "0"
     made |= {f"set.{k}": _word(v) for k, v in r["hyperparameters"].items()}
     made |= {f"trust.{k}": _word(v) for k, v in r.get("trust", {}).items() if not isinstance(v, dict | list)}
     return made
