@@ -15,6 +15,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import UsageError
 from fedcache.report.describe_run import (
+    FINISHED,
     STATES,
     RunFilter,
     begun,
@@ -85,7 +86,7 @@ def runs_list(
 
 
 def list_answer(observer: TerminalObserver, names: list[str], root: Path, wanted: RunFilter) -> CommandResult:
-    """The answer of ``runs list``, and of ``ls --runs`` of earlier releases."""
+    """The answer of ``runs list``."""
     found = listed(names, root, wanted)
     for left in found.problems:
         observer.warn(f"{left.sentence} {left.hint}")
@@ -117,6 +118,14 @@ def list_answer(observer: TerminalObserver, names: list[str], root: Path, wanted
         else [f"No result under {root} yet.", "fedcache train fed3r"])  # fmt: skip
     left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in found.problems]
     return CommandResult({"entries": entries, "left_out": left_out}, lines, renderables=shown, listing=True)
+
+
+def finished_answer(observer: TerminalObserver, dataset: str | None) -> CommandResult:
+    """The answer of ``ls --runs`` of earlier releases, whose ``entries`` are finished runs."""
+    wanted = RunFilter(datasets=() if dataset is None else (dataset,))
+    answer = list_answer(observer, [], Home.from_environment().runs, wanted)
+    answer.data["entries"] = [e for e in answer.data["entries"] if e["state"] == FINISHED]
+    return answer
 
 
 @runs.command("show")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib import import_module
 from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,14 +13,12 @@ import typer
 
 from fedcache.commands.options import Dataset, StoreDir, command, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.commands.runs import list_answer
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
 from fedcache.extract.augment import described
 from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.plan import quoted
-from fedcache.report.describe_run import FINISHED, RunFilter
 from fedcache.report.find_runs import gather
 from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
 from fedcache.runs.partitions import check_partitions
@@ -52,10 +51,8 @@ def ls(
         return list_privacy(observer)
     if runs:
         observer.note("ls --runs is called  fedcache runs list  now.")
-        wanted = RunFilter(datasets=() if dataset is None else (dataset,))
-        answer = list_answer(observer, [], Home.from_environment().runs, wanted)
-        answer.data["entries"] = [e for e in answer.data["entries"] if e["state"] == FINISHED]  # as scripts know it
-        return answer
+        answered: CommandResult = import_module("fedcache.commands.runs").finished_answer(observer, dataset)
+        return answered
     home = Home.from_environment()
     entries: list[dict[str, Any]] = []
     rows: list[tuple[str, ...]] = []
