@@ -178,13 +178,14 @@ def grid(
     seeds: int | Iterable[int] = 0, settings: Mapping[str, Any] | None = None, observer: Observer | None = None,
     on_round: OnRound | None = None, track: str | Sequence[str] | None = None, pruner: str = "none", jobs: int = 1,
     options: Mapping[str, Any] | None = None, sampler: str = "grid", exact: bool = False, trials: int | None = None,
-    save_models: str = "best", save_clients: str | None = None, retrain: bool = False, **sweeps: Any,
+    save_models: str = "best", save_clients: str | None = None, retrain: bool = False, score: str | None = None,
+    **sweeps: Any,
 ) -> Grid:  # fmt: skip
     """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``.
 
     Args:
         methods: names or your own; store, parts, seeds, settings, observer, on_round, track, fresh: as in ``train``.
-        sampler, trials, pruner, exact, jobs, save_models, save_clients, retrain: as in ``fedcache grid --help``.
+        sampler, trials, pruner, exact, jobs, save_models, save_clients, retrain, score: as in ``fedcache grid --help``.
         options: other keywords of ``train``, for all points; sweeps: hyperparameters, rounds, hold_out, validation, ...
 
     Raises once all other points are kept: CorruptionError for a damaged one, FederatedRunError for one not trained.
@@ -195,7 +196,7 @@ def grid(
     return training.grid(
         methods, training.train_config(store, parts, seeds, settings, given), sweeps, observer=observer,
         on_round=on_round, track=track, jobs=jobs, fresh=fresh, sampling=(sampler, trials, pruner), exact=exact,
-        save=SaveModels(save_models, save_clients), retrain=retrain,
+        save=SaveModels(save_models, save_clients), retrain=retrain, score=score,
     )  # fmt: skip
 
 

@@ -95,7 +95,7 @@ COMMANDS = (
     ),
     CommandEntry(
         "ls", "stores", STORES,
-        "List the stores and what they hold; with --dataset only that one, with --runs the results.",
+        "List the stores and what they hold; with --dataset only that one.",
     ),
     CommandEntry(
         "inspect", "stores", STORES,
@@ -119,6 +119,7 @@ COMMANDS = (
         "config", "doctor", HELP,
         "Print every setting as fedcache.toml would hold it, merged with the file that is in force.",
     ),
+    CommandEntry("runs", "runs", LISTS, "Stored results: list, show, compare settings, tag, remove."),
     CommandEntry("methods", "methods", LISTS, "Federated methods and their hyperparameters."),
     CommandEntry("backbones", "backbones", LISTS, "Frozen backbones and their weights."),
     CommandEntry("datasets", "datasets", LISTS, "Datasets and where they come from."),

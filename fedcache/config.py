@@ -98,7 +98,7 @@ class PartitionConfig:
     clients: int | None = option(
         None, "Number of clients.", CLIENTS, short="-m", minimum=1, said="the method's paper's, or the scheme's"
     )
-    seed: int = option(0, "Seed of the partition.", CLIENTS)
+    seed: int = option(0, "Seed of the partition.", CLIENTS, names=("--partition-seed", "--seed"))
     options: Mapping[str, Any] = option(
         {},
         "Any other argument of the scheme: key=value; repeatable.",

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
+
+T = TypeVar("T")
 
 
 class Exit(IntEnum):
@@ -122,6 +124,27 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> Fe
     guess = f" Did you mean {near!r}?" if near else ""
     listing = ", ".join(names) if names else "(none)"
     return UsageError(f"Unknown {kind} {name!r}.{guess}", hint or f"Known: {listing}")
+
+
+def all_at_once(calls: Iterable[Callable[[], T]]) -> list[T]:
+    """What some calls give; where several refuse something, their messages and hints together, each hint once.
+
+    Raises UsageError for one, as it is, and for several.
+    """
+    found, refused = [], []
+    for call in calls:
+        try:
+            found.append(call())
+        except FedcacheError as error:
+            if error.code is not Exit.USAGE and error.code is not Exit.STORE:
+                raise
+            refused.append(error)
+    if len(refused) > 1:
+        hints = dict.fromkeys(error.hint for error in refused)
+        raise FedcacheError(refused[0].code, "\n".join(e.message for e in refused), "\n".join(hints)) from refused[0]
+    if refused:
+        raise refused[0]
+    return found
 
 
 def memory_error(error: BaseException) -> FedcacheError | None:

@@ -455,7 +455,7 @@ site is right. Who is there and cannot take part is not waited for after `--wait
 under it, in later runs of the same server too (`fedcache flower names`); a server without keys binds it for one run, and
 says so. Within the limits a claim is not checked: it
 can weigh 10 times an honest one in a mean. What sites score themselves is listed as `claimed` in `result.json`,
-marked so in `fedcache ls --runs`, the report and comparisons, and neither ranked nor averaged with what was measured here.
+marked so in `fedcache runs list`, the report and comparisons, and neither ranked nor averaged with what was measured here.
 
 ## Differential privacy
 `--dp-clip C --dp-noise z` clips what each client sends to norm C and adds N(0, (zC)^2) to the sum of every round (extra

@@ -36,7 +36,7 @@ def backbones_list(weights: Weights = None) -> CommandResult:
     shown = TextTable("", ("backbone", "width", "pixels", "ready", "weights"), rows, right=("width", "pixels"))
     others = [{"name": p.name, "origin": p.origin, "place": p.place} for p in plugins("backbones").values()]
     said = [f"From outside: {p['name']} ({p['origin']}), which is module:{p['place']}" for p in others]
-    return CommandResult({"backbones": [*entries, *others]}, said, renderables=[shown])
+    return CommandResult({"backbones": [*entries, *others]}, said, renderables=[shown], listing=True)
 
 
 @backbones.command("info")

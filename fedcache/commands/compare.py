@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcache.commands.complete import complete_runs
 from fedcache.commands.options import command, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.errors import UsageError, unknown
@@ -18,8 +19,7 @@ from fedcache.report.paired_tests import Comparison
 from fedcache.store.files import write_atomic
 
 FORMATS = ("table", "markdown", "latex")
-METRIC = typer.Option(
-    "--metric",
+SCORE = typer.Option(
     "--score",
     help="client-mean or pooled (over test rows) for all runs of a table; accuracy (the methods' headline where it is "
     "alike for all, else client-mean); macro_f1; over settings also worst10, worst20, worst40, best10.",
@@ -34,15 +34,17 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="RUN",
-            help="Directories, or first letters of `fedcache ls --runs`; default all.",
+            help="Directories, first letters of names of `fedcache runs list`, or tag:NAME; default all.",
             show_default=False,
+            autocompletion=complete_runs,
         ),
     ] = None,
     folder: Annotated[
         Path | None, typer.Option("--runs", help="Directory of the runs, instead of the one under FEDCACHE_HOME.")
     ] = None,
     over: Annotated[str, typer.Option("--over", help="What pairs values: seeds | clients | settings.")] = "seeds",
-    metric: Annotated[str, METRIC] = "accuracy",
+    score: Annotated[str, SCORE] = "accuracy",
+    metric: Annotated[str | None, typer.Option("--metric", hidden=True)] = None,
     test: Annotated[
         str | None,
         typer.Option("--test", help="wilcoxon | ttest; default ttest over seeds, wilcoxon over clients and settings."),
@@ -75,8 +77,13 @@ def compare(
 
     Example: fedcache compare --against fedavg -o table.tex --plot ranks.svg
     """
-    metric = metric.replace("-", "_")
-    check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
+    if metric is not None:
+        observer.note("--metric is called --score now; the old name will go.")
+    metric = (metric or score).replace("-", "_")
+    try:
+        check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
+    except UsageError as error:  # Python calls it metric
+        raise UsageError(error.message.replace("--metric", "--score"), error.hint.replace("_", "-")) from None
     written = written_format(form, out, observer.as_json)
     if plot is not None:
         check_file(plot)
@@ -85,7 +92,7 @@ def compare(
     for left in found.left_out:
         observer.warn(f"{left.sentence} {left.hint}")
     if not runs and not found.entries and not found.left_out:
-        # As `ls --runs` answers: nothing is wrong with a home that is new.
+        # As `runs list` answers: nothing is wrong with a home that is new.
         said = f"No result under {root} yet."
         empty: dict[str, Any] = {"comparisons": [], "said": [said], "left_out": []}
         return CommandResult(empty, [said, "fedcache grid --method fedavg,fed3r --seeds 0-4"])

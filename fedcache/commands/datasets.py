@@ -30,9 +30,8 @@ def datasets_list() -> CommandResult:
     """
     entries = known(data=Home.from_environment().data)
     rows = [(e["name"], e["about"], e["needs"], "yes" if e["ready"] else "no") for e in entries]
-    return CommandResult(
-        {"datasets": entries}, [], renderables=[TextTable("", ("dataset", "what it is", "needs", "ready"), rows)]
-    )
+    shown = TextTable("", ("dataset", "what it is", "needs", "ready"), rows)
+    return CommandResult({"datasets": entries}, renderables=[shown], listing=True)
 
 
 @datasets.command("info")

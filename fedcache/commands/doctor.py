@@ -48,9 +48,8 @@ def doctor() -> CommandResult:
     rows = [(c["name"], c["status"], c["found"], c["hint"]) for c in checks]
     lines = [f"{len(bad)} problem{'s' if len(bad) != 1 else ''} found." if bad else "No problem found."]
     shown = TextTable("", ("what", "status", "found", "what to do"), rows)
-    return CommandResult(
-        {"entries": checks, "problems": len(bad)}, lines, Exit.ENVIRONMENT if bad else Exit.OK, [shown]
-    )
+    code = Exit.ENVIRONMENT if bad else Exit.OK
+    return CommandResult({"entries": checks, "problems": len(bad)}, lines, code, [shown], listing=True)
 
 
 @command("config")

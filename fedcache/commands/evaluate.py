@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcache.commands.complete import complete_runs
 from fedcache.commands.options import Given, command, flags_of, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.predict import check_apart, check_one_named, find_model
@@ -29,7 +30,12 @@ SHOWN = 12
 """Classes and domains that are printed; -o writes all of them."""
 
 RunNames = Annotated[
-    list[str], typer.Argument(metavar="RUN...", help="Directories, first letters of digests, or model files.")
+    list[str],
+    typer.Argument(
+        metavar="RUN...",
+        help="Directories, first letters of digests, tag:NAME of one run, or model files.",
+        autocompletion=complete_runs,
+    ),
 ]
 
 

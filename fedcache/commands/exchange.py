@@ -10,6 +10,7 @@ import typer
 from fedcache.commands.options import Backbones, Dataset, StoreDir, command, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.config import Home
+from fedcache.errors import UsageError
 from fedcache.extract.planning.find_store import need_store
 from fedcache.extract.planning.ingest import describe_ingested, ingest_file
 from fedcache.runs.store_choice import chosen_arrays
@@ -78,7 +79,11 @@ def ingest(
 @command("export")
 def export(
     observer: TerminalObserver,
-    out: Annotated[Path, typer.Argument(help="File to write; its ending chooses npz, h5, parquet or safetensors.")],
+    out: Annotated[
+        Path | None,
+        typer.Argument(help="File to write; its ending chooses npz, h5, parquet or safetensors.", show_default=False),
+    ] = None,
+    named: Annotated[Path | None, typer.Option("--out", "-o", help="The same, as other commands take it.")] = None,
     store: StoreDir = None,
     dataset: Dataset = None,
     backbones: Backbones = None,
@@ -87,8 +92,12 @@ def export(
 
     Example: fedcache export features.parquet --backbones efficientnet-lite0
     """
+    if (out is None) == (named is None):
+        raise UsageError(f"{'No' if out is None else 'More than one'} file to write was named.",
+                         "fedcache export features.npz")  # fmt: skip
     opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
-    keys = chosen_arrays(opened, split_list(backbones))
+    keys, out = chosen_arrays(opened, split_list(backbones)), out or named
+    assert out is not None
     rows = write_file(opened, out, keys)
     return CommandResult(
         {"path": str(out), "rows": rows, "arrays": keys}, [f"{rows:,} rows of {', '.join(keys)}: {out}"]

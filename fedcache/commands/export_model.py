@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from fedcache.commands.options import Given, command, flags_of, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver
-from fedcache.commands.predict import check_apart, find_model
+from fedcache.commands.predict import RunName, check_apart, find_model
 from fedcache.config import Home, resolve
 from fedcache.models.request import ONE_SEED, ExportOptions, ModelOptions
-
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="Directory, first letters of its digest, or a model file.")]
 
 
 @command("export-model", worded(pick(ModelOptions), "seed", meaning=ONE_SEED), pick(ExportOptions))

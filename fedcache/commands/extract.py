@@ -30,7 +30,7 @@ from fedcache.extract.planning.cost import describe_growth
 from fedcache.extract.planning.plan import quoted
 from fedcache.extract.result import Extraction
 from fedcache.federate.engines.choose import engine_of
-from fedcache.option_info import CLIENTS, DATA
+from fedcache.option_info import CLIENTS, DATA, RESULTS
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.runs.partitions import make_partition, write_shards
 from fedcache.store.sidecars import QUARANTINE
@@ -66,6 +66,7 @@ def extract(
         str | None,
         typer.Option(
             "--out",
+            "-o",
             help="Where --partition writes the client stores.",
             rich_help_panel=CLIENTS,
             show_default="beside the store",
@@ -74,13 +75,19 @@ def extract(
     engine: EngineName = "local",
     ray_address: RayAddress = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan, bytes and time; compute nothing.")
+        bool,
+        typer.Option("--dry-run", help="Print the plan, bytes and time; compute nothing.", rich_help_panel=RESULTS),
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for another writer of the same array.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for another writer of the same array.", rich_help_panel=RESULTS)
+    ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Reuse nothing: no unfinished arrays, no earlier store.")
+        bool,
+        typer.Option("--fresh", help="Reuse nothing: no unfinished arrays, no earlier store.", rich_help_panel=RESULTS),
     ] = False,
-    rehash: Annotated[bool, typer.Option("--rehash", help="Forget remembered digests of data and weights.")] = False,
+    rehash: Annotated[
+        bool, typer.Option("--rehash", help="Forget remembered digests of data and weights.", rich_help_panel=RESULTS)
+    ] = False,
     config: ConfigFile = None,
 ) -> CommandResult:
     """Run frozen backbones once over a dataset and keep the features.

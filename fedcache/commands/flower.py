@@ -82,7 +82,7 @@ def plan_of(given: Given, sweep: Sequence[str] | None, **terms: Any) -> Any:
 @command("flower app", RUN_FIELDS)
 def app(
     given: Given,
-    out: Annotated[Path | None, typer.Option("--out", help="Directory of the app; default ./fedcache-METHOD.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Its directory; default ./fedcache-METHOD.")] = None,
     sweep: Sweep = None,
     sites: Sites = 2,
     start_with: StartWith = None,
@@ -111,7 +111,7 @@ def app(
 @flower.command()
 @command("flower keys")
 def keys(
-    out: Annotated[Path, typer.Option("--out", help="Folder of the keys; what is there stays.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the keys; what is there stays.")],
     sites: Annotated[list[str] | None, typer.Option("--sites", help="Names of the sites, comma-separated.")] = None,
     host: Annotated[
         list[str] | None, typer.Option("--host", help="Addresses or names at which sites reach the server.")
@@ -206,7 +206,7 @@ def names(
     shown = [TextTable("", ("site", "key (sha256)"), [(name, key[:16]) for name, key in rows])] if rows else []
     lines = [f"Forgotten: {', '.join(gone)}."] if gone else []
     lines += [] if rows else ["No name belongs to a key."]
-    return CommandResult({"names": dict(rows), "forgotten": list(gone)}, lines, Exit.OK, shown)
+    return CommandResult({"names": dict(rows), "forgotten": list(gone)}, lines, Exit.OK, shown, listing=True)
 
 
 @flower.command()

@@ -50,7 +50,7 @@ def methods_list() -> CommandResult:
     said = [f"Scalars and bytes that one client sends in a round, at {sizes.source}."]
     others = [{"name": p.name, "origin": p.origin} for p in plugins("methods").values()]
     said += [f"From outside: {other['name']} ({other['origin']})" for other in others]
-    return CommandResult({"methods": [*entries, *others]}, said, renderables=[shown])
+    return CommandResult({"methods": [*entries, *others]}, said, renderables=[shown], listing=True)
 
 
 @methods.command("info")

@@ -7,17 +7,18 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import Field, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 
+from fedcache.commands.complete import OF_FIELDS, complete_backbones, complete_datasets, complete_words
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import UsageError, all_at_once, unknown
 from fedcache.federate.methods import METHODS
-from fedcache.grids.sampling import PRUNERS, TRIALS
 from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option
 from fedcache.plugins import plugins
 
@@ -100,27 +101,6 @@ class RunOptions:
     fresh: bool = option(False, "Run again although the result is there.", RESULTS)
 
 
-@dataclass(frozen=True)
-class GridOptions:
-    """What ``grid`` takes besides what ``train`` does."""
-
-    retrain: bool = option(
-        False, "Train what was chosen by --validation again, on all training rows: its test figures are the result.",
-        POINTS,
-    )  # fmt: skip
-    trials: int | None = option(
-        None,
-        "With --sampler optuna: how many points are tried; more than before go on.",
-        POINTS,
-        minimum=1,
-        said=str(TRIALS),
-    )
-    pruner: str = option(
-        "none", "With --sampler optuna: stop trials that are behind on validation rows, in rounds that --eval-every "
-        "scores.", POINTS, choices=PRUNERS,
-    )  # fmt: skip
-
-
 def info_of(kind: type, name: str) -> OptionInfo:
     """What the field of a configuration says of its option."""
     info: OptionInfo = next(item.metadata["option"] for item in fields(kind) if item.name == name)
@@ -132,11 +112,23 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="Configuration file.", show_default="./fedcache.toml, when there is one")
 ]
 Dataset = Annotated[
-    str | None, typer.Option("--dataset", "-d", help=info_of(TrainConfig, "dataset").meaning, show_default=False)
+    str | None,
+    typer.Option(
+        "--dataset",
+        "-d",
+        help=info_of(TrainConfig, "dataset").meaning,
+        show_default=False,
+        autocompletion=complete_datasets,
+    ),
 ]
-StoreDir = Annotated[Path | None, typer.Option("--store", help=info_of(TrainConfig, "store").meaning)]
+StoreDir = Annotated[
+    Path | None, typer.Option("--store", help=info_of(TrainConfig, "store").meaning, autocompletion=OF_FIELDS["store"])
+]
 Backbones = Annotated[
-    list[str] | None, typer.Option("--backbones", "-b", help=info_of(ExtractConfig, "backbones").meaning)
+    list[str] | None,
+    typer.Option(
+        "--backbones", "-b", help=info_of(ExtractConfig, "backbones").meaning, autocompletion=complete_backbones
+    ),
 ]
 Weights = Annotated[list[str] | None, typer.Option("--weights", help=info_of(ExtractConfig, "weights").meaning)]
 Data = Annotated[list[str] | None, typer.Option("--data", help=info_of(ExtractConfig, "data").meaning)]
@@ -207,24 +199,28 @@ def command(
         own = [
             p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
             for p in asked.values()
-            if p.name not in ("observer", "given")
+            if p.name not in ("observer", "given", "as_json")
         ]
 
         def called(**values: Any) -> None:
-            given = {p.name: values.pop(p.name) for p in generated}
+            given, older = {p.name: values.pop(p.name) for p in generated}, []
             for alias, item in aliases.items():
-                older = values.pop(alias)
-                given[item.name] = older if given[item.name] is None else given[item.name]
+                if (value := values.pop(alias)) is not None:
+                    older.append(item.metadata["option"].names)
+                    given[item.name] = value if given[item.name] is None else given[item.name]
             as_json = values.pop("json")
 
             def call(observer: TerminalObserver) -> CommandResult:
-                known = {**values, "given": given, "observer": observer}
+                for new, *old in older:
+                    observer.note(f"{' and '.join(old)} is called {new} now; the old name will go.")
+                known = {**values, "given": given, "observer": observer, "as_json": as_json}
                 return function(**{key: value for key, value in known.items() if key in asked})
 
             run_command(name if isinstance(name, str) else name(**values), as_json, call)
 
         called.__name__, called.__doc__, called.__module__ = function.__name__, function.__doc__, __name__
-        every = [*own, json, *generated, *hidden]
+        last = [p for p in own if getattr(p.annotation.__metadata__[0], "rich_help_panel", None) == COMPUTING]
+        every = [*(p for p in own if p not in last), *generated, *last, json, *hidden]
         called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         called.__annotations__ = {p.name: p.annotation for p in every}
         return called
@@ -254,6 +250,7 @@ def parameter(item: Field[Any], alias: str = "") -> inspect.Parameter:
         show_default=False if is_flag or not shown else shown,
         rich_help_panel=info.panel,
         hidden=bool(alias),
+        autocompletion=complete_words(info.choices) if info.choices else OF_FIELDS.get(item.name),
     )
     kind = value_type(item)
     default = False if is_flag else None
@@ -324,13 +321,14 @@ def scheme_arguments(given: Given) -> dict[str, Any]:
 
 def check_methods(names: Sequence[str]) -> None:
     """Refuse a misspelt method before torch is imported. Raises UsageError, with "did you mean"."""
-    for name in names:
+
+    def check_one(name: str) -> None:
         if "," in name:
-            raise UsageError(
-                f"{name!r} is not one method.", f"fedcache grid --method {name}   trains several on the same rows"
-            )
+            raise UsageError(f"{name!r} is not one method.", f"fedcache grid {name}   trains several on the same rows")
         if name not in METHODS:
             raise unknown("method", name, [*METHODS, *plugins("methods")])
+
+    all_at_once(partial(check_one, name) for name in names)
 
 
 def runs_directory(folder: Path | None) -> Path:
@@ -339,7 +337,7 @@ def runs_directory(folder: Path | None) -> Path:
     Raises UsageError, when the one that was named is not there.
     """
     if folder is not None and not folder.is_dir():
-        raise UsageError(f"There is no directory {folder}.", "See `fedcache ls --runs`.")
+        raise UsageError(f"There is no directory {folder}.", "See `fedcache runs list`.")
     return folder or Home.from_environment().runs
 
 

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 SCHEMA = 1
 LINE_EVERY = 10.0
 """Seconds between progress lines when stderr is not a terminal."""
-NARROW = 80
-"""Columns below which a table whose words do not fit is written as blocks; above, long words (paths) are folded."""
+BETWEEN = 3
+"""Columns that a table takes between two of its own."""
+PIPED = 160
+"""Columns of a table that goes to no terminal, and of more where its words need them."""
 
 
 class TerminalObserver:
@@ -109,7 +111,7 @@ class TerminalObserver:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of text, never markup, as wide as the terminal allows; no cell is ever cut.
+    """A table of text, never markup, as wide as the terminal allows; no cell is cut and no word folded.
 
     Columns where words fit into them, else one block of lines per row.
 
@@ -126,13 +128,10 @@ class TextTable:
     right: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.measure import Measurement
         from rich.text import Text
 
-        made = self.table()
-        needs = Measurement.get(console, options.update(max_width=10_000), made).minimum
-        if options.max_width >= NARROW or needs <= options.max_width:
-            yield made
+        if (widths := self.widths(options.max_width)) is not None:
+            yield self.table(widths)
             return
         for row in self.rows:
             for name, cell in zip(self.columns, row, strict=True):
@@ -140,19 +139,51 @@ class TextTable:
                     yield Text(f"{name}: {visible(str(cell))}", overflow="fold")
             yield Text("")
 
-    def table(self) -> Table:
-        """The table with its columns; a word longer than its column goes on in the next line."""
+    def needs(self) -> tuple[list[int], list[int]]:
+        """Of every column the width of its longest word, and of its longest line."""
+        from rich.cells import cell_len
+
+        columns = [[name, *map(_cell, cells)] for name, *cells in zip(self.columns, *self.rows, strict=True)]
+        words = [max(cell_len(word) for text in column for word in text.split() or [""]) for column in columns]
+        lines = [max(cell_len(line) for text in column for line in text.split("\n")) for column in columns]
+        return words, lines
+
+    def widths(self, most: int) -> list[int] | None:
+        """The width of every column in a table of at most so many; None where the words do not fit.
+
+        What the cells need in one line, the widest of them narrowed alike until they fit, none below its longest word.
+        """
+        words, lines = self.needs()
+        room, widest = most + 1 - BETWEEN * len(words), max(lines)
+        if sum(words) > room:
+            return None
+        while sum(made := [max(w, min(n, widest)) for w, n in zip(words, lines, strict=True)]) > room:
+            widest -= 1
+        return made
+
+    def table(self, widths: Sequence[int]) -> Table:
+        """The table with columns of these widths."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
         title = Text(visible(self.title), style="table.title") if self.title else None
         made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-        for column in self.columns:
-            made.add_column(column, justify="right" if column in self.right else "left", overflow="fold")
+        for column, width in zip(self.columns, widths, strict=True):
+            made.add_column(column, justify="right" if column in self.right else "left", overflow="fold", width=width)
         for row in self.rows:
-            made.add_row(*(Text("" if cell is None else visible(str(cell))) for cell in row))
+            made.add_row(*(Text(_cell(cell)) for cell in row))
         return made
+
+    def tsv(self) -> str:
+        """The names of the columns and the rows, a line each, cells between tabs."""
+        lines = [self.columns, *([_cell(cell) for cell in row] for row in self.rows)]
+        return "\n".join("\t".join(" ".join(cell.split()) for cell in line) for line in lines)
+
+
+def _cell(cell: Any) -> str:
+    """A cell as text."""
+    return "" if cell is None else visible(str(cell))
 
 
 def plain_line(text: str) -> Any:
@@ -170,12 +201,14 @@ class CommandResult:
         data: the ``data`` of the envelope, plain JSON values.
         lines: the same for a person, on stdout.
         code: OK, QUARANTINED, or CORRUPT for a check that found something.
+        listing: whether it is a list: its tables go into a pipe as tab-separated values, its lines to stderr.
     """
 
     data: dict[str, Any]
     lines: Sequence[str] = ()
     code: Exit = Exit.OK
     renderables: Sequence[Any] = field(default_factory=list)
+    listing: bool = False
 
 
 def run_command(command: str, as_json: bool, call: Callable[[TerminalObserver], CommandResult]) -> None:
@@ -231,6 +264,10 @@ def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[
     if as_json:
         status = "ok" if result.code is Exit.OK else "problem"
         envelope(command, status, {"data": result.data}, warnings)
+    elif result.listing and not sys.stdout.isatty():
+        for line in result.lines:
+            print(visible(line, lines=True), file=sys.stderr)
+        print("\n\n".join(table.tsv() for table in result.renderables), end="\n" if result.renderables else "")
     else:
         for line in result.lines:
             print(visible(line, lines=True))
@@ -241,7 +278,9 @@ def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[
                 def on_broken_pipe(self) -> None:
                     raise BrokenPipeError  # and not exit 1, as rich does
 
-            console = Told(width=None if sys.stdout.isatty() else 160)
+            words = [item.needs()[0] for item in result.renderables if isinstance(item, TextTable)]
+            wide = max([PIPED, *(sum(needed) + BETWEEN * len(needed) for needed in words)])
+            console = Told(width=None if sys.stdout.isatty() else wide)
             for item in result.renderables:
                 console.print(item)
     sys.stdout.flush()

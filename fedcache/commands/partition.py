@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcache.commands.complete import OF_FIELDS
 from fedcache.commands.options import (
     ConfigFile,
     Dataset,
@@ -61,7 +62,7 @@ def partition(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Also write the partition here, to share without the data; a name in .json as JSON."
+            "--out", "-o", help="Also write the partition here, to share without the data; a name in .json as JSON."
         ),
     ] = None,
     plot: Annotated[
@@ -146,10 +147,16 @@ def partition(
 def shard(
     observer: TerminalObserver,
     partition: Annotated[
-        str, typer.Option("--partition", "-p", help="Name of a saved partition, or a partition file.")
+        str,
+        typer.Option(
+            "--partition",
+            "-p",
+            help="Name of a saved partition, or a partition file.",
+            autocompletion=OF_FIELDS["partition"],
+        ),
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", help="Directory of the client stores.", show_default="beside the store")
+        Path | None, typer.Option("--out", "-o", help="Folder of the client stores.", show_default="beside the store")
     ] = None,
     dataset: Dataset = None,
     store: StoreDir = None,

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from fedcache.commands.options import Given, command, flags_of, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver
-from fedcache.commands.predict import find_model
+from fedcache.commands.predict import RunName, find_model
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import Exit, UsageError
 from fedcache.models.request import ONE_SEED, ModelOptions, PersonaliseOptions
@@ -16,8 +12,6 @@ from fedcache.process import Stop, stop_on_signals
 from fedcache.report.drawing import percent
 
 MODEL = worded(pick(ModelOptions, "seed", "weights", "runs"), "seed", meaning=ONE_SEED)
-
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="Directory, first letters of its digest, or a model file.")]
 
 
 @command("personalise", pick(PersonaliseOptions), MODEL, pick(ExtractConfig, "device"))

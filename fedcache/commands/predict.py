@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcache.commands.complete import complete_runs
 from fedcache.commands.options import Given, command, flags_of, pick, runs_directory, worded
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home, resolve
@@ -25,7 +26,14 @@ COMPUTED = worded(
 SHOWN = 20
 """Rows that are printed; -o writes all of them."""
 
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="Directory, first letters of its digest, or a model file.")]
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Directory, first letters of its digest, tag:NAME of one run, or a model file.",
+        autocompletion=complete_runs,
+    ),
+]
 
 
 @command("predict", COMPUTED, pick(ModelOptions), pick(PredictOptions))
@@ -87,7 +95,7 @@ def find_model(run: str, model: ModelOptions) -> Path:
     if Path(run).is_file():
         raise UsageError(
             f"{run} is a file, and no model of a run.",
-            "First comes RUN: a directory, the first letters of one (`fedcache ls --runs`), or a .safetensors file.",
+            "First comes RUN: a directory, the first letters of one (`fedcache runs list`), or a .safetensors file.",
         )
     return find_one(run, runs_directory(None if model.runs is None else Path(model.runs)))
 

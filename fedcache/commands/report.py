@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedcache.commands.complete import complete_runs
 from fedcache.commands.options import Data, command, pairs, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.config import Home
@@ -18,7 +19,8 @@ RunQuery = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RUN",
-        help="Directories of runs, or the first letters of their names (`fedcache ls --runs`); default all runs.",
+        help="Directories, first letters of names of `fedcache runs list`, or tag:NAME; default all runs.",
+        autocompletion=complete_runs,
         show_default=False,
     ),
 ]

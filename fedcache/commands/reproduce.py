@@ -167,7 +167,7 @@ def list_entries() -> CommandResult:
         lines = [(kind, thing, why, command) for (kind, thing), (why, command) in commands.items()]
         shown.append(TextTable("What would get it", ("", "missing", "found", "command"), lines))
     last = "Without the paper's data or weights:  fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip"
-    return CommandResult({"entries": found}, [last, frozen_bench.list_sentence()], renderables=shown)
+    return CommandResult({"entries": found}, [last, frozen_bench.list_sentence()], renderables=shown, listing=True)
 
 
 def describe_entry(name: str) -> CommandResult:

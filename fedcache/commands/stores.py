@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib import import_module
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +20,6 @@ from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.plan import quoted
 from fedcache.report.find_runs import gather
-from fedcache.runs.directory import bytes_of_models
 from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
 from fedcache.runs.partitions import check_partitions
 from fedcache.runs.privacy_ledger import LEDGER, read_releases, totals
@@ -34,22 +35,24 @@ from fedcache.visible_text import visible
 def ls(
     observer: TerminalObserver,
     dataset: Dataset = None,
-    runs: Annotated[bool, typer.Option("--runs", help="List the results instead of the stores.")] = False,
+    runs: Annotated[bool, typer.Option("--runs", hidden=True)] = False,
     privacy: Annotated[bool, typer.Option("--privacy", help="List what private runs have spent together.")] = False,
 ) -> CommandResult:
-    """List the stores and what they hold; with --dataset only that one, with --runs the results.
+    """List the stores and what they hold; with --dataset only that one.
 
     With --privacy: the epsilon of all runs with --dp-noise about the clients of one partition together, seeds, points
     of grids and repeats included. Simulations (--dp-seed) release nothing and are not counted.
 
-    Example: fedcache ls --runs
+    Example: fedcache ls --dataset digits
     """
     if privacy and (runs or dataset is not None):
         raise UsageError("ls --privacy takes no --runs and no --dataset.", "fedcache ls --privacy")
     if privacy:
         return list_privacy(observer)
     if runs:
-        return list_runs(observer, dataset)
+        observer.note("ls --runs is called  fedcache runs list  now.")
+        answered: CommandResult = import_module("fedcache.commands.runs").finished_answer(observer, dataset)
+        return answered
     home = Home.from_environment()
     entries: list[dict[str, Any]] = []
     rows: list[tuple[str, ...]] = []
@@ -82,12 +85,12 @@ def ls(
         rows.append((path.name, *held, f"{size / 1e6:,.1f} MB"))
     if not entries:
         hint = "fedcache extract --dataset digits --backbones efficientnet-lite0"
-        return CommandResult({"entries": []}, [f"No store under {home.stores} yet.", hint])
+        return CommandResult({"entries": []}, [f"No store under {home.stores} yet.", hint], listing=True)
     columns = ["store", "rows", "arrays", "groups", "partitions", "size"]
-    if not any(row[3] for row in rows):  # few datasets have any
-        columns, rows = columns[:3] + columns[4:], [row[:3] + row[4:] for row in rows]
+    used = [name not in ("groups", "partitions") or any(row[i] for row in rows) for i, name in enumerate(columns)]
+    columns, rows = list(compress(columns, used)), [tuple(compress(row, used)) for row in rows]
     shown = TextTable("", columns, rows, right=("rows", "size"))
-    return CommandResult({"entries": entries}, renderables=[shown])
+    return CommandResult({"entries": entries}, renderables=[shown], listing=True)
 
 
 def _group_counts(store: Store, observer: TerminalObserver) -> dict[str, int]:
@@ -99,54 +102,6 @@ def _group_counts(store: Store, observer: TerminalObserver) -> dict[str, int]:
         except FedcacheError as error:
             observer.warn(error.message)
     return counts
-
-
-def list_runs(observer: TerminalObserver, dataset: str | None) -> CommandResult:
-    """The results of ``ls --runs``."""
-    if dataset is not None:
-        raise UsageError("ls --runs takes no --dataset.", "fedcache ls --runs")
-    root = Home.from_environment().runs
-    found = gather([], root)
-    entries = [
-        {
-            "name": e.digest,
-            "path": str(e.path),
-            "method": e.method,
-            "dataset": e.result["dataset"]["slug"],
-            "backbones": list(e.result["backbones"]),
-            "partition": e.result["partition"]["name"] or e.result["partition"]["scheme"],
-            "rounds": e.result["rounds"],
-            "seeds": list(e.result["seeds"]),
-            "accuracy": e.result["accuracy"]["mean"],
-            "claimed": e.claimed,
-            "model_bytes": bytes_of_models(e.path),
-        }
-        for e in found.entries
-    ]
-    for left in found.left_out:
-        observer.warn(f"{left.sentence} {left.hint}")
-    some_claimed = any(e["claimed"] for e in entries)  # sites have scored themselves, which a server cannot check
-    rows = [
-        (
-            e["name"],
-            e["method"],
-            e["dataset"],
-            " + ".join(e["backbones"]),
-            str(e["partition"]),
-            str(e["rounds"]),
-            str(len(e["seeds"])),
-            "-" if e["accuracy"] is None else f"{100 * e['accuracy']:.2f}",
-            "-" if e["model_bytes"] is None else f"{e['model_bytes'] / 1e6:,.2f}",
-            *([("sites claim" if e["claimed"] else "measured")] if some_claimed else []),
-        )
-        for e in entries
-    ]
-    left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in found.left_out]
-    names = ["run", "method", "dataset", "backbones", "partition", "rounds", "seeds", "accuracy %", "model MB"]
-    names += ["accuracy is"] if some_claimed else []
-    shown = [TextTable("", names, rows, right=("rounds", "seeds", "accuracy %", "model MB"))] if rows else []
-    lines = [] if rows else [f"No result under {root} yet.", "fedcache train --method fed3r"]
-    return CommandResult({"entries": entries, "left_out": left_out}, lines, Exit.OK, shown)
 
 
 def list_privacy(observer: TerminalObserver) -> CommandResult:
@@ -174,7 +129,7 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
     lines = [] if rows else ["No private run was made in this home.", "fedcache train --method fedavg --dp-clip 1 "
                              "--dp-noise 1 --dp-allow evaluation"]  # fmt: skip
     data = {"entries": [t.to_dict() for t in spent], "releases": [asdict(r) for r in releases]}
-    return CommandResult(data, lines, Exit.OK, shown)
+    return CommandResult(data, lines, Exit.OK, shown, listing=True)
 
 
 FIRST = 20
@@ -385,4 +340,4 @@ def gc(
         return CommandResult(data, [f"Deleted {things}, {total / 1e6:,.1f} MB."], renderables=[shown])
     words = "" if tuple(chosen) == tuple(DEFAULT) else f" --kind {','.join(chosen)}"
     lines = [f"{things}, {total / 1e6:,.1f} MB. Delete them:  fedcache gc{words} --delete"]
-    return CommandResult(data, lines, renderables=[shown])
+    return CommandResult(data, lines, renderables=[shown], listing=True)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedcache.commands.complete import complete_methods
 from fedcache.commands.options import (
     POINTS,
     ConfigFile,
     EngineName,
     Given,
-    GridOptions,
     RayAddress,
     RunOptions,
     SchemeArguments,
@@ -36,14 +36,15 @@ from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
 from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid, Point
-from fedcache.grids.sampling import Sampling
-from fedcache.option_info import COMPUTING, RESULTS
+from fedcache.grids.sampling import PRUNERS, TRIALS, Sampling
+from fedcache.option_info import COMPUTING, RESULTS, option
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.progress import Observer
 from fedcache.runs.directory import bytes_of_models, check_config
 from fedcache.runs.events import OnRound
 from fedcache.runs.remembered import Heard, Labelled, Request
 from fedcache.runs.run import Run
+from fedcache.runs.score import check_score
 from fedcache.runs.trackers.choose import tracking
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
 def train(
     observer: TerminalObserver,
     given: Given,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="METHOD", help="As --method.", show_default=False, autocompletion=complete_methods),
+    ] = None,
     engine: EngineName = "local",
     ray_address: RayAddress = None,
     config: ConfigFile = None,
@@ -63,13 +68,14 @@ def train(
     What is left out takes the setting of the method's paper; each choice is printed. The same run again returns the
     stored result, a killed one goes on.
 
-    Example: fedcache train --method fed3r --scheme dirichlet --clients 100 --alpha 0.1
+    Example: fedcache train fed3r --scheme dirichlet --clients 100 --alpha 0.1
     """
     check_config(config)
     file = read_file(config, observer.note)
+    given = {**given, "method": one_of(name, given["method"])}
     resolved, partition = train_config(file, given), partition_config(file, given)
     if resolved.method is None:
-        raise UsageError("No method was named.", f"--method {' | '.join(METHODS)}")
+        raise UsageError("No method was named.", f"fedcache train METHOD, of {', '.join(METHODS)}")
     check_methods([resolved.method])
     home, cluster = Home.from_environment(), engine_of(engine, ray_address)
     if given["dry_run"]:
@@ -87,6 +93,13 @@ def train(
     data = {**done.to_dict(), "model_bytes": bytes_of_models(done.path)}
     # The directory stays the last line.
     return CommandResult(data, [*lines[:-1], *model_lines(done.path, done.result), lines[-1]])
+
+
+def one_of(name: str | None, option: str | None) -> str | None:
+    """The method that was named, as an argument or by its option. Raises UsageError for two different ones."""
+    if name is not None and option is not None and name != option:
+        raise UsageError(f"{name} and --method {option} are both given.", "Leave one of them out.")
+    return name or option
 
 
 def train_asked(
@@ -134,9 +147,43 @@ def stopped() -> Stop:
     return stop
 
 
+@dataclass(frozen=True)
+class GridOptions:
+    """What ``grid`` takes besides what ``train`` does."""
+
+    retrain: bool = option(
+        False, "Train what was chosen by --validation again, on all training rows: its test figures are the result.",
+        POINTS,
+    )  # fmt: skip
+    score: str | None = option(
+        None,
+        "What points are ranked and shown by: the mean over clients, or pooled over test rows.",
+        POINTS,
+        choices=("client-mean", "pooled"),
+        said="the methods' headline where it is alike for all, else client-mean",
+    )
+    trials: int | None = option(
+        None,
+        "With --sampler optuna: how many points are tried; more than before go on.",
+        POINTS,
+        minimum=1,
+        said=str(TRIALS),
+    )
+    pruner: str = option(
+        "none", "With --sampler optuna: stop trials that are behind on validation rows, in rounds that --eval-every "
+        "scores.", POINTS, choices=PRUNERS,
+    )  # fmt: skip
+
+
 Methods = Annotated[
     list[str] | None,
-    typer.Option("--method", help="Methods, comma-separated.", rich_help_panel=POINTS, show_default="those of --ready"),
+    typer.Option(
+        "--method",
+        help="Methods, comma-separated; they may also be named without this option.",
+        rich_help_panel=POINTS,
+        show_default="those of --ready",
+        autocompletion=complete_methods,
+    ),
 ]
 Ready = Annotated[
     str | None,
@@ -203,6 +250,10 @@ WhichModels = Annotated[
 def grid(
     observer: TerminalObserver,
     given: Given,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="METHOD", help="As --method.", show_default=False, autocompletion=complete_methods),
+    ] = None,
     method: Methods = None,
     ready: Ready = None,
     sweep: Sweep = None,
@@ -219,7 +270,7 @@ def grid(
     Points that differ in numbers alone are computed together where that is faster, and equal their single runs up to
     rounding; --exact computes them one by one.
 
-    Example: fedcache grid --method fedavg,fedprox --sweep lr=0.1,0.01 --seeds 0-2 --scheme dirichlet --alpha 0.1
+    Example: fedcache grid fedavg,fedprox --sweep lr=0.1,0.01 --seeds 0-2 --scheme dirichlet --alpha 0.1
     Example: fedcache grid --method fedpcl --sweep lr=0.01,0.001 --validation 0.2 --retrain
     Example: fedcache grid --method fed3r,fedavg,fedncm --by domain --hold-out each
     """
@@ -236,20 +287,25 @@ def grid(
     home = Home.from_environment()
     if partition.options.get("hold_out") == EACH:
         sweeps, partition = hold_out_each(sweeps, partition, resolved, home, observer)
-    methods = split_list(method, "--method") or (preset.methods if preset is not None else ())
+    methods = split_list([*(names or ()), *(method or ())], "--method") or (
+        preset.methods if preset is not None else ()
+    )
     methods = methods or ((resolved.method,) if resolved.method else ())
     if not methods:
-        raise UsageError("No method was named.", "For example fedcache grid --method fedavg --sweep lr=0.1,0.01")
+        raise UsageError("No method was named.", "For example fedcache grid fedavg --sweep lr=0.1,0.01")
     check_methods(methods)
     runs = Path(given["runs"]) if given["runs"] else home.runs
+    check_score(given["score"])
     sampling = Sampling(sampler, given["trials"], given["pruner"] or "none")
-    words = ("grid", methods, sweeps, partition, sampling, exact, jobs, save_models, engine, ray_address)
+    words = ("grid", given["score"], methods, sweeps, partition, sampling, exact, jobs, save_models, engine,
+             ray_address)  # fmt: skip
     asked = Request((*words, *asked_of_runs(given)), resolved, home, runs)
     more = given["retrain"] or sampler.startswith("optuna")  # than a request notes
     if not (given["dry_run"] or given["fresh"] or given["track"] or more):
         found = asked.answer(observer)
         if found is not None:
-            return grid_answer(Grid([Point(name, swept, run) for (name, swept), run in found]), list(sweeps))
+            points = [Point(name, swept, run) for (name, swept), run in found]
+            return grid_answer(Grid(points, score=given["score"]), list(sweeps))
     from fedcache.grids import search
     from fedcache.grids import train_grid as grids
 
@@ -257,6 +313,7 @@ def grid(
         methods, sweeps, resolved, home, partition=partition, runs=runs, repartition=given["repartition"],
         extract=not given["no_extract"], fresh=given["fresh"], sampler=sampling, exact=exact,
         save=SaveModels("none" if given["no_model"] else save_models, given["save_clients"]), retrain=given["retrain"],
+        score=given["score"],
     )  # fmt: skip
     if given["dry_run"]:
         return plan_answer(grids.grid_plan(request, observer))
@@ -289,7 +346,7 @@ def list_ready_grids() -> CommandResult:
     ]  # fmt: skip
     shown = TextTable("", ("name", "what it varies", "paper", "methods and sweeps", "points"), rows, right=("points",))
     last = "Run one:  fedcache grid --ready local-losses   (methods, sweeps and all other options take its place)"
-    return CommandResult({"grids": [g.to_dict() for g in grids]}, [last], renderables=[shown])
+    return CommandResult({"grids": [g.to_dict() for g in grids]}, [last], renderables=[shown], listing=True)
 
 
 def asked_schemes(sweep: Sequence[str] | None, given: Given) -> tuple[str, ...]:

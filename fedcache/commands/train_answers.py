@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
         lines.append(
             "  per domain   " + "  ".join(f"{name} {percent(value)}" for name, value in accuracy["per_domain"].items())
         )
-    if fair.get("std_pp") is not None:
+    if fair.get("std_pp") is not None and not (result["protocol"] == "global" and fair["std_pp"] == 0):
         parts = [f"mean {percent(fair['mean'])}", f"std {fair['std_pp']:.2f} points"]
         parts += [f"{name} {percent(fair[key])}" for key, (name, _) in TAILS.items() if fair[key] is not None]
         few = [f"{name} at least {least}" for key, (name, least) in TAILS.items() if fair[key] is None]
@@ -115,7 +116,11 @@ def score_lines(result: Mapping[str, Any]) -> list[str]:
     """The two scores that every method has, and the interval over test rows where seeds say nothing of it."""
     lines = []
     mean, pooled = (score_of(result, name).mean for name in SCORES)
-    if mean is not None and pooled is not None:
+    if (
+        mean is not None
+        and pooled is not None
+        and not all(math.isclose(score, result["accuracy"]["mean"] or 0.0, abs_tol=1e-12) for score in (mean, pooled))
+    ):
         lines.append(f"  client mean {percent(mean)} %, pooled over test rows {percent(pooled)} %")
     if (found := rows_interval(result)) is not None:
         rows, low, high = found
@@ -151,9 +156,14 @@ FEW_ROWS = 20
 
 def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
     """A grid that holds values out in turn: one row per setting, one column per value, and the mean."""
-    values, sweeps = list(rows[0].accuracy), list(rows[0].sweep)
+    values, sweeps = list(rows[0].accuracy), list(dict.fromkeys(key for row in rows for key in row.sweep))
     cells = [
-        (row.method, *row.sweep.values(), *(percent(row.accuracy[v]) for v in values), percent(row.mean))
+        (
+            row.method,
+            *(row.sweep.get(k) for k in sweeps),
+            *(percent(row.accuracy[v]) for v in values),
+            percent(row.mean),
+        )
         for row in rows
     ]
     counts = {value: next((n for row in rows if (n := row.rows[value]) is not None), None) for value in values}
@@ -220,14 +230,15 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     tails = [p.run.fairness.get("worst10") is not None for p in done.points]
     worst = ("worst 10 %",) if any(tails) else ()
     validation = ("validation %",) if done.by_validation else ()
-    columns = ("method", *sweeps, *validation, "accuracy %", "std", *worst, "sends per round", "seconds")
+    by = "" if done.scored_by == "own" else f" ({done.scored_by})"
+    columns = ("method", *sweeps, *validation, f"accuracy %{by}", "std", *worst, "sends per round", "seconds")
     rows = [
         (
             p.method,
-            *(p.sweep[k] for k in sweeps),
-            *(percent(p.run.validation["mean"]) for _ in validation),
-            percent(p.run.accuracy["mean"]),
-            percent(p.run.accuracy["std"]),
+            *(p.sweep.get(k) for k in sweeps),
+            *(percent(done.figure(p)) for _ in validation),
+            percent(done.score_of(p).mean),
+            percent(done.std_of(p)),
             *(percent(p.run.fairness.get("worst10")) for _ in worst),
             f"{p.run.traffic['exact']['per_client_round']['up']:,.0f}",
             f"{p.run.measured['seconds']['train']:.2f}" if p.run.measured else "-",
@@ -235,18 +246,19 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         for p in done.ranked()
     ]
     blank = ("",) * (len(columns) - len(sweeps) - 2)
-    lost_rows = [(f.method, *(f.sweep[k] for k in sweeps), "failed", *blank) for f in done.failed]
+    lost_rows = [(f.method, *(f.sweep.get(k) for k in sweeps), "failed", *blank) for f in done.failed]
     shown = TextTable("", columns, [*rows, *lost_rows], right=columns[1:])
     values = " ".join(f"{k}={v}" for k, v in best.sweep.items())
-    figures = f"{percent(best.run.accuracy['mean'])} %"
+    figures = f"{percent(done.score_of(best).mean)} %{by}"
     if done.by_validation:
-        figures = f"{percent(best.run.validation['mean'])} %, on test rows {figures}"
+        figures = f"{percent(done.figure(best))} %, on test rows {figures}"
     last = f"{done.chosen_by[:1].upper()}{done.chosen_by[1:]}: {best.method} {values}  {figures}"
     lines = [
         f"{len(done.points)} points, {done.reused} of them were there already.",
         *search_lines(done),
         last,
         *([done.tie] if done.tie else []),
+        *(f"{key} changes no figure here: points that differ in it alone are equal." for key in done.unchanging),
     ]
     lines += model_lines(best.run.path, best.run.result)
     if not all(tails):

@@ -6,7 +6,7 @@ import os
 import shutil
 from dataclasses import dataclass
 
-from fedcache.errors import MachineError, unknown
+from fedcache.errors import MachineError, UsageError, unknown
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -29,6 +29,9 @@ def cores() -> int:
 def known_device(requested: str) -> str:
     """``requested``, when it is a word for a device (which need not be here); else UsageError."""
     if requested not in DEVICES:
+        if requested.lower() in ("gpu", "nvidia") or requested.startswith("cuda:"):
+            one = " (CUDA_VISIBLE_DEVICES chooses one of several)" if ":" in requested else ""
+            raise UsageError(f"Unknown device {requested!r}. A GPU is called 'cuda'.", f"--device cuda{one}")
         raise unknown("device", requested, DEVICES)
     return requested
 

@@ -101,7 +101,9 @@ def _parsed_by(methods: Sequence[str], key: str, value: str) -> list[tuple[str, 
                     f"--sweep partition.{key}=... for the scheme, or --sweep set.{key}=... for the method",
                 )
         return [("", _partition_value(name, value))]
-    return [(method.name, method.hparam(name).parse(value)) for method in map(find_method, methods)]
+    known = list(map(find_method, methods))
+    reading = [method for method in known if any(h.name == name for h in method.hparams)]
+    return [(method.name, method.hparam(name).parse(value)) for method in reading or known]
 
 
 def _number(key: str, value: str, kind: type, legal: str, low: float) -> Any:
@@ -181,13 +183,19 @@ def sampled(sampler: str, points: Sequence[tuple[str, dict[str, str]]]) -> list[
     return [points[i] for i in sorted(drawn)]
 
 
-def combinations(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) -> list[tuple[str, dict[str, str]]]:
-    """Every (method, swept values), checked before anything runs: names, values, repeats. Raises UsageError."""
+def combinations(
+    methods: Sequence[str], sweeps: Mapping[str, Sequence[str]], lacking: Mapping[str, Sequence[str]] | None = None
+) -> list[tuple[str, dict[str, str]]]:
+    """Every (method, swept values), checked before anything runs: names, values, repeats. Raises UsageError.
+
+    ``lacking`` has the keys that some methods have not.
+    """
     check_sweeps(list(dict.fromkeys(methods)), sweeps)
-    names = list(dict.fromkeys(methods))
-    return [
-        (m, dict(zip(sweeps, values, strict=True))) for m in names for values in itertools.product(*sweeps.values())
-    ]
+    made = []
+    for method in dict.fromkeys(methods):
+        mine = {key: values for key, values in sweeps.items() if method not in (lacking or {}).get(key, ())}
+        made += [(method, dict(zip(mine, values, strict=True))) for values in itertools.product(*mine.values())]
+    return made
 
 
 def point_groups(todo: Sequence[tuple[str, dict[str, str]]]) -> list[list[int]]:

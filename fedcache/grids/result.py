@@ -14,12 +14,14 @@ from fedcache.runs.choice import (
     DIGITS,
     NOT_A_CHOICE,
     Order,
+    choice_value,
     has_validation,
     order_of_run,
     order_of_settings,
     tie_sentence,
 )
 from fedcache.runs.run import Run, spread, values_of
+from fedcache.runs.score import Score, score_for, score_of
 
 
 @dataclass
@@ -110,6 +112,7 @@ class Grid:
     retrained: list[Point] = field(default_factory=list)
     pruned: list[PrunedPoint] = field(default_factory=list)  # of a search, those that were stopped on their way
     search: dict[str, Any] | None = None  # of a search: sampler, seed, pruner, counts of trials, and where they are
+    score: str | None = None  # client-mean | pooled: what points are ranked and shown by; None as ``scored_by`` says
 
     @property
     def code(self) -> Exit:
@@ -124,6 +127,25 @@ class Grid:
     def reused(self) -> int:
         """Points whose result was there already."""
         return sum(p.run.reused for p in self.points)
+
+    @property
+    def scored_by(self) -> str:
+        """The one score of all points: that which was asked for, else as ``runs.score.score_for``."""
+        return self.score or score_for(p.run.result for p in self.points)
+
+    def score_of(self, point: Point) -> Score:
+        """A point's accuracy on test rows, by ``scored_by``."""
+        return score_of(point.run.result, self.scored_by)
+
+    def std_of(self, point: Point) -> float | None:
+        """Its spread over seeds, ddof 1."""
+        std: float | None = point.run.accuracy["std"]
+        return std if self.scored_by == "own" else self.score_of(point).std
+
+    @property
+    def unchanging(self) -> list[str]:
+        """Swept keys whose values make no difference to any figure."""
+        return without_effect([(p.method, p.sweep, p.run.result) for p in self.points])
 
     @property
     def by_validation(self) -> bool:
@@ -166,8 +188,9 @@ class Grid:
 
     def figure(self, point: Point) -> float | None:
         """What the points of this grid are ranked by, mean over seeds: validation accuracy, or test accuracy."""
-        mean: float | None = (point.run.validation if self.by_validation else point.run.accuracy)["mean"]
-        return mean
+        if self.by_validation:
+            return choice_value(point.run.result, self.scored_by)
+        return self.score_of(point).mean
 
     def chosen(self) -> list[Point]:
         """The points to train again: the best, or of a grid that holds values out those of the first setting."""
@@ -187,11 +210,12 @@ class Grid:
         chosen_by: dict[tuple[str, ...], list[float | None]] = {}
         for point in self.points if values else ():
             rest = without_hold_out(point.sweep)
-            row = rows.setdefault((point.method, *rest.values()), HeldOut(point.method, rest, {}, None))
-            row.accuracy[point.sweep["hold_out"]] = point.run.accuracy["mean"]
+            key = (point.method, *(f"{k}={v}" for k, v in rest.items()))
+            row = rows.setdefault(key, HeldOut(point.method, rest, {}, None))
+            row.accuracy[point.sweep["hold_out"]] = self.score_of(point).mean
             row.rows[point.sweep["hold_out"]] = point.run.result["partition"].get("test_rows")
             if self.by_validation:
-                chosen_by.setdefault((point.method, *rest.values()), []).append(point.run.validation["mean"])
+                chosen_by.setdefault(key, []).append(self.figure(point))
         for key, row in rows.items():
             row.accuracy = {value: row.accuracy.get(value) for value in values}
             row.rows = {value: row.rows.get(value) for value in values}
@@ -236,6 +260,8 @@ class Grid:
                 "method": best.method, "sweep": best.sweep, "digest": best.run.result["digest"],
                 "chosen_by": self.chosen_by, **({"tie": tie} if (tie := self.tie) else {}),
             },
+            "score": self.scored_by,
+            **({"unchanging": keys} if (keys := self.unchanging) else {}),
             **({"retrained": [p.to_dict() for p in self.retrained]} if self.retrained else {}),
             **({"privacy": privacy} if privacy else {}),
             **({"held_out": [asdict(row) for row in held_out]} if held_out else {}),
@@ -295,3 +321,26 @@ class Grid:
             for f in self.damaged + self.failed
         ]
         return html_table(repr(self), ("method", *swept, *validation, "accuracy", "std", "bytes up"), [*rows, *lost])
+
+
+def without_effect(points: Sequence[tuple[str, Mapping[str, str], Mapping[str, Any]]]) -> list[str]:
+    """Swept keys whose values make no difference: all points that differ in such a key alone have equal figures.
+
+    Args:
+        points: method, swept values and result of each.
+    """
+    found = []
+    for key in dict.fromkeys(key for _, sweep, _ in points for key in sweep):
+        groups: dict[tuple[Any, ...], list[Any]] = {}
+        for name, sweep, result in points:
+            if key in sweep:
+                rest = tuple((k, v) for k, v in sweep.items() if k != key)
+                groups.setdefault((name, *rest), []).append(_figures(result))
+        several = [figures for figures in groups.values() if len(figures) > 1]
+        if several and all(f == figures[0] for figures in several for f in figures):
+            found.append(key)
+    return found
+
+
+def _figures(result: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(result.get(k) for k in ("accuracy", "macro_f1", "confusion", "traffic", "diagnostics", "partition"))

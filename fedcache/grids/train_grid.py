@@ -25,7 +25,6 @@ from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import (
-    combinations,
     partition_of_point,
     point_groups,
     sampled,
@@ -38,6 +37,7 @@ from fedcache.grids.result import Grid, LostPoint, Point
 from fedcache.grids.retrain import check_validation, retrain
 from fedcache.grids.sampling import Sampling
 from fedcache.grids.search_space import SearchPlan, search_of
+from fedcache.grids.unused import points_that_differ, settings_for
 from fedcache.process import Stop
 from fedcache.progress import EachOnce, Observer, Silent
 from fedcache.runs.choice import choice_value, has_validation
@@ -51,6 +51,7 @@ from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels
+from fedcache.runs.score import check_score
 from fedcache.runs.spec import check_config, parse_participation, policy_from_config, timing_from_config
 from fedcache.store.files import sha256_hex
 
@@ -71,6 +72,8 @@ class GridRequest:
     save: SaveModels = field(default_factory=lambda: SaveModels("best"))  # of which points models are kept
     retrain: bool = False  # train what was chosen by validation again, on all training rows
     search: SearchPlan | None = None  # how points are drawn one after another; ``points`` are then corners of its space
+    score: str | None = None  # what points are ranked by: client-mean or pooled; None as ``runs.score.score_for``
+    notes: tuple[str, ...] = ()  # what is to say before anything is trained
 
     def config_of(self, number: int) -> TrainConfig:
         """What ``train`` would be asked for a point."""
@@ -80,7 +83,7 @@ class GridRequest:
         for key in ("backbones", "domain"):
             if key in values:
                 values[key] = tuple(values[key].split("+"))
-        settings = {**self.config.set, **values_of_place(sweep, "set")}
+        settings = {**settings_for(name, [m for m, _ in self.points], self.config.set), **values_of_place(sweep, "set")}
         return replace(self.config, method=name, set=settings, **values)
 
     def partition_of(self, number: int) -> PartitionConfig:
@@ -141,11 +144,13 @@ def request_grid(
     ``methods`` are names and ``sweeps`` key -> values, as ``--sweep``; ``sampler`` is ``grid``, ``random:N[:SEED]``
     for N points drawn without repeats, or that of a search. The others are fields of ``GridRequest``.
     """
+    check_score(fields.get("score"))
     sampling = Sampling(sampler) if isinstance(sampler, str) else sampler
     fields["search"] = search = search_of(sampling, methods, sweeps)
-    points = tuple(search.corners() if search else sampled(sampling.sampler, combinations(methods, sweeps)))
+    every, notes = (search.corners(), ()) if search else points_that_differ(methods, sweeps, config)
+    points = tuple(every if search else sampled(sampling.sampler, every))
     request = GridRequest(points, config, partition or PartitionConfig(), home, runs or home.runs, repartition,
-                          extract, fresh, **fields)  # fmt: skip
+                          extract, fresh, notes=notes, **fields)  # fmt: skip
     KeptModels(request.save)
     request.check()
     return request
@@ -177,6 +182,7 @@ def grid(
     """
     request = replace(request, exact=request.exact or jobs > 1)
     run = GridRun(request, EachOnce(with_hooks(observer, hooks)), stop or Stop())
+    run.note_points()
     if request.retrain:
         check_validation(run)
     with GridRecord(request.words()) as run.record:
@@ -200,6 +206,7 @@ def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[st
     points = request.points if request.search is None else request.points[:1]  # a trial like any
     request = replace(request, points=points, extract=False, fresh=False)
     run = GridRun(request, EachOnce(observer or Silent()), Stop())
+    run.note_points()
     plans = []
     for group in point_groups(request.points):
         config = request.config_of(group[0])
@@ -221,10 +228,15 @@ class GridRun:
         self.request, self.observer, self.stop = request, observer, stop
         self.ended: dict[int, Run | FedcacheError] = {}
         self._inputs, self._shared, self._best = InputCache(), GridCache(), -1.0
-        self._kept, self.total = KeptModels(request.save), len(request.points)
+        self._kept, self.total = KeptModels(request.save, request.score), len(request.points)
         asked = repr((request.points, request.config, request.partition, request.repartition)).encode()
         self.name = f"grid-{sha256_hex(asked)[:12]}" if len(request.points) > 1 else ""
         self.record: GridRecord | None = None  # none of a plan
+
+    def note_points(self) -> None:
+        """Say what of the sweeps does not reach every point."""
+        for note in self.request.notes:
+            self.observer.note(note)
 
     def position_of(self, number: int) -> GridPosition:
         """Where a point stands among all points now."""
@@ -323,7 +335,7 @@ class GridRun:
             self.observer.warn(out.message)
             return
         self._kept.ended(out.path, out.result)
-        mean, points = choice_value(out.result), self.total
+        mean, points = choice_value(out.result, self.request.score or "own"), self.total
         # Accuracies on values that are held out in turn are of different rows: none of them is the highest.
         comparable = "hold_out" not in self.request.points[number][1]
         if mean is not None and mean > self._best and points > 1 and comparable:
@@ -335,7 +347,7 @@ class GridRun:
 
     def grid(self) -> Grid:
         """What came of it. Raises CorruptionError or FederatedRunError, when no point has a result."""
-        done = Grid([])
+        done = Grid([], score=self.request.score)
         for number, (name, sweep) in enumerate(self.request.points):
             out = self.ended[number]
             if isinstance(out, Run):

@@ -184,7 +184,7 @@ class SavedModel:
             if path.is_file() and not is_sealed(path):
                 raise StoreError(
                     f"{path} is no model that a run has sealed: an exported head, or another safetensors file.",
-                    "Give the directory of the run that it was made of; fedcache ls --runs lists them.",
+                    "Give the directory of the run that it was made of; fedcache runs list lists them.",
                 ) from error
             raise CorruptionError(
                 error.message, "A run's is made again by its command with --fresh, a client's by fedcache personalise."

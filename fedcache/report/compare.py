@@ -172,6 +172,6 @@ def _reference(against: str | Run, blocks: PairedBlocks) -> str:
     if len(meant) > 1:
         raise UsageError(
             f"--against {against} fits {len(meant)} runs: {', '.join(meant[:5])}.",
-            "Give one of these names, or the first letters of its digest (fedcache ls --runs).",
+            "Give one of these names, or the first letters of its digest (fedcache runs list).",
         )
     return meant[0]

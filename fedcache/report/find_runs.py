@@ -24,6 +24,7 @@ from fedcache.runs.directory import (
     rounds_of,
 )
 from fedcache.runs.run import is_claimed
+from fedcache.runs.tags import OF_TAG, tags_of
 from fedcache.runs.test_rows import TestRows, test_rows
 from fedcache.runs.trust_words import is_private
 
@@ -192,14 +193,29 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
     return kept, [LeftOut(e.path, "is the same run by older code", hint) for e in entries if e.path not in names]
 
 
+def every_run(asked: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
+    """The runs that were asked for, all of ``root`` when none was, oldest first: finished, unfinished and damaged ones,
+    of this and of older code.
+
+    Raises UsageError for a name that is no run.
+    """
+    return [_open(path) for path in {p.resolve(): p for p in _paths(asked, root)}.values()]
+
+
+def names_in(root: Path) -> list[str]:
+    """What names runs of a directory: those of their own directories, and ``tag:NAME`` of each tag."""
+    found = _inside(root)
+    return [*(p.name for p in found), *sorted({f"{OF_TAG}{tag}" for p in found for tag in tags_of(p)})]
+
+
 def find_one(name: str, root: Path) -> Path:
     """The directory of the one run that a path or the first letters of a digest name.
 
     Raises UsageError for none or several.
     """
-    found = _named(name, root, "`fedcache ls --runs` names those that are.")
+    found = _named(name, root, "`fedcache runs list` names those that are.")
     if len(found) != 1:
-        raise UsageError(f"{name} holds {len(found)} runs, expected one.", "Give a run of `fedcache ls --runs`.")
+        raise UsageError(f"{name} holds {len(found)} runs, expected one.", "Give a run of `fedcache runs list`.")
     return found[0]
 
 
@@ -234,10 +250,19 @@ def _paths(asked: Sequence[RunQuery], root: Path) -> Iterable[Path]:
 
 
 def _named(
-    name: str | Path, root: Path, hint: str = "See `fedcache ls --runs`, or give no name: all runs are taken then."
+    name: str | Path, root: Path, hint: str = "See `fedcache runs list`, or give no name: all runs are taken then."
 ) -> list[Path]:
     if not str(name):
-        raise UsageError("A run has an empty name.", "See `fedcache ls --runs`.")
+        raise UsageError("A run has an empty name.", "See `fedcache runs list`.")
+    if str(name).startswith(OF_TAG):
+        tag = str(name).removeprefix(OF_TAG)
+        if found := [p for p in _inside(root) if tag in tags_of(p)]:
+            return found
+        known = sorted({tag for p in _inside(root) for tag in tags_of(p)})
+        raise UsageError(
+            f"No run under {root} has the tag {tag!r}; there are {', '.join(known) or 'no tags'}.",
+            f"fedcache runs tag {tag} RUN   gives it",
+        )
     path = Path(name)
     if path.is_dir():
         return [path] if _is_run(path) else _inside(path)
@@ -262,7 +287,7 @@ def _inside(folder: Path) -> list[Path]:
     """Directories of runs in a folder, oldest first."""
     if not folder.is_dir():
         return []
-    inside = [p for p in folder.iterdir() if p.is_dir() and _is_run(p)]
+    inside = [p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".") and _is_run(p)]
     return sorted(inside, key=lambda p: (_begun(p), p))
 
 
@@ -328,6 +353,8 @@ def facts(entry: StoredRun) -> dict[str, str]:
     r = entry.result
     made = {"method": entry.method, "backbones": " + ".join(map(str, r["backbones"]))}
     made |= {k: str(r[k]) for k in _IDENTITY if k in r}
+    scored = [one["round"] for one in r["accuracy"].get("per_round", ())]
+    made["eval_every"] = str(scored[0]) if len(scored) > 1 else "0"
     made |= {f"set.{k}": _word(v) for k, v in r["hyperparameters"].items()}
     made |= {f"trust.{k}": _word(v) for k, v in r.get("trust", {}).items() if not isinstance(v, dict | list)}
     return made

@@ -128,7 +128,7 @@ def _partition(entry: StoredRun, name: str) -> list[str]:
         words += ["--clients", str(args.pop("clients"))]
     for key, value in args.items():
         words += ["--option", f"{key}={_word(value)}"]
-    words += ["--seed", str(made["seed"])] if made["seed"] else []
+    words += ["--partition-seed", str(made["seed"])] if made["seed"] else []
     return [*words, "--repartition"] if len(set(made["digests"])) > 1 else words
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedcache.notebooks import percent
+from fedcache.runs.score import score_of
 
 NOT_A_CHOICE = "highest test accuracy (not a choice)"
 BY_VALIDATION = "chosen by validation accuracy"
@@ -19,9 +20,16 @@ Order = tuple[tuple[str, int, float, str], ...]
 """What settings are sorted by."""
 
 
-def choice_value(result: Mapping[str, Any]) -> float | None:
-    """What runs are chosen by, mean over seeds: accuracy on the rows to choose by, else on test rows."""
-    mean: float | None = result.get("validation", result["accuracy"])["mean"]
+def choice_value(result: Mapping[str, Any], score: str = "own") -> float | None:
+    """What runs are chosen by, mean over seeds: accuracy on the rows to choose by, else on test rows.
+
+    ``score`` is a word of ``runs.score``. Where a result has not that one of the rows to choose by it is their mean.
+    """
+    held = result.get("validation")
+    if held is None:
+        return score_of(result, score).mean
+    key = "mean" if score == "own" else score.replace("-", "_")
+    mean: float | None = held.get(key, held["mean"])
     return mean
 
 

@@ -39,7 +39,7 @@ PROCESS = "process"
 
 OWN_FILES = (
     r"(result|measured|files|models|pruned)\.json|config\.toml|rounds\.jsonl|clients\.parquet|test-rows\.npz|partition-.*"
-    r"|(seed|checkpoint)-\d+\.(json|safetensors)"
+    r"|(seed|checkpoint)-\d+\.(json|safetensors)|tags\.json|running\.lock|states-\d+\.(table|lock)"
 )
 """What the files of a run are called, as an expression."""
 

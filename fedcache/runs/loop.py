@@ -32,6 +32,7 @@ from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import Preparation
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels
+from fedcache.runs.running import running
 from fedcache.runs.spec import check_config
 
 CHECKPOINT_EVERY = 2.0
@@ -165,11 +166,12 @@ def train_run(
         return run.stored
     # refuses what does not fit, before anything is written
     forecast_run(inputs, spec, kept=run.kept, place=run.directory.path)
-    run.begin(fresh=fresh)
-    failed = train_seeds([run], None, observer, stop)
-    if failed:
-        raise failed[0]
-    return run.finish(observer)
+    with running([run.directory.path]):
+        run.begin(fresh=fresh)
+        failed = train_seeds([run], None, observer, stop)
+        if failed:
+            raise failed[0]
+        return run.finish(observer)
 
 
 @dataclass(frozen=True)
@@ -224,9 +226,10 @@ def train_together(
     if kept is not None and kept.clients is not None:
         first = next(iter(opened.values()))
         forecast_run(first.inputs, first.spec, len(opened), kept, runs)
-    failed = train_seeds(list(opened.values()), cache, observer, stop, grid_points=len(points))
-    for place, (number, run) in enumerate(opened.items()):
-        on_end(number, failed[place] if place in failed else run.finish(observer))
+    with running([run.directory.path for run in opened.values()]):
+        failed = train_seeds(list(opened.values()), cache, observer, stop, grid_points=len(points))
+        for place, (number, run) in enumerate(opened.items()):
+            on_end(number, failed[place] if place in failed else run.finish(observer))
 
 
 def _open_point(

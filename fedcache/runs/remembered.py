@@ -134,13 +134,28 @@ class Request:
 
 def usual_settings(method: str, preset: str) -> dict[str, Any]:
     """Every hyperparameter of a preset, remembered for this package. Raises UsageError for what is unknown."""
+    return _of_method(method, ["preset", method, preset], lambda: find_method(method).resolve(preset))
+
+
+def usual_run(method: str) -> dict[str, Any]:
+    """Rounds and participation of a method's paper, remembered likewise. Raises UsageError for an unknown method."""
+
+    def read() -> dict[str, Any]:
+        usual = find_method(method).defaults
+        return {"rounds": usual.rounds, "participation": "all" if usual.participation is None else usual.participation}
+
+    return _of_method(method, ["run", method], read)
+
+
+def _of_method(method: str, key: list[str], read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``read`` says of a method, remembered for this package where the method is of it."""
     if method not in NAMES:
-        return find_method(method).resolve(preset)  # somebody's own, which is in memory
-    memory, key = memory_of(Home.from_environment()), ["preset", method, preset]
+        return read()  # somebody's own, which is in memory
+    memory = memory_of(Home.from_environment())
     known = memory.recall(key)
     if known is not None and known["state"] == _package_state():
         return dict(known["settings"])
-    settings = find_method(method).resolve(preset)
+    settings = read()
     with suppress(OSError):
         memory.remember(key, {"state": _package_state(), "settings": settings})
     return settings

@@ -40,10 +40,10 @@ COPIES = 4
 class KeptModels:
     """Which models of the runs of one command are kept, as runs end. Raises UsageError for a word that is none."""
 
-    def __init__(self, asked: SaveModels) -> None:
+    def __init__(self, asked: SaveModels, score: str | None = None) -> None:
         if asked.which not in KEPT:
             raise unknown("--save-models", asked.which, KEPT)
-        self.which, self.clients = asked.which, asked.clients
+        self.which, self.clients, self.score = asked.which, asked.clients, score
         self._seen: dict[str, float] = {}  # the highest figure of each method so far, by which runs are chosen
         # the best run of each method that has ended: what it is sorted by, its directory and digest
         self._best: dict[str, tuple[tuple[float, Order, str], Path, str]] = {}
@@ -95,7 +95,7 @@ class KeptModels:
 
     def wants(self, method: str, accuracy: float | None, seeds: int) -> bool:
         """Whether the model of a seed that has just ended is to be written; of several seeds each one is."""
-        if self.which != "best" or seeds > 1:
+        if self.which != "best" or seeds > 1 or self.score is not None:
             return self.which != "none"
         seen = self._seen.get(method, -1.0)
         if accuracy is None or round(accuracy, DIGITS) < round(seen, DIGITS):
@@ -107,7 +107,7 @@ class KeptModels:
         """A run has its result: of a grid that keeps the best, the model of the other one goes."""
         if self.which != "best":
             return
-        method, mean, digest = str(result["method"]), choice_value(result), str(result["digest"])
+        method, mean, digest = str(result["method"]), choice_value(result, self.score or "own"), str(result["digest"])
         best = self._best.get(method)
         # As ``Grid.ranked`` sorts.
         order = -round(mean or 0.0, DIGITS), order_of_run(result), digest
@@ -216,7 +216,7 @@ def seeds_of(run: Path, asked: str | None) -> list[int]:
 
 def _result(run: Path) -> dict[str, Any]:
     if not (run / "result.json").exists():
-        raise StoreError(f"{run} is no finished run.", "fedcache ls --runs   shows those that are.")
+        raise StoreError(f"{run} is no finished run.", "fedcache runs list   shows those that are.")
     result = read_result(run / "result.json")
     check_place(run, result)
     return result

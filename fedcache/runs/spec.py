@@ -148,11 +148,14 @@ def resolve_run(
     text = participation_text(config, method, clients)
     participation = parse_participation(text)
     trust = policy_from_config(config, method)
+    rounds = 1 if method.one_shot else config.rounds or method.defaults.rounds
+    if rounds == 1:  # the end is all there is to score: the same run, whatever is asked
+        config = replace(config, eval_every=0)
     return ResolvedRun(
         requested=config,
         method=method.name,
         arrays=tuple(arrays),
-        rounds=1 if method.one_shot else config.rounds or method.defaults.rounds,
+        rounds=rounds,
         participation=participation,
         participation_text=text,
         eval_clients=eval_clients(config, method, settings),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcache.config import ExtractConfig, Home, TrainConfig
-from fedcache.errors import StoreError, UsageError
+from fedcache.errors import StoreError, UsageError, all_at_once
 from fedcache.extract import backbones as registry
 from fedcache.extract import datasets
 from fedcache.extract.augment import described
@@ -17,6 +18,7 @@ from fedcache.extract.extract_dataset import extract as run_extract
 from fedcache.extract.planning.find_store import (
     UnfinishedArray,
     extract_command,
+    limited_store,
     locate_store,
     more_features,
     no_store_remembered,
@@ -62,8 +64,8 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
         for key in info:
             by_name.setdefault(str(info[key].recipe.get("backbone", key)), []).append(key)
         return [chosen_arrays(store, [name])[0] for name in by_name]
-    chosen = []
-    for name in names:
+
+    def key_of(name: str) -> str:
         labels = {k: names_of(k, a)[1:] for k, a in info.items()}
         found = _meant(info, name)
         if not found:
@@ -76,8 +78,9 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
             differ = len({labels[k][1] for k in found}) == len(found)
             options = ", ".join(labels[k][1] if differ else f"{k} ({_told_apart(info[k])})" for k in found)
             raise UsageError(f"{name!r} means {len(found)} arrays of the store.", f"Choose with --backbones: {options}")
-        chosen.append(found[0])
-    return list(dict.fromkeys(chosen))
+        return found[0]
+
+    return list(dict.fromkeys(all_at_once(partial(key_of, name) for name in names)))
 
 
 def _meant(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
@@ -311,7 +314,7 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
             f"Only a part of {dataset} is extracted: "
             + ", ".join(f"{p.dataset['slug']} ({p.rows:,} images)" for p in parts)
             + ".",
-            f"To train on the part: --store {parts[0].path} instead of --dataset {dataset}\n"
+            f"To train on the part: --dataset {parts[0].dataset['slug']}\n"
             f"To extract all of it: fedcache extract --dataset {shlex.quote(dataset)} --backbones {wanted}",
         )
 
@@ -356,7 +359,7 @@ def find_or_extract(
     dataset = train.dataset or "digits"
     if store is None and train.dataset is not None:
         refuse_partial_store(home, train.dataset, train.backbones)
-    if store is not None and train.dataset is None:
+    if store is not None and (train.dataset is None or limited_store(home, train.dataset) is not None):
         raise StoreError(
             f"{store.path} holds no features that {method.name} could train on yet.",
             extract_command(store, backbones, recipe, home),

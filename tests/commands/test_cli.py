@@ -229,11 +229,11 @@ def test_partition_prints_saves_and_draws(tmp_path: Path) -> None:
 def test_a_command_that_handles_no_signal_ends_with_130_by_either(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedcache.commands import stores
+    from fedcache.commands import runs
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(stores, "gather", lambda *_: signal.raise_signal(number))
-    done = fedcache("ls", "--runs")
+    monkeypatch.setattr(runs, "listed", lambda *_: signal.raise_signal(number))
+    done = fedcache("runs", "list")
     assert done.code == Exit.INTERRUPTED
     assert "Traceback" not in done.err
     assert signal.getsignal(signal.SIGTERM) is before

@@ -38,7 +38,7 @@ def test_train_and_grid_have_the_same_options_of_a_run() -> None:
 @pytest.mark.parametrize("command", ["train", "grid", "extract"])
 def test_every_option_with_a_value_says_its_default_and_stands_in_a_panel(command: str) -> None:
     for name, param in options_of(command).items():
-        if param.is_flag or name in ("--config", "--help", "-h"):
+        if not name.startswith("-") or param.is_flag or name in ("--config", "--help", "-h"):
             continue
         assert param.show_default, name
         assert param.rich_help_panel, name

@@ -201,7 +201,7 @@ def piped(home: Path, after: str, *words: str) -> tuple[int, str, str]:
 # ``sleep`` closes its stdin at once and lives: the reader is gone before anything is printed.
 @pytest.mark.parametrize("after", ["| head -1", "| (exec <&-; sleep 1)"])
 @pytest.mark.parametrize(
-    "words", [("methods", "list"), *(pytest.param(w, marks=FULL) for w in (("ls", "--json"), ("train", "--help")))]
+    "words", [("datasets", "list"), *(pytest.param(w, marks=FULL) for w in (("ls", "--json"), ("train", "--help")))]
 )
 def test_a_closed_pipe_ends_quietly(own_home: Path, words: tuple[str, ...], after: str) -> None:
     code, out, err = piped(own_home, after, *words)

@@ -104,9 +104,10 @@ def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(small: Store
         "name": small.path.name, "path": str(small.path), "dataset": "small", "images": 20, "ok": 20,
         "arrays": sorted(small.arrays), "text": ["mine"], "groups": {}, "partitions": ["mine"], "bytes": size,
     }  # fmt: skip
-    shown = fedcache("ls").out
-    assert " 20 of 20 " in shown
-    assert f" {size / 1e6:,.1f} MB" in shown
+    assert fedcache("ls").out.splitlines() == [
+        "store\trows\tarrays\tpartitions\tsize",
+        "\t".join([small.path.name, "20 of 20", ", ".join(sorted(small.arrays)), "mine", f"{size / 1e6:,.1f} MB"]),
+    ]
     assert ok("ls", "--dataset", "small").data["entries"] == [entry]
     (own_home / "stores" / "broken.zarr").mkdir()
     told = ok("ls")
@@ -117,12 +118,13 @@ def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(small: Store
 
 
 def test_an_empty_home_is_answered_with_the_command_that_fills_it(own_home: Path) -> None:
-    assert fedcache("ls").out.splitlines() == [
+    assert fedcache("ls").err.splitlines() == [
         f"No store under {own_home / 'stores'} yet.",
         "fedcache extract --dataset digits --backbones efficientnet-lite0",
     ]
     nothing = f"No result under {own_home / 'runs'} yet."
-    assert fedcache("ls", "--runs").out.splitlines() == [nothing, "fedcache train --method fed3r"]
+    assert fedcache("runs", "list").err.splitlines() == [nothing, "fedcache train fed3r"]
+    assert (fedcache("ls").out, fedcache("runs", "list").out) == ("", "")
     assert fedcache("compare").out.splitlines() == [nothing, "fedcache grid --method fedavg,fed3r --seeds 0-4"]
     assert fedcache("gc").out.splitlines() == ["Nothing to delete among leftovers, given-up."]
 
@@ -132,7 +134,6 @@ def test_an_empty_home_is_answered_with_the_command_that_fills_it(own_home: Path
     [
         (("--privacy", "--runs"), "ls --privacy takes no --runs and no --dataset."),
         (("--privacy", "--dataset", "x"), "ls --privacy takes no --runs and no --dataset."),
-        (("--runs", "--dataset", "x"), "ls --runs takes no --dataset."),
     ],
 )
 def test_lists_that_exclude_each_other_are_refused(words: tuple[str, ...], message: str) -> None:
@@ -145,32 +146,27 @@ def test_results_are_listed_with_their_settings(tmp_path: Path) -> None:
     ok("partition", "--scheme", "iid", "--clients", 3, "--name", "thirds")
     first = ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2, "--seeds", "0-2").data
     second = ok("train", "--method", "fed3r", "--partition", "thirds").data
-    entries = {e["path"]: e for e in ok("ls", "--runs").data["entries"]}
+    listed = ok("runs", "list")
+    old = ok("ls", "--runs")
+    assert (old.data, old.err) == (listed.data, "ls --runs is called  fedcache runs list  now.\n")
+    entries = {e["path"]: e for e in listed.data["entries"]}
     assert entries.keys() == {first["path"], second["path"]}
     entry = entries[first["path"]]
     assert first["digest"].startswith(entry.pop("name"))
     assert entry == {
         "path": first["path"], "method": "fed3r", "dataset": "mine", "backbones": ["mine"], "partition": "iid",
         "rounds": 1, "seeds": [0, 1, 2], "accuracy": first["accuracy"]["mean"], "claimed": False,
-        "model_bytes": first["model_bytes"],
+        "model_bytes": first["model_bytes"], "state": "finished", "tags": [], "differs": "",
     }  # fmt: skip
     files = list(Path(first["path"], "models").glob("*.safetensors"))
     assert first["model_bytes"] == sum(file.stat().st_size for file in files)
     assert len(files) == 3
     assert entries[second["path"]]["partition"] == "thirds"
-    shown = [line.split() for line in fedcache("ls", "--runs").out.splitlines() if " fed3r " in line]
-    assert [row[1:] for row in shown if row[4] == "iid"] == [
-        [
-            "fed3r",
-            "mine",
-            "mine",
-            "iid",
-            "1",
-            "3",
-            f"{100 * first['accuracy']['mean']:.2f}",
-            f"{first['model_bytes'] / 1e6:.2f}",
-        ]
-    ]
+    head, *lines = (line.split("\t") for line in fedcache("runs", "list").out.splitlines())
+    shown = {row[0]: dict(zip(head, row, strict=True)) for row in lines}[Path(first["path"]).name]
+    assert (shown["partition"], shown["rounds"], shown["seeds"]) == ("iid", "1", "3")
+    assert shown["accuracy %"] == f"{100 * first['accuracy']['mean']:.2f}"
+    assert shown["model MB"] == f"{first['model_bytes'] / 1e6:.2f}"
     Path(second["path"], "result.json").write_text(json.dumps({"method": "fed3r"}))
     left = ok("ls", "--runs")
     assert len(left.data["entries"]) == 1
@@ -184,9 +180,9 @@ def test_gc_says_how_much_goes_and_the_command_that_deletes_it(own_home: Path) -
     (own_home / "stores").mkdir(parents=True)
     left = own_home / "stores" / f".x.zarr.{2**22 + 1}-a.partial"
     left.write_bytes(bytes(2_345_678))
-    told = fedcache("gc").out
+    told = fedcache("gc").err
     assert "1 thing, 2.3 MB. Delete them:  fedcache gc --delete" in told
-    kinds = fedcache("gc", "--kind", "leftovers").out
+    kinds = fedcache("gc", "--kind", "leftovers").err
     assert "1 thing, 2.3 MB. Delete them:  fedcache gc --kind leftovers --delete" in kinds
     assert ok("gc").data == {
         "garbage": [{"path": str(left), "kind": "leftovers", "why": "a killed process was writing it",

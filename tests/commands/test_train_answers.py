@@ -248,7 +248,7 @@ def test_a_method_that_is_not_there_is_refused_before_its_sweeps_are_read() -> N
     assert "Did you mean 'fedavg'" in done.envelope["error"]["message"]
     none = fedcache("grid", "--sweep", "lr=1", "--json").envelope["error"]
     assert none["message"] == "No method was named."
-    assert none["hint"] == "For example fedcache grid --method fedavg --sweep lr=0.1,0.01"
+    assert none["hint"] == "For example fedcache grid fedavg --sweep lr=0.1,0.01"
 
 
 def test_the_ready_grids_are_listed_with_their_points() -> None:

@@ -116,7 +116,7 @@ def test_a_grid_of_no_method_is_refused() -> None:
     done = fedcache("grid", "--sweep", "lr=0.1,0.01", "--json")
     assert done.code == 2
     assert done.envelope["error"]["message"] == "No method was named."
-    assert "--method fedavg" in done.envelope["error"]["hint"]
+    assert "grid fedavg" in done.envelope["error"]["hint"]
 
 
 def test_a_ready_grid_runs_and_what_is_said_takes_its_place(tmp_path: Path) -> None:

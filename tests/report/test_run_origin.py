@@ -51,7 +51,7 @@ LAST = "--rounds 5 --seeds 0,1"
         (DIGITS + 'partition = "a/b.json"\n', "s", {}, f"{START} --store s {PARTITION} {LAST} --set lr=0.02"),
         # each seed with a partition of its own, from seed 4 on; a scheme without clients or other arguments
         (DIGITS, "s", {"partition": {**DEALT, "args": {}, "seed": 4, "digests": ["p", "q"]}},
-         f"{START} --store s --scheme dirichlet --seed 4 --repartition {LAST} --set lr=0.02"),
+         f"{START} --store s --scheme dirichlet --partition-seed 4 --repartition {LAST} --set lr=0.02"),
         # one round that nobody asked for is that of a closed form
         (DIGITS, "s", {"rounds": 1}, f"{START} --store s {PARTITION} --seeds 0,1 --set lr=0.02"),
         (DIGITS + "rounds = 1\n", "s", {"rounds": 1},

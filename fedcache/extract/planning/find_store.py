@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -62,6 +63,8 @@ def locate_store(
             )
         return place
     if dataset is not None:
+        if (part := limited_store(home, dataset)) is not None:
+            return part
         found = ingested_path(home, dataset)
         if found is not None:
             return found if found.exists() else None
@@ -119,6 +122,21 @@ def need_path(
             f"fedcache extract --dataset {dataset or 'digits'} --backbones efficientnet-lite0",
         )
     return found
+
+
+def limited_store(home: Home, name: str) -> Path | None:
+    """The store of a part of a dataset (``--limit 300``) by the part's name, ``digits-300``; None for anything else.
+
+    Raises UsageError where parts of several contents have the name.
+    """
+    if not re.fullmatch(r"[\w.+-]+-\d+", name):
+        return None
+    found = [path for path in sorted(home.stores.glob(f"{name}-*.zarr")) if path.name.rpartition("-")[0] == name]
+    if len(found) > 1:
+        raise UsageError(
+            f"{name} names {len(found)} stores: {', '.join(path.name for path in found)}.", f"--store {found[-1].name}"
+        )
+    return found[0] if found else None
 
 
 def no_store_remembered(home: Home) -> FedcacheError | None:

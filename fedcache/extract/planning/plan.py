@@ -6,11 +6,12 @@ import math
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import MachineError, UsageError, all_at_once
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import Backbone, Weights
 from fedcache.extract.backbones.encoder import prompts
@@ -125,19 +126,22 @@ def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Ba
     """
     files = {bare_name(name): Path(path) for name, path in config.weights.items()}
     options = [(bare_name(at), option, value) for (at, _, option), value in split_keys(config)]
-    rows: dict[str, Backbone] = {}
-    for name in config.backbones:
+
+    def row_of(name: str) -> Backbone:
         bare = bare_name(name)
         # The output of a user's model and its size decide how wide its features are, so they belong to the row.
         said = {option: value for at, option, value in options if at in ("", bare)}
         size = said.get("size", config.size)
-        row = registry.lookup(
+        return registry.lookup(
             name,
             home=home.root,
             file=files.get(bare),
             output=said.get("output"),
             size=int(size) if size is not None and str(size).isdigit() else None,
         )
+
+    rows: dict[str, Backbone] = {}
+    for row in all_at_once(partial(row_of, name) for name in config.backbones):
         if row.name in rows and rows[row.name] != row:
             raise UsageError(
                 f"Two files are called {row.name}: {rows[row.name].place} and {row.place}.",

@@ -220,12 +220,14 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Cal
         if "clients" in instead:
             what = f"largest number of clients found to work is {instead['clients']}"
         instead = _as_tried(scheme, args, instead)
-        hints.append(f"With this seed the {what}:  {scheme.command({**args, **instead})} --seed {streams.seed}")
+        hints.append(
+            f"With this seed the {what}:  {scheme.command({**args, **instead})} --partition-seed {streams.seed}"
+        )
     if can_fill:
         filled = _as_tried(scheme, args, filled)
         hints.append(
             "Who is short gets rows of the largest clients with:  "
-            f"{scheme.command({**args, **filled})} --seed {streams.seed}"
+            f"{scheme.command({**args, **filled})} --partition-seed {streams.seed}"
         )
     if not hints:
         even = min(rule.clients, rows)

@@ -241,7 +241,7 @@ def checked_seed(seed: object) -> int:
         number = -1
     if isinstance(seed, bool) or not 0 <= number <= LARGEST_SEED:
         raise UsageError(
-            f"The seed is {seed!r}, expected an integer from 0 to {LARGEST_SEED}.", "For example: --seed 0"
+            f"The seed is {seed!r}, expected an integer from 0 to {LARGEST_SEED}.", "For example: --partition-seed 0"
         )
     return number
 

@@ -119,7 +119,7 @@ def test_so_many_that_a_draw_takes_seconds_are_refused_without_one(monkeypatch):
         FedcacheError, match="needs 300 x 1 row, but 200 rows can be dealt: enough for 200 clients"
     ) as error:
         make("dirichlet", COLUMNS, clients=300, alpha=0.3)
-    assert "--clients 200 --alpha 0.3 --option fill=true --seed 0" in error.value.hint
+    assert "--clients 200 --alpha 0.3 --option fill=true --partition-seed 0" in error.value.hint
     monkeypatch.undo()
     assert len(make("dirichlet", COLUMNS, **error.value.instead, alpha=0.3).clients) == 200
 

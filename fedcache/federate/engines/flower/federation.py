@@ -30,6 +30,7 @@ from fedcache.runs.events import GridPosition
 from fedcache.runs.forecast import training_run
 from fedcache.runs.open_run import OpenRun, note_paper_choices, open_run, prepare_run
 from fedcache.runs.run import Run
+from fedcache.runs.running import running
 from fedcache.store.files import digest_of
 
 CLAIMED = ("accuracy", "macro_f1", "confusion", "fairness", "classes_owned", "dataset.rows", "dataset.ok")
@@ -64,7 +65,8 @@ def federate(
                   "dtype": plan.train.dtype}  # fmt: skip
         observer.start(f"{points[0].spec.method} over {len(facts)} sites", sum(j.rounds for *_, j in jobs), "rounds")
         try:
-            server.train([job for *_, job in jobs], plan.train.eval_every, common)
+            with running([run.directory.path for run in waiting]):
+                server.train([job for *_, job in jobs], plan.train.eval_every, common)
         finally:
             observer.stop()
     errors = []

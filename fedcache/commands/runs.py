@@ -1,0 +1,310 @@
+"""``fedcache runs``: the stored results; which there are, one of them, what differs, their tags and their removal."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcache.commands.complete import complete_datasets, complete_methods, complete_runs, complete_tags, complete_words
+from fedcache.commands.options import command, runs_directory, split_list
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
+from fedcache.config import Home
+from fedcache.errors import UsageError
+from fedcache.report.describe_run import (
+    FINISHED,
+    STATES,
+    RunFilter,
+    begun,
+    different,
+    figures_of,
+    files_of,
+    finished_run,
+    listed,
+    set_apart,
+    settings_of,
+    state_of,
+)
+from fedcache.report.drawing import percent
+from fedcache.report.find_runs import StoredRun, every_run, setting_name
+from fedcache.runs.remove_run import partitions_named, plan_removal, remove_runs
+from fedcache.runs.tags import check_tag, tags_of, write_tags
+
+runs = typer.Typer(name="runs", help="Stored results: list, show, compare settings, tag, remove.", no_args_is_help=True)
+
+Root = Annotated[Path | None, typer.Option("--runs", help="Directory of results.", show_default="$FEDCACHE_HOME/runs")]
+RUN_HELP = "Directory, first letters of a name of `fedcache runs list`, or tag:NAME."
+RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)]
+RunNames = Annotated[list[str], typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)]
+SomeRuns = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="RUN", help=f"{RUN_HELP} Default all.", autocompletion=complete_runs, show_default=False),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Remove without a question.")]
+SHARES = ("accuracy", "std over seeds", "client-mean", "pooled", "validation", "zero-shot", "macro-F1", "worst 10 %")
+"""Figures that are fractions, shown in per cent."""
+
+
+@runs.command("list")
+@command("runs list")
+def runs_list(
+    observer: TerminalObserver,
+    names: SomeRuns = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="Of these methods, or of patterns: fed*.", autocompletion=complete_methods),
+    ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dataset", "-d", help="On these datasets, or patterns: digits*.", autocompletion=complete_datasets
+        ),
+    ] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", help="With one of these tags.", autocompletion=complete_tags)
+    ] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", help=f"{' | '.join(STATES)}, comma-separated.", autocompletion=complete_words(STATES)),
+    ] = None,
+    root: Root = None,
+) -> CommandResult:
+    """Every run, the oldest first: what it is, its accuracy, and what tells it from others of its method.
+
+    Example: fedcache runs list --method fed3r,fedavg --state finished
+    """
+    wanted = RunFilter(
+        split_list(method, "--method"),
+        split_list(dataset, "--dataset"),
+        split_list(tag, "--tag"),
+        split_list(state, "--state"),
+    )
+    return list_answer(observer, names or [], runs_directory(root), wanted)
+
+
+def list_answer(observer: TerminalObserver, names: list[str], root: Path, wanted: RunFilter) -> CommandResult:
+    """The answer of ``runs list``."""
+    found = listed(names, root, wanted)
+    for left in found.problems:
+        observer.warn(f"{left.sentence} {left.hint}")
+    entries = found.entries
+    columns: dict[str, list[Any]] = {
+        "run": [e["name"] for e in entries],
+        "state": [e["state"] for e in entries],
+        "method": [e["method"] for e in entries],
+        "differs in": [e["differs"] for e in entries],
+        "dataset": [e["dataset"] for e in entries],
+        "backbones": [" + ".join(e["backbones"]) for e in entries],
+        "partition": [e["partition"] for e in entries],
+        "rounds": [e["rounds"] for e in entries],
+        "seeds": [len(e["seeds"]) or None for e in entries],
+        "accuracy %": [percent(e["accuracy"]) for e in entries],
+        "accuracy is": ["sites claim" if e["claimed"] else "measured" for e in entries],
+        "model MB": [None if e["model_bytes"] is None else f"{e['model_bytes'] / 1e6:,.2f}" for e in entries],
+        "tags": [" ".join(e["tags"]) for e in entries],
+    }
+    # Columns that say the same of all runs are left out for a person; a script finds the same ones every time.
+    said = {"state": "finished", "differs in": "", "accuracy is": "measured", "tags": ""}
+    if sys.stdout.isatty():
+        columns = {name: cells for name, cells in columns.items() if set(cells) != {said.get(name)}}
+    right = ("rounds", "seeds", "accuracy %", "model MB")
+    shown = [TextTable("", list(columns), list(zip(*columns.values(), strict=True)), right=right)] if entries else []
+    any_there = not entries and bool(every_run([], root))
+    lines = [] if entries else (
+        ["No run is so.", "fedcache runs list"] if any_there
+        else [f"No result under {root} yet.", "fedcache train fed3r"])  # fmt: skip
+    left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in found.problems]
+    return CommandResult({"entries": entries, "left_out": left_out}, lines, renderables=shown, listing=True)
+
+
+def finished_answer(observer: TerminalObserver, dataset: str | None) -> CommandResult:
+    """The answer of ``ls --runs`` of earlier releases, whose ``entries`` are finished runs."""
+    wanted = RunFilter(datasets=() if dataset is None else (dataset,))
+    answer = list_answer(observer, [], Home.from_environment().runs, wanted)
+    answer.data["entries"] = [e for e in answer.data["entries"] if e["state"] == FINISHED]
+    return answer
+
+
+@runs.command("show")
+@command("runs show")
+def runs_show(name: RunName, root: Root = None) -> CommandResult:
+    """One finished run: what it is, the settings that are not its method's or the defaults, figures and files.
+
+    Example: fedcache runs show 3f9c
+    """
+    entry = finished_run(name, runs_directory(root))
+    r, apart, figures, files = entry.result, set_apart(entry), figures_of(entry), files_of(entry.path)
+    tags, again = tags_of(entry.path), shlex.join(["fedcache", "train", "--config", str(entry.path / "config.toml")])
+    facts = {
+        "run": entry.digest,
+        "state": state_of(entry),
+        "tags": " ".join(tags) or "none",
+        "begun": begun(entry.path),
+        "method": f"{entry.method} ({r['preset']}, {r['fidelity']})",
+        "dataset": setting_name(entry).partition(", ")[0],
+        "backbones": " + ".join(r["arrays"]),
+        "partition": f"{setting_name(entry).partition(', ')[2]}: {r['partition']['clients']} clients",
+        "rounds": f"{r['rounds']}, {r['participation']} clients a round",
+        "seeds": " ".join(map(str, r["seeds"])),
+        "computed": f"{r['execution']}, {r['dtype']}, {r['device']}",
+        "directory": str(entry.path),
+        "again": again,
+    }
+    data = {**facts, "path": str(entry.path), "tags": list(tags), "settings": apart, "figures": figures,
+            "files": [{"name": name, "bytes": size} for name, size in files]}  # fmt: skip
+    lines = [f"{name:<11} {value}" for name, value in facts.items()]
+    tables = [TextTable("settings of its own", ("setting", "value", "default"), [tuple(a.values()) for a in apart])]
+    if not apart:
+        lines.append("settings    all of them the method's own")
+        tables = []
+    known = [(name, _figure(name, value)) for name, value in figures.items() if value is not None]
+    tables.append(TextTable("figures", ("figure", "value"), known, right=("value",)))
+    tables.append(
+        TextTable("files", ("file", "bytes"), [(name, f"{size:,}") for name, size in files], right=("bytes",))
+    )
+    return CommandResult(data, lines, renderables=tables)
+
+
+@runs.command("diff")
+@command("runs diff")
+def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
+    """The settings and the figures that are not the same in two or more finished runs.
+
+    Example: fedcache runs diff 3f9c 81ab
+    """
+    folder = runs_directory(root)
+    paths = {one.path.resolve(): one.path for name in names for one in every_run([name], folder)}
+    if len(paths) < 2:
+        raise UsageError(f"{' '.join(names)} names one run, and two or more are compared.", "fedcache runs diff A B")
+    entries = [finished_run(str(path), folder) for path in paths.values()]
+    digests = [e.digest for e in entries]
+    settings = different([settings_of(e) for e in entries])
+    figures = different([figures_of(e) for e in entries])
+    data = {
+        "runs": digests,
+        "settings": {name: dict(zip(digests, values, strict=True)) for name, values in settings.items()},
+        "figures": {name: dict(zip(digests, values, strict=True)) for name, values in figures.items()},
+    }
+    heads = [f"{e.digest[:8]} {e.method}" for e in entries]
+    two = len(entries) == 2
+    rows = [
+        (name, *(_figure(name, v) for v in values), *([_difference(name, values)] if two else []))
+        for name, values in figures.items()
+    ]
+    columns = ("figure", *heads, *(["difference"] if two else []))
+    tables = [TextTable("settings", ("setting", *heads), [(k, *v) for k, v in settings.items()])] if settings else []
+    tables += [TextTable("figures", columns, rows, right=columns[1:])] if rows else []
+    lines = [] if settings else ["No setting differs."]
+    lines += [] if figures else ["No figure differs."]
+    return CommandResult(data, lines, renderables=tables, listing=True)
+
+
+@runs.command("rm")
+@command("runs rm")
+def runs_rm(
+    observer: TerminalObserver, as_json: bool, names: RunNames, yes: Yes = False, root: Root = None
+) -> CommandResult:
+    """Remove runs, finished, unfinished or damaged ones, with their models and what a tracker wrote of them.
+
+    It asks first, and wants --yes where nobody can answer. Runs that are being trained are refused, files that are not
+    the run's stay, and what a private run spent stays in the ledger.
+
+    Example: fedcache runs rm 3f9c tag:tried --yes
+    """
+    folder = runs_directory(root)
+    found = {one.path: one for one in every_run(names, folder)}
+    planned = [plan_removal(path) for path in found]
+    size = sum(one.bytes for one in planned)
+    what = f"{len(planned)} run{'' if len(planned) == 1 else 's'}, {size / 1e6:,.2f} MB"
+    for one in planned:
+        told = found[one.path]
+        words = f"{told.method}, {percent(told.result['accuracy']['mean'])} %" if isinstance(told, StoredRun) else (
+            state_of(told))  # fmt: skip
+        observer.note(f"{one.path.name}  {words}  {one.bytes / 1e6:,.2f} MB")
+        if one.kept:
+            observer.warn(f"{one.path.name}: {', '.join(one.kept)} is not of the run, and stays.")
+        if users := partitions_named(one.path, found):
+            observer.warn(f"{', '.join(users)} cannot be trained again by its config.toml, which names a partition "
+                          f"of {one.path.name}.")  # fmt: skip
+        if isinstance(told, StoredRun) and told.private:
+            observer.note(f"What {one.path.name} spent of privacy stays in the ledger (fedcache ls --privacy).")
+    data = {"removed": [str(one.path) for one in planned], "bytes": size}
+    if not yes and not _asked(f"Remove {what}? [y/N] ", names, as_json):
+        return CommandResult({"removed": [], "bytes": 0}, ["Nothing was removed."])
+    remove_runs(planned, Home.from_environment())
+    return CommandResult(data, [f"Removed {what}."])
+
+
+def _asked(question: str, names: list[str], as_json: bool) -> bool:
+    """Whether a person says yes. Raises UsageError where nobody can be asked."""
+    if as_json or not sys.stdin.isatty():
+        raise UsageError(
+            "Nothing was removed: nobody can be asked here.", shlex.join(["fedcache", "runs", "rm", *names, "--yes"])
+        )
+    print(question, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+@runs.command("tag")
+@command("runs tag")
+def runs_tag(
+    tag: Annotated[
+        str | None, typer.Argument(help="One word; without it, the tags there are.", autocompletion=complete_tags)
+    ] = None,
+    names: SomeRuns = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Take the tag from these runs, else from all.")] = False,
+    root: Root = None,
+) -> CommandResult:
+    """Give runs a tag, by which runs list, report, compare and others find them as tag:NAME.
+
+    It lies in tags.json beside the result and changes no digest.
+
+    Example: fedcache runs tag baseline 3f9c 81ab
+    """
+    folder = runs_directory(root)
+    if tag is None:
+        return _tags_answer(folder)
+    check_tag(tag)
+    if not names and not remove:
+        raise UsageError(f"No run was named to have the tag {tag}.", f"fedcache runs tag {tag} RUN")
+    asked = names or [f"tag:{tag}"]
+    paths = [one.path for one in every_run(asked, folder)]
+    for path in paths:
+        write_tags(path, {*tags_of(path)} - {tag} if remove else {*tags_of(path), tag})
+    done = f"{'No longer' if remove else 'Now'} {tag}: {', '.join(path.name for path in paths)}"
+    more = [] if remove else [f"fedcache compare tag:{tag}"]
+    return CommandResult({"tag": tag, "removed": remove, "runs": [str(p) for p in paths]}, [done, *more])
+
+
+def _tags_answer(folder: Path) -> CommandResult:
+    """Every tag and its runs."""
+    found: dict[str, list[str]] = {}
+    for one in every_run([], folder):
+        for tag in tags_of(one.path):
+            found.setdefault(tag, []).append(one.path.name)
+    rows = [(tag, len(names), " ".join(name[:8] for name in names)) for tag, names in sorted(found.items())]
+    shown = [TextTable("", ("tag", "runs", "which"), rows, right=("runs",))] if rows else []
+    lines = [] if rows else ["No run has a tag.", "fedcache runs tag baseline RUN"]
+    return CommandResult({"tags": found}, lines, renderables=shown, listing=True)
+
+
+def _figure(name: str, value: Any) -> str:
+    """A figure for a person; per cent for what is a fraction."""
+    if value is None:
+        return "-"
+    if name in SHARES:
+        return f"{percent(value)} %"
+    return f"{value:,.2f}" if isinstance(value, float) and name == "seconds" else f"{value:,.0f}"
+
+
+def _difference(name: str, values: list[Any]) -> str:
+    """The second minus the first, with its sign; points for fractions."""
+    first, second = values
+    if first is None or second is None:
+        return "-"
+    if name in SHARES:
+        return f"{100 * (second - first):+.2f} points"
+    return f"{second - first:+,.2f}" if name == "seconds" else f"{second - first:+,.0f}"

@@ -1,0 +1,224 @@
+"""Stored runs in a few facts, for ``fedcache runs``: the list, one run, and what differs between several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from fedcache.config import TrainConfig
+from fedcache.errors import Exit, FedcacheError, UsageError, unknown
+from fedcache.parsing import parse_toml
+from fedcache.report.find_runs import LeftOut, StoredRun, every_run, facts, labels, setting_name
+from fedcache.runs.directory import PLACES, bytes_of_models
+from fedcache.runs.remembered import usual_run, usual_settings
+from fedcache.runs.running import is_running
+from fedcache.runs.score import SCORES, score_of
+from fedcache.runs.tags import tags_of
+
+FINISHED, RUNNING, UNFINISHED, DAMAGED = "finished", "running", "unfinished", "damaged"
+STATES = (FINISHED, RUNNING, UNFINISHED, DAMAGED)
+NO_SETTING = {*PLACES, "method", "set", "backbones", "device"}
+"""Words of ``config.toml`` that are said elsewhere, or of which results do not depend."""
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """Which runs are listed; empty takes all. Methods and datasets may be patterns: ``fed*``."""
+
+    methods: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for state in self.states:
+            if state not in STATES:
+                raise unknown("--state", state, STATES)
+
+    def takes(self, entry: Mapping[str, Any]) -> bool:
+        """Whether an entry of ``listed`` is one of them."""
+        return (
+            _fits(entry["method"], self.methods)
+            and _fits(entry["dataset"], self.datasets)
+            and (not self.tags or bool({*self.tags} & {*entry["tags"]}))
+            and (not self.states or entry["state"] in self.states)
+        )
+
+
+@dataclass(frozen=True)
+class RunsListed:
+    """Entries by the time they were begun, oldest first, and what is to say of those without a result."""
+
+    entries: list[dict[str, Any]]
+    problems: list[LeftOut] = field(default_factory=list)
+
+
+def listed(asked: Sequence[str], root: Path, wanted: RunFilter) -> RunsListed:
+    """The runs that were asked for, all of ``root`` when none was, as plain JSON values.
+
+    Raises UsageError for a name that is no run.
+    """
+    found = every_run(asked, root)
+    pairs = [(one, _entry(one)) for one in found]
+    kept = [(one, entry) for one, entry in pairs if wanted.takes(entry)]
+    finished = [(one, entry) for one, entry in kept if isinstance(one, StoredRun)]
+    for label, (one, entry) in zip(labels([one for one, _ in finished]), finished, strict=True):
+        entry["differs"] = label.removeprefix(one.method).removesuffix(f"({one.digest[:8]})").strip()
+    problems = [one for one, entry in kept if isinstance(one, LeftOut) and entry["state"] != RUNNING]
+    return RunsListed([entry for _, entry in kept], problems)
+
+
+def state_of(one: StoredRun | LeftOut) -> str:
+    """One of ``STATES``."""
+    if is_running(one.path):
+        return RUNNING
+    if isinstance(one, StoredRun):
+        return FINISHED
+    return DAMAGED if one.exit is Exit.CORRUPT else UNFINISHED
+
+
+def _entry(one: StoredRun | LeftOut) -> dict[str, Any]:
+    common = {"name": one.path.name, "path": str(one.path), "state": state_of(one), "tags": _tags(one.path)}
+    if isinstance(one, LeftOut):
+        asked = asked_of(one.path)
+        backbones, store = list(asked.get("backbones", ())), str(asked.get("store", ""))
+        return {
+            **common,
+            "method": asked.get("method", ""),
+            "dataset": Path(store).name.rpartition("-")[0] if store else asked.get("dataset", ""),
+            "backbones": backbones,
+            **dict.fromkeys(("partition", "rounds", "accuracy", "model_bytes")),
+            "seeds": [], "claimed": False, "differs": "",
+        }  # fmt: skip
+    r = one.result
+    return {
+        **common,
+        "method": one.method,
+        "dataset": r["dataset"]["slug"],
+        "backbones": list(r["backbones"]),
+        "partition": r["partition"]["name"] or r["partition"]["scheme"],
+        "rounds": r["rounds"],
+        "seeds": list(r["seeds"]),
+        "accuracy": r["accuracy"]["mean"],
+        "claimed": one.claimed,
+        "model_bytes": bytes_of_models(one.path),
+        "differs": "",
+    }
+
+
+def asked_of(folder: Path) -> dict[str, Any]:
+    """The table ``[train]`` of a run's ``config.toml``; {} where that cannot be read."""
+    try:
+        table = parse_toml((folder / "config.toml").read_text(encoding="utf-8"))["train"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return dict(table) if isinstance(table, Mapping) else {}
+
+
+def finished_run(name: str, root: Path) -> StoredRun:
+    """The one finished run of a name. Raises UsageError for none and several, as the run's own error for one that is
+    not whole.
+    """
+    found = every_run([name], root)
+    if len(found) != 1:
+        raise UsageError(f"{name} names {len(found)} runs, expected one.", "Give one run of `fedcache runs list`.")
+    if isinstance(found[0], LeftOut):
+        raise FedcacheError(found[0].exit, found[0].sentence, found[0].hint)
+    return found[0]
+
+
+def set_apart(entry: StoredRun) -> list[dict[str, str]]:
+    """The settings of a run that are not those of its method's preset or the defaults: name, value, default."""
+    method, preset = entry.method, str(entry.result["preset"])
+    made: list[tuple[str, Any, Any]] = [("preset", preset, "paper")]
+    try:
+        usual, own = usual_settings(method, preset), usual_run(method)
+    except FedcacheError:  # a method of somebody's own that is not here: nothing to compare with
+        usual, own = {}, {}
+    asked = asked_of(entry.path)
+    for item in fields(TrainConfig):
+        if item.name in asked and item.name not in NO_SETTING and item.name != "preset":
+            default = own.get(item.name, item.default)
+            made.append((item.name, asked[item.name], default))
+    made += [(f"set.{key}", value, usual.get(key, "?")) for key, value in entry.result["hyperparameters"].items()]
+    return [
+        {"setting": name, "value": _said(value), "default": _said(default)}
+        for name, value, default in made
+        if _said(value) != _said(default)
+    ]
+
+
+def figures_of(entry: StoredRun) -> dict[str, float | None]:
+    """What a run came to, by name: fractions, bytes of all clients, rounds and seeds, and seconds of training."""
+    r, exact = entry.result, entry.result["traffic"]["exact"]
+    scores = {name: score_of(r, name).mean for name in SCORES}
+    return {
+        "accuracy": r["accuracy"]["mean"],
+        "std over seeds": r["accuracy"]["std"],
+        **scores,
+        "validation": r.get("validation", {}).get("mean"),
+        "zero-shot": r["accuracy"].get("zero_shot"),
+        "macro-F1": r["macro_f1"]["mean"],
+        "worst 10 %": r["fairness"].get("worst10"),
+        "bytes up": exact["up_bytes"],
+        "bytes down": exact["down_bytes"],
+        "parameters": r["parameters"]["trainable"],
+        "seconds": entry.seconds,
+    }
+
+
+def settings_of(entry: StoredRun) -> dict[str, str]:
+    """Everything that was asked of a run, as words."""
+    r, asked = entry.result, asked_of(entry.path)
+    made = {"dataset": f"{r['dataset']['slug']} {r['dataset']['digest'][:8]}", "features": " ".join(r["arrays"])}
+    made |= {"partition": f"{setting_name(entry).partition(', ')[2]} {r['partition']['digest'][:8]}"}
+    made |= {key: _said(value) for key, value in asked.items() if key not in NO_SETTING}
+    return {**made, "seeds": " ".join(map(str, r["seeds"])), **facts(entry), "code": str(r.get("code"))[:8]}
+
+
+def different(told: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """What is not the same in all of some mappings: name -> the value in each, None where one lacks it."""
+    names = dict.fromkeys(name for one in told for name in one)
+    found = {name: [one.get(name) for one in told] for name in names}
+    return {name: values for name, values in found.items() if any(v != values[0] for v in values)}
+
+
+def files_of(folder: Path) -> list[tuple[str, int]]:
+    """Every file of a run, its name below the directory and its bytes."""
+    return [(str(p.relative_to(folder)), p.stat().st_size) for p in sorted(folder.rglob("*")) if p.is_file()]
+
+
+def begun(folder: Path) -> str:
+    """When a run was begun, in the time of this machine; "" where that is not known."""
+    config = folder / "config.toml"
+    if not config.exists():
+        return ""
+    return datetime.fromtimestamp(config.stat().st_mtime).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _tags(folder: Path) -> list[str]:
+    try:
+        return list(tags_of(folder))
+    except FedcacheError:
+        return []
+
+
+def _said(value: object) -> str:
+    """A value as it is written on the command line; numbers alike however they are written."""
+    if value is None or value == "auto":
+        return "auto"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ",".join(map(_said, value))
+    if isinstance(value, Mapping):
+        return " ".join(f"{k}={_said(v)}" for k, v in value.items())
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
