@@ -33,7 +33,8 @@ from fedcache.grids.points import (
     typed_sweep_values,
     values_of_place,
 )
-from fedcache.grids.result import Grid, LostPoint, Point
+from fedcache.grids.record import GridRecord, words_of_grid
+from fedcache.grids.result import Grid, LostPoint, Point, ends_one_point
 from fedcache.grids.retrain import check_validation, retrain
 from fedcache.grids.sampling import Sampling
 from fedcache.grids.search_space import SearchPlan, search_of
@@ -171,15 +172,16 @@ def grid(
     run = GridRun(request, EachOnce(with_hooks(observer, hooks)), stop or Stop())
     if request.retrain:
         check_validation(run)
-    if engine is not None:
-        engine.run_grid(run, jobs)
-    elif jobs > 1:
-        train_in_processes(run, jobs)
-    for group in point_groups(request.points):
-        run.train(group)
-    done = run.grid()
-    if request.retrain:
-        done.retrained = retrain(run, done)
+    with GridRecord(words_of_grid(request)) as run.record:
+        if engine is not None:
+            engine.run_grid(run, jobs)
+        elif jobs > 1:
+            train_in_processes(run, jobs)
+        for group in point_groups(request.points):
+            run.train(group)
+        done = run.grid()
+        if request.retrain:
+            done.retrained = retrain(run, done)
     return done
 
 
@@ -215,6 +217,7 @@ class GridRun:
         self._kept, self.total = KeptModels(request.save), len(request.points)
         asked = repr((request.points, request.config, request.partition, request.repartition)).encode()
         self.name = f"grid-{sha256_hex(asked)[:12]}" if len(request.points) > 1 else ""
+        self.record: GridRecord | None = None  # none of a plan
 
     def position_of(self, number: int) -> GridPosition:
         """Where a point stands among all points now."""
@@ -307,6 +310,8 @@ class GridRun:
     def end_point(self, number: int, out: Run | FedcacheError) -> None:
         """A point has ended: keep it, and say when it is the best so far."""
         self.ended[number] = out
+        if self.record is not None:
+            self.record.point_ended(number, out)
         if isinstance(out, FedcacheError):
             self.observer.warn(out.message)
             return
@@ -371,11 +376,6 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
                     grid.observer.advance(1)
     finally:
         grid.observer.stop()
-
-
-def ends_one_point(error: FedcacheError) -> bool:
-    """Whether an error ends one point and not the grid."""
-    return isinstance(error, DamagedRunError) or error.code is Exit.FEDERATED
 
 
 def _set_up_process(threads: int) -> None:

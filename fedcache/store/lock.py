@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -17,12 +18,29 @@ from fedcache.store.files import write_atomic
 from fedcache.store.machine import explain_disk_errors
 
 
-def _started() -> int:
-    """Start time of this process in clock ticks since boot, to tell it from a later one with the same pid."""
+def _started(pid: int) -> int:
+    """Start time of a process in clock ticks since boot, to tell it from a later one with the same pid; 0 unknown."""
     try:
-        return int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def this_process() -> dict[str, Any]:
+    """What tells this process from all others, as JSON values: ``pid``, ``host``, ``started``."""
+    return {"pid": os.getpid(), "host": socket.gethostname(), "started": _started(os.getpid())}
+
+
+def still_runs(process: Mapping[str, Any]) -> bool | None:
+    """Whether a process of ``this_process`` runs; None for one of another machine, and for what names none."""
+    try:
+        pid, here = int(process["pid"]), process["host"] == socket.gethostname()
+    except (KeyError, TypeError, ValueError):
+        return None
+    if not here:
+        return None
+    began = process.get("started")
+    return is_alive(pid) and (not began or _started(pid) in (0, began))
 
 
 def is_alive(pid: int) -> bool:
@@ -89,9 +107,8 @@ def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
     try:
         for left in path.parent.glob(f".{path.stem}.json.*.partial"):
             left.unlink(missing_ok=True)
-        who = {"pid": os.getpid(), "host": socket.gethostname(), "started": _started()}
         with explain_disk_errors(path, 0):
-            write_atomic(path.with_suffix(".json"), json.dumps(who).encode())
+            write_atomic(path.with_suffix(".json"), json.dumps(this_process()).encode())
         yield
     finally:
         path.with_suffix(".json").unlink(missing_ok=True)

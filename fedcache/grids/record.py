@@ -1,0 +1,151 @@
+"""What is kept of a grid beside its runs: the command, its points, and how each ended, for whoever watches it.
+
+One file of lines per grid under ``grids/`` of the home, named by a digest of what was asked, so that the same grid asked
+again takes the place of the record before. No result depends on it: where it cannot be written, the grid goes on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
+from fedcache.errors import FedcacheError
+from fedcache.runs.run import Run
+from fedcache.store.files import digest_of, make_private, write_atomic
+from fedcache.store.lock import this_process
+
+FOLDER = "grids"
+"""Of the home: where the records are."""
+
+
+@dataclass(frozen=True)
+class GridWords:
+    """What a grid was asked for, as its record and its command say it; the fields are those of ``GridRequest``."""
+
+    points: Sequence[tuple[str, Mapping[str, str]]]
+    config: TrainConfig
+    partition: PartitionConfig
+    home: Home
+    runs: Path
+    save: SaveModels
+    flags: Sequence[str]  # options without a value: --exact
+
+
+def words_of_grid(request: Any) -> GridWords:
+    """What is kept on record of a ``GridRequest``."""
+    given = {"--repartition": request.repartition, "--no-extract": not request.extract, "--exact": request.exact,
+             "--retrain": request.retrain}  # fmt: skip
+    flags = [flag for flag, on in given.items() if on]
+    return GridWords(request.points, request.config, request.partition, request.home, request.runs, request.save, flags)
+
+
+class GridRecord:
+    """The record of a grid under way, a context: a line when it begins, one per point that ends, one at its end.
+
+    Args:
+        request: the grid.
+    """
+
+    def __init__(self, request: GridWords) -> None:
+        points = [[method, dict(sweep)] for method, sweep in request.points]
+        what = [points, command_of_grid(request), str(request.runs.resolve())]
+        self._file = request.home.root / FOLDER / f"{digest_of(what)[:16]}.jsonl"
+        self._told = {
+            "process": this_process(), "started": time.time(), "command": what[1], "runs": what[2], "points": points,
+        }  # fmt: skip
+        with suppress(OSError):
+            make_private(self._file.parent)
+            write_atomic(self._file, json.dumps(self._told).encode() + b"\n")
+
+    def point_ended(self, number: int, out: Run | FedcacheError) -> None:
+        """A point has a run, kept by the name of its directory, or ended with an error."""
+        how = {"error": out.message} if isinstance(out, FedcacheError) else {"run": out.path.name}
+        self._append({"point": number, **how})
+
+    def __enter__(self) -> GridRecord:
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        why = {} if error is None else {"error": getattr(error, "message", "") or type(error).__name__}
+        self._append({"ended": time.time(), **why})
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with suppress(OSError), self._file.open("ab") as file:
+            file.write(json.dumps(line).encode() + b"\n")
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """A record as one object: what its first line says, ``ends`` (point -> its line), and ``ended`` and ``error`` where
+    the grid is over; None for a file that is no record. A last line that is being written is left out.
+    """
+    try:
+        first, *rest = path.read_bytes().split(b"\n")
+        told: dict[str, Any] = json.loads(first)
+        points = [(str(method), dict(sweep)) for method, sweep in told["points"]]
+        whole = {key: told[key] for key in ("process", "started", "command", "runs")}
+        float(whole["started"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    ends: dict[int, dict[str, Any]] = {}
+    over: dict[str, Any] = {}
+    for raw in rest:
+        with suppress(ValueError, TypeError, AttributeError, RecursionError):
+            line = json.loads(raw)
+            if "point" in line:
+                ends[int(line["point"])] = line
+            else:
+                over = {key: line[key] for key in ("ended", "error") if key in line}
+    return {**whole, "points": points, "ends": ends, **over}
+
+
+def command_of_grid(request: GridWords) -> str:
+    """One line for a shell: the methods, the sweeps, and every option that is not its default.
+
+    Points that are not all combinations of their values were drawn, which the line cannot say: then it has the sampler
+    of as many points, and the same seed is the user's to add.
+    """
+    methods = list(dict.fromkeys(method for method, _ in request.points))
+    sweeps: dict[str, list[str]] = {}
+    for _, sweep in request.points:
+        for key, value in sweep.items():
+            if value not in sweeps.setdefault(key, []):
+                sweeps[key].append(value)
+    words = ["fedcache", "grid", "--method", ",".join(methods)]
+    for key, values in sweeps.items():
+        words += ["--sweep", f"{key}={','.join(values)}"]
+    every = len(methods) * len(list(itertools.product(*sweeps.values())))
+    words += [] if every == len(request.points) else ["--sampler", f"random:{len(request.points)}"]
+    words += option_words(request.config, without=("method",)) + option_words(request.partition)
+    words += request.flags
+    words += [] if request.save.which == "best" else ["--save-models", request.save.which]
+    words += [] if request.save.clients is None else ["--save-clients", request.save.clients]
+    return shlex.join([*words, *(["--runs", str(request.runs)] if request.runs != request.home.runs else [])])
+
+
+def option_words(config: Any, without: Sequence[str] = ()) -> list[str]:
+    """The options of the command line that make a configuration, as words; what has its default is left out."""
+    words: list[str] = []
+    for item in fields(config):
+        value, default = getattr(config, item.name), item.default
+        if item.name in without or value in (default, None, (), {}):
+            continue
+        option = (item.metadata["option"].names or (f"--{item.name.replace('_', '-')}",))[0]
+        if isinstance(value, Mapping):
+            words += [word for key, one in value.items() for word in (option, f"{key}={_word(one)}")]
+        else:
+            words += [option] if value is True else [option, _word(value)]
+    return words
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

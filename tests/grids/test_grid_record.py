@@ -1,0 +1,82 @@
+"""The record of a grid: its points and how each ended, and the command that makes the grid again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from command import fedcache, ok
+from pictures import folder
+
+from fedcache.grids.record import FOLDER, read_record
+from fedcache.store.lock import still_runs, this_process
+
+IID = ("--scheme", "iid", "--clients", 4, "--set", "batch=4")
+
+
+def extracted(place: Path) -> Path:
+    images = folder(place / "shapes", train=12, test=4)
+    return Path(ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 8,
+                   "--workers", 0).data["path"])  # fmt: skip
+
+
+def test_a_grid_leaves_its_points_its_command_and_how_each_ended(
+    once: Callable[[Callable[[Path], Path]], Path], own_home: Path
+) -> None:
+    once(extracted)
+    words = ("--method", "fedavg", *IID, "--sweep", "lr=0.1,0.01", "--sweep", "rounds=2", "--seeds", "0,1")
+    done = ok("grid", *words).data
+    (path,) = (own_home / FOLDER).iterdir()
+    found = read_record(path)
+    assert found is not None
+    assert found["points"] == [("fedavg", {"lr": "0.1", "rounds": "2"}), ("fedavg", {"lr": "0.01", "rounds": "2"})]
+    assert {n: line["run"] for n, line in found["ends"].items()} == {
+        n: Path(p["path"]).name for n, p in enumerate(done["points"])
+    }
+    assert found["ended"] >= found["started"]
+    assert "error" not in found
+    # The command that is kept is the grid itself: nothing is trained again, and no second record comes.
+    program, *again = shlex.split(found["command"])
+    assert program == "fedcache"
+    assert ok(*again).data["reused"] == 2
+    assert [p.name for p in (own_home / FOLDER).iterdir()] == [path.name]
+
+
+def test_a_grid_that_ends_early_says_so_and_one_that_cannot_write_its_record_goes_on(
+    once: Callable[[Callable[[Path], Path]], Path], own_home: Path
+) -> None:
+    once(extracted)
+    (own_home / FOLDER).write_text("a file where the folder would be")
+    assert ok("grid", "--method", "fed3r", *IID[:4], "--sweep", "lam=1,2").data["reused"] == 0
+    (own_home / FOLDER).unlink()
+    assert fedcache("grid", "--method", "fedavg", *IID[:4], "--sweep", "lr=0.1,0.2", "--domain", "nowhere").code == 2
+    (path,) = (own_home / FOLDER).iterdir()
+    found = read_record(path)
+    assert found is not None
+    assert "nowhere" in found["error"]
+    assert found["ends"] == {}
+
+
+def test_a_record_that_is_being_written_or_is_none_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    first = {"process": {}, "started": 1.0, "command": "", "runs": "", "points": [["fedavg", {}], ["fed3r", {}]]}
+    path.write_text(json.dumps(first) + '\n{"point": 1, "run": "aa"}\n{"point": 0, "ru')
+    found = read_record(path)
+    assert found is not None
+    assert list(found["ends"]) == [1]
+    for broken in ("", "[]", '{"points": 3}', "\x00", '{"points": [], "started": "x"}'):
+        path.write_text(broken)
+        assert read_record(path) is None
+    assert read_record(tmp_path / "none") is None
+
+
+def test_a_process_is_told_from_a_later_one_with_its_number() -> None:
+    me = this_process()
+    assert still_runs(me) is True
+    assert still_runs({**me, "pid": 2**22 + 1}) is False
+    assert still_runs({**me, "host": "elsewhere"}) is None
+    assert still_runs({}) is None
+    if me["started"]:
+        assert still_runs({**me, "started": me["started"] - 1}) is False
