@@ -82,6 +82,10 @@ COMMANDS = (
         "Write one self-contained HTML file of runs: tables, curves, clients, costs, grids, confusions, features.",
     ),
     CommandEntry(
+        "ui", "ui", MAIN,
+        "Show stores, runs and grids in the browser, live; compare and report what is chosen there (extra ui).",
+    ),
+    CommandEntry(
         "reproduce", "reproduce", MAIN,
         "Run a table or figure of the papers and print what is printed, what is got, and the difference.",
     ),

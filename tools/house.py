@@ -25,7 +25,7 @@ LAYERS = (
     ("commands",),
     ("api", "__init__"),
     ("calls",),
-    ("reproduce",),
+    ("reproduce", "ui"),
     ("report",),
     ("federate/engines",),
     ("grids",),

@@ -104,6 +104,7 @@ EXTRAS = {
     "trackio": ("trackio",),
     "optuna": ("optuna",),
     "pandas": ("pandas",),
+    "ui": ("starlette", "uvicorn"),
 }
 
 

@@ -1,7 +1,7 @@
 """What is kept of a grid beside its runs: the command, its points, and how each ended, for whoever watches it.
 
-One file of lines per grid under ``grids/`` of the home, named by a digest of what was asked, so that the same grid asked
-again takes the place of the record before. No result depends on it: where it cannot be written, the grid goes on.
+One file of lines per grid under ``grids/`` of the home, named by a digest of what was asked, so that the same grid
+asked again takes the place of the record before. No result depends on it: where it cannot be written, the grid goes on.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class GridRecord:
 
     def __init__(self, request: GridWords) -> None:
         points = [[method, dict(sweep)] for method, sweep in request.points]
-        what = [points, command_of_grid(request), str(request.runs.resolve())]
+        elsewhere = "" if request.runs == request.home.runs else str(request.runs.resolve())  # a home may be moved
+        what = [points, command_of_grid(request), elsewhere]
         self._file = request.home.root / FOLDER / f"{digest_of(what)[:16]}.jsonl"
         self._told = {
             "process": this_process(), "started": time.time(), "command": what[1], "runs": what[2], "points": points,

@@ -1,0 +1,53 @@
+"""``fedcache ui``."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcache.commands.options import command
+from fedcache.commands.output import CommandResult, TerminalObserver
+from fedcache.config import Home
+from fedcache.errors import MachineError, UsageError
+
+
+@command("ui")
+def ui(
+    observer: TerminalObserver,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Of this machine's loopback; 0 takes a free one.")
+    ] = 0,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the address and open no browser.")] = False,
+    home: Annotated[
+        Path | None, typer.Option("--home", help="Show this home.", show_default="the one of FEDCACHE_HOME")
+    ] = None,
+) -> CommandResult:
+    """Show stores, runs and grids in the browser, live; compare and report what is chosen there (extra ui).
+
+    The page is read-only and for this machine alone: the address has a token, and nothing is loaded from any network.
+    On another machine, print the address with --no-open and forward its port:  ssh -L PORT:127.0.0.1:PORT machine
+
+    Example: fedcache ui
+    """
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise MachineError(
+            f"fedcache ui needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed.",
+            "pip install 'fedcache[ui]'",
+        )
+    shown = Home.from_environment() if home is None else Home(home.expanduser(), offline=True)
+    if home is not None and not shown.root.is_dir():
+        raise UsageError(f"There is no directory {shown.root}.", "--home takes the directory of FEDCACHE_HOME.")
+    from fedcache.ui.serve import serve
+
+    def say(address: str) -> None:
+        observer.note(f"The page of {shown.root}; Ctrl-C ends it.")
+        observer.close()  # what comes now is silence, and no sign of trouble
+        print(address, file=sys.stderr if observer.as_json else sys.stdout, flush=True)
+
+    address = serve(shown, port, show=not no_open, say=say)
+    return CommandResult({"address": address, "home": str(shown.root)}, ["Ended."])

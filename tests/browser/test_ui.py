@@ -1,0 +1,253 @@
+"""``fedcache ui`` as a person has it: before, while and after a grid, by keyboard, on a phone, in the dark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_check import serious
+from command import ok, start
+from pictures import folder
+from ui_client import served
+
+from fedcache.runs.directory import FILES, PROCESS, WRITTEN
+from fedcache.store.lock import this_process
+from fedcache.store.sealed import write_sealed
+
+SIZES = {"light": (1240, "light"), "dark": (1440, "dark"), "phone": (390, "light"), "phone-dark": (390, "dark")}
+IID = ("--scheme", "iid", "--clients", 4, "--set", "batch=4", "--set", "dim=8")
+
+
+def extracted(place: Path) -> Path:
+    images = folder(place / "shapes", train=24, test=8)
+    return Path(ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 8,
+                   "--workers", 0).data["path"])  # fmt: skip
+
+
+def trained(place: Path) -> Path:
+    """A home with everything that a page shows: a store, runs, a grid, a run that was killed and a damaged one."""
+    extracted(place)
+    ok("train", "--method", "fedavg", *IID, "--rounds", 4, "--eval-every", 1, "--seeds", "0,1")
+    made = Path(ok("train", "--method", "fed3r", *IID[:4], "--seeds", "0,1").data["path"])
+    ok("grid", "--method", "fedavg,fedprox", *IID, "--rounds", 2, "--sweep", "lr=0.1,0.01", "--seeds", "0,1",
+       "--validation", "0.2")  # fmt: skip
+    for name in ("a" * 16, "d" * 16):
+        (made.parent / name).mkdir()
+        (made.parent / name / "config.toml").write_bytes((made / "config.toml").read_bytes())
+        dead = {"config.toml": "", PROCESS: {**this_process(), "pid": 2**22 + 1}}
+        write_sealed(made.parent / name / WRITTEN, {"kind": FILES}, dead)
+    (made.parent / ("d" * 16) / "result.json").write_text("{}")
+    return made
+
+
+@pytest.fixture
+def whole(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(trained)
+
+
+@contextmanager
+def page_of(chromium: Any, address: str, size: str = "light") -> Iterator[Any]:
+    """The page, and at the end that it said nothing to the console and asked nobody else for anything."""
+    width, scheme = SIZES[size]
+    said: list[str] = []
+    context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    origin = "/".join(address.split("/")[:3])
+    page.on("console", lambda m: said.append(f"console {m.type}: {m.text}"))
+    page.on("pageerror", lambda e: said.append(f"error: {e}"))
+    page.on("request", lambda r: None if r.url.startswith((origin, "data:", "blob:")) else said.append(r.url))
+    page.goto(address)
+    page.wait_for_selector("h1")
+    yield page
+    assert said == []
+    context.close()
+
+
+def go(page: Any, to: str, wait: str = "h1") -> None:
+    page.evaluate(f"location.hash = {to!r}")
+    page.wait_for_selector(wait)
+    page_has(page, "!document.querySelector('main').textContent.includes('Reading')")
+
+
+def page_has(page: Any, true: str) -> None:
+    """Wait for an expression to hold; ``wait_for_function`` needs eval, which the page's policy refuses."""
+    until(lambda: page.evaluate(true) or page.wait_for_timeout(50), true)
+
+
+def fits(page: Any) -> None:
+    wide, seen = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert wide <= seen
+
+
+def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(chromium: Any, tmp_path: Path) -> None:
+    """Nothing is loaded again in between: what changes comes by itself."""
+    home = Path(os.environ["FEDCACHE_HOME"])
+    with served(home) as (address, _), page_of(chromium, address) as page:
+        assert "Nothing is here yet" in page.text_content("main")
+        assert serious(page) == []
+        extracted(tmp_path)
+        page.wait_for_selector("main a[href^='#/store/']")
+        words = ("--rounds", 1500, "--eval-every", 100, "--sweep", "lr=0.1,0.01", "--validation", "0.2", "--exact")
+        grid = start("grid", "--method", "fedavg", *IID, *words, home=home)
+        try:
+            until(lambda: list((home / "runs").glob("*/checkpoint-*.safetensors")), "no run kept a state")
+            os.killpg(grid.pid, signal.SIGSTOP)  # at work, and as it is for as long as the page is looked at
+            page.click("text=Grid of fedavg")
+            page.wait_for_selector("h1 .running")
+            page.wait_for_selector("main > [role=status]:has-text('left')")
+            assert "waiting" in page.text_content("table")
+            share = page.get_attribute("main > .bar", "data-share")
+            assert 0 < float(share) < 50
+            assert serious(page) == []
+            page.click("tbody th a")
+            page.wait_for_selector("h1 .running")
+            assert "of 1,500 rounds" in page.text_content("main")
+            assert "fedcache train --config" in page.text_content(".command")
+            assert serious(page) == []
+            page.go_back()
+            os.killpg(grid.pid, signal.SIGCONT)
+            assert grid.wait(240) == 0
+        finally:
+            if grid.poll() is None:
+                os.killpg(grid.pid, signal.SIGKILL)
+                grid.wait()
+        page.wait_for_selector("h1 .finished", timeout=20_000)
+        assert page.locator(".heat td.top").count() == 1
+        assert "Highest validation accuracy" in page.text_content("main")
+        assert serious(page) == []
+        go(page, "#/")
+        page.wait_for_selector("text=Nothing is being trained")
+
+
+def until(true: Callable[[], object], otherwise: str) -> None:
+    end = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < end, otherwise
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_page_fits_is_quiet_and_has_no_serious_finding(
+    chromium: Any, whole: Path, own_home: Path, size: str
+) -> None:
+    with served(own_home) as (address, _), page_of(chromium, address, size) as page:
+        assert page.evaluate("document.documentElement.dataset.theme") == SIZES[size][1]
+        page.wait_for_selector("main table")
+        state = page.evaluate("fetch('api/changes?since=0').then(r => r.json())")
+        names = [r["name"] for r in state["runs"] if r["state"] == "finished"]
+        pages = ["#/", "#/runs", "#/grids", "#/stores", f"#/grid/{state['grids'][0]['name']}", f"#/run/{names[0]}",
+                 f"#/run/{'a' * 16}", f"#/run/{'d' * 16}", "#/run/none", f"#/store/{state['stores'][0]['name']}",
+                 f"#/compare/{','.join(names)}"]  # fmt: skip
+        for to in pages:
+            go(page, to)
+            page.wait_for_timeout(150)
+            fits(page)
+            assert serious(page) == [], to
+            smallest = page.evaluate(
+                "Math.min(...[...document.querySelectorAll('main *')].filter(e => e.textContent.trim())"
+                ".map(e => parseFloat(getComputedStyle(e).fontSize)))"
+            )
+            assert smallest >= 12, to
+        go(page, "#/runs")
+        assert {"finished", "stopped", "damaged"} <= set(page.locator("tbody .tag").all_text_contents())
+
+
+def test_all_is_reached_and_done_by_keyboard(chromium: Any, whole: Path, own_home: Path) -> None:
+    with served(own_home) as (address, _), page_of(chromium, address) as page:
+        page.wait_for_selector("main table")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "main"
+        page.keyboard.press("/")
+        page_has(page, "document.activeElement.id === 'filter'")
+        page.keyboard.type("fedavg lr=0.1")
+        page_has(page, "document.querySelectorAll('tbody tr').length === 1")
+        for _ in range(13):
+            page.keyboard.press("Backspace")
+        page_has(page, "document.querySelectorAll('tbody tr').length > 4")
+        assert page.evaluate("document.activeElement.id") == "filter", "what is drawn anew keeps the focus"
+        page.focus("button[data-key=accuracy]")
+        page.keyboard.press("Enter")
+        read = "[...document.querySelectorAll('tbody tr')].map(t => parseFloat(t.cells[5].textContent))"
+        shown = [v for v in page.evaluate(read) if v == v]
+        assert shown == sorted(shown, reverse=True)
+        assert page.get_attribute("th:has(button[data-key=accuracy])", "aria-sort") == "descending"
+        alike = page.evaluate(  # of one partition, which has no validation rows
+            "[...document.querySelectorAll('tbody tr')].filter(t => !t.cells[6].textContent)"
+            ".map(t => t.querySelector('input')?.id).filter(Boolean)"
+        )
+        assert len(alike) == 2
+        for box in alike:
+            page.focus(f"#{box}")
+            page.keyboard.press("Space")
+        assert "2 runs chosen" in page.text_content("#chosen")
+        page.reload()
+        page.wait_for_selector("#chosen:not([hidden])")
+        page.focus("#chosen a")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("main h1:has-text('Comparison')")
+        page.wait_for_selector(".command code")
+        assert page.text_content(".command code").startswith("fedcache compare ")
+        page.focus("#theme")
+        page.keyboard.press("Space")
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        page.focus("#chosen button")
+        page.keyboard.press("Enter")
+        assert not page.is_visible("#chosen")
+        # From the first control to the last, none keeps the focus.
+        go(page, "#/runs")
+        stops = 0
+        page.evaluate("document.activeElement.blur()")
+        for _ in range(300):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement === document.body"):
+                break
+            stops += 1
+        controls = page.evaluate("document.querySelectorAll('main button, main a, main input, main select').length")
+        assert stops >= controls
+
+
+def test_a_report_is_read_in_the_page_and_thumbnails_come_when_asked_for(
+    chromium: Any, whole: Path, own_home: Path
+) -> None:
+    with served(own_home) as (address, _), page_of(chromium, address) as page:
+        page.wait_for_selector("main table")
+        names = page.evaluate(
+            "fetch('api/changes?since=0').then(r => r.json()).then(s => s.runs.filter(r => r.state === 'finished')"
+            ".map(r => r.name))"
+        )
+        go(page, f"#/report/{','.join(names)}")
+        page.wait_for_selector("iframe", timeout=120_000)
+        inside = page.frame_locator("iframe")
+        inside.locator("h1").wait_for()
+        assert inside.locator("table").count() > 0
+        go(page, "#/stores")
+        assert page.locator("img").count() == 0
+        page.click("main table a")
+        page.click("text=Show thumbnails")
+        page.wait_for_selector(".pictures img")
+        sizes = page.evaluate("[...document.querySelectorAll('.pictures img')].map(i => i.complete && i.naturalWidth)")
+        assert len(sizes) == 24
+        assert min(sizes) > 0
+        assert serious(page) == []
+        page.click("text=Later")
+        page.wait_for_selector("text=25 to")
+
+
+def test_an_end_of_the_server_is_said(chromium: Any, own_home: Path) -> None:
+    with served(own_home) as (address, process):
+        context = chromium.new_context()
+        page = context.new_page()
+        page.goto(address)
+        page.wait_for_selector("h1")
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+        page.wait_for_selector("text=The server does not answer")
+        context.close()

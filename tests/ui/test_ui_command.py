@@ -1,0 +1,94 @@
+"""``fedcache ui``: the real command is started, asked and ended; what is missing is a sentence."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from command import fedcache
+from ui_client import served
+
+from fedcache.ui.serve import open_in_browser, open_socket
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, number: int) -> None:
+    with served(tmp_path / "home") as (address, process):
+        assert address.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(address, timeout=20) as answer:
+            assert b"<title>fedcache</title>" in answer.read()
+        with urllib.request.urlopen(f"{address}api/changes?since=0", timeout=20) as answer:
+            assert json.loads(answer.read())["home"] == str(tmp_path / "home")
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(address.rsplit("/", 2)[0] + "/", timeout=20)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert out.strip() == "Ended."
+    assert "Traceback" not in err
+    assert not (tmp_path / "home").exists()
+
+
+def test_wrong_words_are_refused_with_the_next_command(tmp_path: Path) -> None:
+    done = fedcache("ui", "--home", tmp_path / "none", "--json")
+    assert done.code == 2
+    assert "no directory" in done.envelope["error"]["message"]
+    assert fedcache("ui", "--port", "99999").code == 2
+    with open_socket(0) as taken:
+        taken.listen(1)
+        done = fedcache("ui", "--no-open", "--port", taken.getsockname()[1], "--json")
+    assert done.code == 6
+    assert "--port 0" in done.envelope["error"]["hint"]
+
+
+def test_without_the_extra_there_is_one_sentence_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.util import find_spec
+
+    monkeypatch.setattr(
+        "fedcache.commands.ui.find_spec", lambda name: None if name in ("starlette", "uvicorn") else find_spec(name)
+    )
+    done = fedcache("ui", "--json")
+    assert done.code == 6
+    assert done.envelope["error"]["hint"] == "pip install 'fedcache[ui]'"
+    assert "starlette and uvicorn" in done.envelope["error"]["message"]
+
+
+def test_the_browser_is_led_to_the_address_by_a_file_that_others_cannot_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: bool(opened.append(url)) or True)
+    assert open_in_browser("http://127.0.0.1:1/secret/", tmp_path)
+    (url,) = opened
+    assert "secret" not in url
+    page = tmp_path / "open.html"
+    assert url == page.as_uri()
+    assert "url=http://127.0.0.1:1/secret/" in page.read_text()
+    assert page.stat().st_mode & 0o077 == 0
+
+
+def test_the_overview_of_a_home_needs_no_torch_and_other_commands_nothing_of_the_page(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "sys.path[:0] = ['tests/support']\n"
+        "from pathlib import Path\n"
+        "from ui_client import Client\n"
+        f"client = Client(Path({str(tmp_path)!r}))\n"
+        "client.changes()\n"
+        "client.ask('/')\n"
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules\n"
+    )
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+    code = (
+        "import sys\n"
+        "import fedcache, fedcache.cli, fedcache.grids.record\n"
+        "assert not [m for m in sys.modules if m.startswith(('fedcache.ui', 'starlette', 'uvicorn'))]\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0

@@ -1,0 +1,334 @@
+"""What the page's server lets in, and what it answers of homes as they come: empty, whole, damaged, at work."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command import ok
+from pictures import folder
+from ui_client import Client
+
+from fedcache.runs.directory import PROCESS, WRITTEN, read_result, write_result
+from fedcache.store.lock import this_process
+from fedcache.store.sealed import write_sealed
+from fedcache.ui import run_index
+
+IID = ("--scheme", "iid", "--clients", 4)
+
+
+def trained(place: Path) -> Path:
+    """A home with one store, two finished runs of one setting, and a grid of two points."""
+    images = folder(place / "shapes", train=12, test=4)
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 8, "--workers", 0)
+    words = (*IID, "--rounds", 3, "--eval-every", 1, "--set", "batch=4", "--seeds", "0,1")
+    made = ok("train", "--method", "fedavg", *words).data
+    ok("train", "--method", "fed3r", *IID, "--seeds", "0,1")
+    ok("grid", "--method", "fedprox", *words, "--sweep", "mu=0.1,1")
+    return Path(made["path"])
+
+
+@pytest.fixture
+def run(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(trained)
+
+
+@pytest.fixture
+def client(run: Path, own_home: Path) -> Client:
+    return Client(own_home)
+
+
+def in_progress(run: Path, name: str, *, rounds: int = 3) -> Path:
+    """A copy of a finished run as one that is not: without a result, with a checkpoint of seed 0."""
+    import torch
+
+    left = run.parent / name
+    left.mkdir()
+    shutil.copy(run / "config.toml", left)
+    records = [
+        {"round": r, "clients": [0], "seconds": 2.0, "accuracy": r / 10 if r > 1 else None,
+         "traffic": {"up_bytes": 100, "down_bytes": 10}, "diagnostics": {}}
+        for r in range(1, rounds)
+    ]  # fmt: skip
+    kept = left / "checkpoint-0.safetensors"
+    write_sealed(kept, {"kind": "checkpoint"}, json.dumps({"round": rounds - 1, "records": records}), {
+        "server/w": torch.zeros(3)})  # fmt: skip
+    return left
+
+
+def begun_by(folder: Path, process: dict[str, object]) -> None:
+    write_sealed(folder / WRITTEN, {"kind": "files of a run"}, {"config.toml": "", PROCESS: process})
+
+
+def test_only_who_knows_the_token_on_this_machine_is_answered(client: Client) -> None:
+    assert client.ask("/").code == 200
+    for token in ("", "T0ken", "t0ke", "t0ken2", "..", "t0ken%00"):
+        assert client.ask("/api/changes", token=token).code == 403, token
+    for host in ("127.0.0.1", "localhost:99", "LOCALHOST", "[::1]:99", "[::1]"):
+        assert client.ask("/", headers={"host": host}).code == 200, host
+    for host in ("", "evil.example", "127.0.0.1.evil.example:4321", "evil.example:80", "0.0.0.0", "localhost:x"):
+        assert client.ask("/", headers={"host": host}).code == 403, host
+    for site in ("cross-site", "same-site"):
+        assert client.ask("/", headers={"sec-fetch-site": site}).code == 403
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
+        assert client.ask("/api/changes", method=method).code == 405
+    refused = client.ask("/api/changes", token="")
+    assert b"fedcache ui" in refused.body
+    assert "shapes" not in refused.body.decode()
+
+
+def test_every_answer_forbids_other_sources_frames_and_keeping(client: Client) -> None:
+    name = client.changes()["runs"][0]["name"]
+    for path in ("/", "/static/ui.css", "/api/changes", f"/api/run/{name}", "/api/run/none", "/nothing"):
+        head = client.ask(path).headers
+        policy = head["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert head["cache-control"] == "no-store"
+        assert head["referrer-policy"] == "no-referrer"
+        assert head["x-content-type-options"] == "nosniff"
+        assert not {"set-cookie", "access-control-allow-origin"} & head.keys()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../server.py", "/static/%2e%2e/server.py", "/static/index.html", "/api/run/..", "/api/run/%2e%2e",
+        "/api/store/..", "/api/store/..%2f..", "/api/grid/..%2f..%2fx", "/report/../x.html", "/report/none.html",
+        "/api/store/..%2fruns/images",
+    ],
+)  # fmt: skip
+def test_no_path_leads_out_of_the_home(client: Client, own_home: Path, path: str) -> None:
+    from urllib.parse import unquote
+
+    (own_home.parent / "secret.txt").write_text("secret")
+    for asked in (path, unquote(path)):
+        found = client.ask(asked)
+        assert found.code == 404, asked
+        assert b"secret" not in found.body
+
+
+def test_an_empty_home_and_one_that_is_not_there_are_answered(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "none"):
+        found = Client(place).changes()
+        assert (found["runs"], found["stores"], found["grids"], found["waiting"]) == ([], [], [], 0)
+    assert not (tmp_path / "none").exists(), "who only reads makes nothing"
+    assert "problem" in Client(tmp_path).ask("/api/compare?runs=").data
+
+
+def test_figures_are_those_of_the_results(client: Client, run: Path) -> None:
+    found = {r["name"]: r for r in client.changes()["runs"]}
+    result = read_result(run / "result.json")
+    mine = found[run.name]
+    assert mine["state"] == "finished"
+    assert (mine["accuracy"], mine["std"]) == (result["accuracy"]["mean"], result["accuracy"]["std"])
+    assert mine["sent"] == result["traffic"]["exact"]["up_bytes"]
+    details = client.ask(f"/api/run/{run.name}").data
+    assert {seed: len(curve) for seed, curve in details["curves"].items()} == {"0": 3, "1": 3}
+    assert details["settings"]["batch"] == "4"
+    assert details["commands"][0][1].startswith("fedcache train --method fedavg --store shapes-")
+    listed = {e["name"]: e["accuracy"] for e in ok("ls", "--runs").data["entries"]}
+    assert {n: r["accuracy"] for n, r in found.items()} == listed
+
+
+def test_a_grid_has_its_points_and_the_highest(client: Client) -> None:
+    (line,) = client.changes()["grids"]
+    assert (line["state"], line["of"], line["done"], line["share"]) == ("finished", 2, 2, 1.0)
+    grid = client.ask(f"/api/grid/{line['name']}").data
+    assert [p["sweep"] for p in grid["points"]] == [{"mu": "0.1"}, {"mu": "1"}]
+    assert all(p["state"] == "finished" for p in grid["points"])
+    assert line["best"]["choice"] == max(p["choice"] for p in grid["points"])
+    assert grid["command"].startswith("fedcache grid --method fedprox --sweep mu=0.1,1 ")
+
+
+def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(client: Client, run: Path, own_home: Path) -> None:
+    (line,) = client.changes()["grids"]
+    path = own_home / "grids" / f"{line['name']}.jsonl"
+    first, one, *_ = path.read_text().splitlines()
+    told = {**json.loads(first), "process": this_process(), "started": time.time() - 5}
+    path.write_text(json.dumps(told) + "\n" + one + "\n")
+    other = next(p for p in client.ask(f"/api/grid/{line['name']}").data["points"] if p["run"] is None)
+    assert other["state"] == "waiting"
+    ended = [r for r in client.changes()["runs"] if r["method"] == "fedprox"]
+    mu = {r["name"]: client.ask(f"/api/run/{r['name']}").data["settings"]["mu"] for r in ended}
+    source = own_home / "runs" / next(name for name, value in mu.items() if value == other["sweep"]["mu"])
+    begun_by(in_progress(source, "b" * 16), this_process())
+    client.changes()
+    grid = client.ask(f"/api/grid/{line['name']}").data
+    assert grid["state"] == "running"
+    assert [p["state"] for p in grid["points"]] == ["finished", "running"]
+    assert grid["points"][1]["run"] == "b" * 16
+    (line,) = client.changes()["grids"]
+    assert line["share"] == pytest.approx((1 + 2 / 6) / 2)
+    assert line["left"] == pytest.approx(8.0)
+
+
+def test_a_run_at_work_is_read_from_its_checkpoint_and_one_that_was_killed_is_stopped(
+    client: Client, run: Path
+) -> None:
+    version = client.changes()["version"]
+    left = in_progress(run, "a" * 16)
+    begun_by(left, this_process())
+    found = client.changes(version)
+    (mine,) = found["runs"]
+    assert (mine["state"], mine["done"], mine["total"], mine["accuracy"]) == ("running", 2, 6, 0.2)
+    assert (mine["sent"], mine["received"], mine["left"]) == (200, 20, 8.0)  # 2 s a round, 4 rounds to go
+    assert client.ask(f"/api/run/{left.name}").data["curves"] == {"0": [[2, 0.2]]}
+    # Killed: the process is no more. Nothing is written, and the page knows.
+    client.pages.runs._known[left.name].process = {**this_process(), "pid": 2**22 + 1}
+    begun_by(left, {**this_process(), "pid": 2**22 + 1})
+    (mine,) = client.changes(found["version"])["runs"]
+    assert (mine["state"], mine["left"], mine["done"]) == ("stopped", None, 2)
+
+
+@pytest.mark.parametrize("what", ["result", "rounds", "config", "checkpoint", "nothing", "files"])
+def test_a_damaged_run_is_named_and_hides_no_other(client: Client, run: Path, what: str) -> None:
+    count = len(client.changes()["runs"])
+    left = in_progress(run, "c" * 16)
+    path = left / {"checkpoint": "checkpoint-0.safetensors", "config": "config.toml", "files": WRITTEN}.get(what, "x")
+    if what in ("result", "rounds"):
+        shutil.rmtree(left)
+        shutil.copytree(run, left)
+        result = read_result(run / "result.json")
+        write_result(left / "result.json", {**result, "digest": left.name, "accuracy": 3} if what == "result" else {
+            **result, "digest": left.name + "0" * 48})  # fmt: skip
+        if what == "rounds":
+            (left / "rounds.jsonl").write_text("{}\n")
+    elif what == "nothing":
+        for file in left.iterdir():
+            file.unlink()
+    else:
+        path.write_bytes(b"\x00 not what was written")
+    found = Client(client.pages.home.root).changes()
+    mine = {r["name"]: r for r in found["runs"]}.get(left.name)
+    assert len(found["runs"]) == count + (what != "nothing")
+    if what in ("result", "config"):
+        assert mine["state"] == "damaged"
+        assert mine["hint"]
+    if what in ("checkpoint", "files"):
+        assert mine["done"] == (0 if what == "checkpoint" else 2)
+    if what == "rounds":
+        fresh = Client(client.pages.home.root)
+        fresh.changes()
+        assert "rounds.jsonl" in fresh.ask(f"/api/run/{left.name}").data["problem"]
+
+
+def test_a_run_that_is_removed_goes_and_one_that_comes_is_seen(client: Client, run: Path) -> None:
+    version = client.changes()["version"]
+    shutil.move(run, run.parent.parent / "elsewhere")
+    found = client.changes(version)
+    assert found["gone"] == [run.name]
+    shutil.move(run.parent.parent / "elsewhere", run)
+    assert [r["name"] for r in client.changes(found["version"])["runs"]] == [run.name]
+
+
+def test_a_comparison_is_that_of_the_command_line(client: Client) -> None:
+    names = sorted(r["name"] for r in client.changes()["runs"] if r["method"] in ("fedavg", "fed3r"))
+    made = client.ask(f"/api/compare?runs={','.join(names)}").data
+    told = ok("compare", *names).data
+    (table,), (other,) = made["tables"], told["comparisons"]
+    means = {row[0]: row[1].split(" ")[0] for row in table["sheets"][0]["rows"]}
+    assert means == {t["name"]: f"{100 * t['mean']:.2f}" for t in other["treatments"]}
+    assert made["command"] == f"fedcache compare {' '.join(names)}"
+    one = client.ask(f"/api/compare?runs={names[0]}").data
+    assert "two finished runs" in one["problem"]
+    assert "no run of this home" in client.ask("/api/compare?runs=..,/etc/passwd").data["problem"]
+    assert "0 runs are chosen" in client.ask("/api/compare?runs=").data["problem"]
+    assert client.ask(f"/api/compare?runs={names[0]}&over=moons").data["hint"]
+
+
+@pytest.mark.slow
+def test_a_report_is_written_beside_the_server_and_is_that_of_the_command_line(client: Client, tmp_path: Path) -> None:
+    names = [r["name"] for r in client.changes()["runs"]]
+    path = f"/api/report?runs={','.join(names)}"
+    found = client.ask(path).data
+    assert found["state"] == "working"
+    end = time.monotonic() + 200
+    while found["state"] == "working" and time.monotonic() < end:
+        time.sleep(0.2)
+        found = client.ask(path).data
+    assert found["state"] == "ready", found
+    answer = client.ask(f"/report/{found['id']}.html")
+    assert answer.code == 200
+    assert "sandbox" in answer.headers["content-security-policy"]
+    ok("report", *names, "-o", tmp_path / "own.html")
+    assert answer.body == (tmp_path / "own.html").read_bytes()
+    kept = client.pages.reports.file(found["id"])
+    assert kept is not None
+    client.pages.reports.close()
+    assert not kept.parent.exists()
+
+
+def test_a_store_is_described_and_its_images_come_when_they_are_asked_for(client: Client) -> None:
+    (line,) = client.changes()["stores"]
+    assert (line["rows"], line["ok"], line["dataset"]) == (
+        48 if line["rows"] == 48 else line["rows"],
+        line["rows"],
+        "shapes",
+    )
+    told = ok("inspect", line["name"]).data
+    details = client.ask(f"/api/store/{line['name']}").data
+    assert [name for name, _ in details["classes"]] == told["classes"]
+    assert sum(n for _, n in details["classes"]) == told["ok"]
+    assert {k: v for k, v in details["splits"].items() if v} == {k: v for k, v in told["splits"].items() if v}
+    assert "images" not in details
+    made = client.ask(f"/api/store/{line['name']}/images?start=4").data
+    assert made["images"][0]["row"] == 4
+    assert all(i["uri"].startswith("data:image/") for i in made["images"])
+    assert client.ask(f"/api/store/{line['name']}/images?start=9999999").data["images"] == []
+    assert client.ask(f"/api/store/{line['name']}/images?start=-3").data["start"] == 0
+
+
+def test_images_that_are_not_at_hand_are_a_sentence(client: Client, tmp_path: Path) -> None:
+    (line,) = client.changes()["stores"]
+    client.pages.stores.home.digests.rename(tmp_path / "forgotten") if client.pages.home.digests.exists() else None
+    fresh = Client(client.pages.home.root)
+    found = fresh.ask(f"/api/store/{line['name']}/images").data
+    assert "not at hand" in found["problem"]
+    assert "--data" in found["hint"]
+
+
+def test_a_look_at_ten_thousand_runs_asks_for_a_share_of_their_times_and_reads_none(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first reading a look takes as many operations as there are changes, and a thirtieth of the runs."""
+    count = 10_000
+    for i in range(count):
+        (own_home / "runs" / f"{i:016x}").mkdir(parents=True)
+    monkeypatch.setattr(run_index, "read_run", lambda path: {"name": path.name, "state": "finished", "changed": 0.0})
+    monkeypatch.setattr(run_index, "RECENT", 0)
+    index = run_index.RunIndex(own_home / "runs")
+    index.look()
+    while index.waiting:
+        index.look()
+    assert index.reads == count
+    version = index.version
+    for _ in range(3):
+        stats, reads = index.stats, index.reads
+        index.look()
+        assert index.stats - stats <= 1 + -(-count // run_index.SHARE)
+        assert index.reads == reads
+    assert index.changes(version)["runs"] == []
+    # Within so many looks every run that was written anew is found, and it alone is read and told.
+    changed = own_home / "runs" / f"{77:016x}"
+    os.utime(changed, ns=(1, 1))
+    for _ in range(run_index.SHARE):
+        index.look()
+    assert index.reads == count + 1
+    # An answer is a part of all, and the parts are all.
+    seen: set[str] = set()
+    since = 0
+    while True:
+        part = index.changes(since)
+        assert len(part["runs"]) <= run_index.MOST
+        seen |= {r["name"] for r in part["runs"]}
+        since = part["version"]
+        if not part["more"]:
+            break
+    assert len(seen) == count
