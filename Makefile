@@ -13,7 +13,7 @@ help:
 	@echo "make test     install into $(VENV), then lint, types, tests and documentation (5 minutes on two cores)"
 	@echo "make slow     the tests that take minutes (kill -9 and resume, the whole offline job)"
 	@echo "make durability  kills, damage, liars: the long tests of what is promised, a few of each"
-	@echo "make browser  the HTML report and the page of the home in Chromium, without a network, and axe-core's findings on them"
+	@echo "make browser  the HTML report and the page of the home in Chromium, without a network; axe-core's findings"
 	@echo "make test-engines  real federations through Flower and grids through Ray, on loopback"
 	@echo "make audit    dangerous calls (bandit) and advisories of what is installed (pip-audit)"
 	@echo "make nightly  every suite in full, fresh examples, mutations, and docs/trust.md (hours)"

@@ -176,8 +176,8 @@ def train(
 def grid(
     methods: Methods, store: AnyStore | None = None, parts: Partition | str | None = None, *, fresh: bool = False,
     seeds: int | Iterable[int] = 0, settings: Mapping[str, Any] | None = None, observer: Observer | None = None,
-    on_round: OnRound | None = None, track: str | Sequence[str] | None = None, pruner: str = "none", jobs: int = 1,
-    options: Mapping[str, Any] | None = None, sampler: str = "grid", exact: bool = False, trials: int | None = None,
+    on_round: OnRound | None = None, track: str | Sequence[str] | None = None, options: Mapping[str, Any] | None = None,
+    sampler: str = "grid", trials: int | None = None, pruner: str = "none", exact: bool = False, jobs: int = 1,
     save_models: str = "best", save_clients: str | None = None, retrain: bool = False, score: str | None = None,
     **sweeps: Any,
 ) -> Grid:  # fmt: skip
@@ -187,7 +187,6 @@ def grid(
         methods: names or your own; store, parts, seeds, settings, observer, on_round, track, fresh: as in ``train``.
         sampler, trials, pruner, exact, jobs, save_models, save_clients, retrain, score: as in ``fedcache grid --help``.
         options: other keywords of ``train``, for all points; sweeps: hyperparameters, rounds, hold_out, validation, ...
-
     Raises once all other points are kept: CorruptionError for a damaged one, FederatedRunError for one not trained.
     """
     given = fields_of(TrainConfig, options or {}, strict=True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedcache.commands.complete import complete_runs
-from fedcache.commands.options import command, runs_directory
+from fedcache.commands.options import Given, command, pick, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.errors import UsageError, unknown
+from fedcache.option_info import option
 from fedcache.report.compare import Comparisons, check, compare_entries
 from fedcache.report.comparison_output import caption, differences, sentences, values
 from fedcache.report.drawing import check_file
@@ -19,17 +21,25 @@ from fedcache.report.paired_tests import Comparison
 from fedcache.store.files import write_atomic
 
 FORMATS = ("table", "markdown", "latex")
-SCORE = typer.Option(
-    "--score",
-    help="client-mean or pooled (over test rows) for all runs of a table; accuracy (the methods' headline where it is "
-    "alike for all, else client-mean); macro_f1; over settings also worst10, worst20, worst40, best10.",
-)
 ENDINGS = {".md": "markdown", ".tex": "latex"}
 
 
-@command("compare")
+@dataclass(frozen=True)
+class CompareOptions:
+    """What of ``compare`` has had another name."""
+
+    score: str = option(
+        "accuracy",
+        "client-mean or pooled (over test rows) for all runs of a table; accuracy (the methods' headline where it is "
+        "alike for all, else client-mean); macro_f1; over settings also worst10, worst20, worst40, best10.",
+        "Options", names=("--score", "--metric"),
+    )  # fmt: skip
+
+
+@command("compare", pick(CompareOptions))
 def compare(
     observer: TerminalObserver,
+    given: Given,
     runs: Annotated[
         list[str] | None,
         typer.Argument(
@@ -43,8 +53,6 @@ def compare(
         Path | None, typer.Option("--runs", help="Directory of the runs, instead of the one under FEDCACHE_HOME.")
     ] = None,
     over: Annotated[str, typer.Option("--over", help="What pairs values: seeds | clients | settings.")] = "seeds",
-    score: Annotated[str, SCORE] = "accuracy",
-    metric: Annotated[str | None, typer.Option("--metric", hidden=True)] = None,
     test: Annotated[
         str | None,
         typer.Option("--test", help="wilcoxon | ttest; default ttest over seeds, wilcoxon over clients and settings."),
@@ -77,9 +85,7 @@ def compare(
 
     Example: fedcache compare --against fedavg -o table.tex --plot ranks.svg
     """
-    if metric is not None:
-        observer.note("--metric is called --score now; the old name will go.")
-    metric = (metric or score).replace("-", "_")
+    metric = (given["score"] or "accuracy").replace("-", "_")
     try:
         check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
     except UsageError as error:  # Python calls it metric

@@ -103,17 +103,9 @@ def extract(
     cluster, stop = engine_of(engine, ray_address), Stop()
     with stop_on_signals(stop.ask, observer.note):
         done = run(
-            resolved,
-            Home.from_environment(),
-            store=store,
-            observer=observer,
-            stop=stop,
-            dry_run=dry_run,
-            wait=wait,
-            fresh=fresh,
-            rehash=rehash,
-            engine=cluster,
-        )
+            resolved, Home.from_environment(), store=store, observer=observer, stop=stop, dry_run=dry_run, wait=wait,
+            fresh=fresh, rehash=rehash, engine=cluster,
+        )  # fmt: skip
     data = done.to_dict()
     lines = [describe_line(done), *growth_lines(done), *text_lines(done), *cut_lines(done)]
     lines += bad_lines(done.bad, done.path, done.holds)

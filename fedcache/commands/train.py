@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedcache.commands.complete import complete_methods
+from fedcache.commands.grid_options import Exact, GridOptions, Methods, Ready, Sampler, Sweep, WhichModels
 from fedcache.commands.options import (
-    POINTS,
     ConfigFile,
     EngineName,
     Given,
@@ -36,8 +36,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
 from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid, Point
-from fedcache.grids.sampling import PRUNERS, TRIALS, Sampling
-from fedcache.option_info import COMPUTING, RESULTS, option
+from fedcache.grids.sampling import Sampling
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.progress import Observer
 from fedcache.runs.directory import bytes_of_models, check_config
@@ -147,98 +146,6 @@ def stopped() -> Stop:
     return stop
 
 
-@dataclass(frozen=True)
-class GridOptions:
-    """What ``grid`` takes besides what ``train`` does."""
-
-    retrain: bool = option(
-        False, "Train what was chosen by --validation again, on all training rows: its test figures are the result.",
-        POINTS,
-    )  # fmt: skip
-    score: str | None = option(
-        None,
-        "What points are ranked and shown by: the mean over clients, or pooled over test rows.",
-        POINTS,
-        choices=("client-mean", "pooled"),
-        said="the methods' headline where it is alike for all, else client-mean",
-    )
-    trials: int | None = option(
-        None,
-        "With --sampler optuna: how many points are tried; more than before go on.",
-        POINTS,
-        minimum=1,
-        said=str(TRIALS),
-    )
-    pruner: str = option(
-        "none", "With --sampler optuna: stop trials that are behind on validation rows, in rounds that --eval-every "
-        "scores.", POINTS, choices=PRUNERS,
-    )  # fmt: skip
-
-
-Methods = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--method",
-        help="Methods, comma-separated; they may also be named without this option.",
-        rich_help_panel=POINTS,
-        show_default="those of --ready",
-        autocompletion=complete_methods,
-    ),
-]
-Ready = Annotated[
-    str | None,
-    typer.Option(
-        "--ready",
-        help="A grid of the papers' ablations by name; list shows them.",
-        rich_help_panel=POINTS,
-        show_default="none",
-    ),
-]
-Sweep = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--sweep",
-        help="key=v1,v2: a hyperparameter, or rounds, participation, clients, alpha, shards, shots, aggregate, "
-        "attack; of --sampler optuna also key=log:1e-4..1 or 8..64. Repeatable.",
-        rich_help_panel=POINTS,
-        show_default="those of --ready",
-    ),
-]
-Sampler = Annotated[
-    str,
-    typer.Option(
-        "--sampler",
-        help="grid; random:N[:SEED], N points drawn without repeats; or optuna[:tpe|random|gp[:SEED]], --trials points "
-        "chosen one after another by --validation (extra optuna).",
-        rich_help_panel=POINTS,
-    ),
-]
-Exact = Annotated[
-    bool,
-    typer.Option(
-        "--exact", help="Compute every point alone, with the bits of its single run.", rich_help_panel=COMPUTING
-    ),
-]
-Jobs = Annotated[
-    int,
-    typer.Option(
-        "--jobs",
-        min=1,
-        help="Processes that train points alone; for what cannot be computed together.",
-        rich_help_panel=COMPUTING,
-    ),
-]
-WhichModels = Annotated[
-    str,
-    typer.Option(
-        "--save-models",
-        help="Of which points the trained models stay: the best of each method, all, or none.",
-        metavar="best|all|none",
-        rich_help_panel=RESULTS,
-    ),
-]
-
-
 @command(
     "grid",
     [item for item in pick(TrainConfig) if item.name != "method"],
@@ -259,7 +166,6 @@ def grid(
     sweep: Sweep = None,
     sampler: Sampler = "grid",
     exact: Exact = False,
-    jobs: Jobs = 1,
     save_models: WhichModels = "best",
     engine: EngineName = "local",
     ray_address: RayAddress = None,
@@ -287,14 +193,12 @@ def grid(
     home = Home.from_environment()
     if partition.options.get("hold_out") == EACH:
         sweeps, partition = hold_out_each(sweeps, partition, resolved, home, observer)
-    methods = split_list([*(names or ()), *(method or ())], "--method") or (
-        preset.methods if preset is not None else ()
-    )
+    methods = split_list([*(names or ()), *(method or ())], "--method") or (preset.methods if preset else ())
     methods = methods or ((resolved.method,) if resolved.method else ())
     if not methods:
         raise UsageError("No method was named.", "For example fedcache grid fedavg --sweep lr=0.1,0.01")
     check_methods(methods)
-    runs = Path(given["runs"]) if given["runs"] else home.runs
+    runs, jobs = Path(given["runs"]) if given["runs"] else home.runs, given["jobs"] or 1
     check_score(given["score"])
     sampling = Sampling(sampler, given["trials"], given["pruner"] or "none")
     words = ("grid", given["score"], methods, sweeps, partition, sampling, exact, jobs, save_models, engine,

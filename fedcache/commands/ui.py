@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -42,7 +43,7 @@ def ui(
     shown = Home.from_environment() if home is None else Home(home.expanduser(), offline=True)
     if home is not None and not shown.root.is_dir():
         raise UsageError(f"There is no directory {shown.root}.", "--home takes the directory of FEDCACHE_HOME.")
-    from fedcache.ui.serve import serve
+    serve = import_module("fedcache.ui.serve").serve  # it imports the extra, which was not known to be there before
 
     def say(address: str) -> None:
         observer.note(f"The page of {shown.root}; Ctrl-C ends it.")

@@ -39,6 +39,14 @@ class GridWords:
     flags: Sequence[str]  # options without a value: --exact
 
 
+def words_of_grid(request: Any) -> GridWords:
+    """What is kept on record of a ``GridRequest``."""
+    given = {"--repartition": request.repartition, "--no-extract": not request.extract, "--exact": request.exact,
+             "--retrain": request.retrain}  # fmt: skip
+    flags = [flag for flag, on in given.items() if on]
+    return GridWords(request.points, request.config, request.partition, request.home, request.runs, request.save, flags)
+
+
 class GridRecord:
     """The record of a grid under way, a context: a line when it begins, one per point that ends, one at its end.
 

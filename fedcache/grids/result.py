@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fedcache.errors import Exit
+from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.trust.accounting import Spent, counted_share, epsilons
 from fedcache.notebooks import data_frame, html_table, percent
 from fedcache.runs.choice import (
@@ -20,6 +20,7 @@ from fedcache.runs.choice import (
     order_of_settings,
     tie_sentence,
 )
+from fedcache.runs.directory import DamagedRunError
 from fedcache.runs.run import Run, spread, values_of
 from fedcache.runs.score import Score, score_for, score_of
 
@@ -43,6 +44,11 @@ class Point:
     def words(self) -> str:
         """Method and swept values: ``fedavg lr=0.1``."""
         return " ".join([self.method, *(f"{k}={v}" for k, v in self.sweep.items())])
+
+
+def ends_one_point(error: FedcacheError) -> bool:
+    """Whether an error ends one point and not the grid."""
+    return isinstance(error, DamagedRunError) or error.code is Exit.FEDERATED
 
 
 def without_hold_out(sweep: Mapping[str, str]) -> dict[str, str]:

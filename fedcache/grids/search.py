@@ -15,11 +15,12 @@ from filelock import FileLock, Timeout
 
 from fedcache.errors import FedcacheError, StoreError, UsageError
 from fedcache.grids import train_grid
-from fedcache.grids.result import Grid, LostPoint, Point, PrunedPoint
+from fedcache.grids.request import GridRequest
+from fedcache.grids.result import Grid, LostPoint, Point, PrunedPoint, ends_one_point
 from fedcache.grids.retrain import check_validation, retrain
 from fedcache.grids.search_space import SearchPlan
 from fedcache.grids.study import Trials, counts
-from fedcache.grids.train_grid import GridEngine, GridRequest, GridRun, ends_one_point
+from fedcache.grids.train_grid import GridEngine, GridRun
 from fedcache.process import Stop
 from fedcache.progress import VALIDATION_ACCURACY, EachOnce, Observer, Round, Silent, tell_ended
 from fedcache.runs.choice import choice_value

@@ -9,35 +9,24 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
-from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
+from fedcache.config import TrainConfig
 from fedcache.errors import Exit, FedcacheError, StoppedError
-from fedcache.federate.engine.method import clients_per_round
 from fedcache.federate.execution.choose import find_executor
 from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.execution.memory_estimate import shares_uploads
-from fedcache.federate.methods import find_method
-from fedcache.grids.points import (
-    partition_of_point,
-    point_groups,
-    sampled,
-    swept_schemes,
-    typed_sweep_values,
-    values_of_place,
-)
-from fedcache.grids.record import GridRecord, GridWords
-from fedcache.grids.result import Grid, LostPoint, Point
+from fedcache.grids.points import point_groups
+from fedcache.grids.record import GridRecord, words_of_grid
+from fedcache.grids.request import GridRequest
+from fedcache.grids.request import request_grid as request_grid  # with which a grid begins
+from fedcache.grids.result import Grid, LostPoint, Point, ends_one_point
 from fedcache.grids.retrain import check_validation, retrain
-from fedcache.grids.sampling import Sampling
-from fedcache.grids.search_space import SearchPlan, search_of
-from fedcache.grids.unused import points_that_differ, settings_for
 from fedcache.process import Stop
 from fedcache.progress import EachOnce, Observer, Silent
 from fedcache.runs.choice import choice_value, has_validation
@@ -51,71 +40,8 @@ from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels
-from fedcache.runs.score import check_score
-from fedcache.runs.spec import check_config, parse_participation, policy_from_config, timing_from_config
+from fedcache.runs.spec import check_config
 from fedcache.store.files import sha256_hex
-
-
-@dataclass(frozen=True)
-class GridRequest:
-    """A grid that is asked for."""
-
-    points: tuple[tuple[str, dict[str, str]], ...]  # every point's method and swept values
-    config: TrainConfig  # of all points
-    partition: PartitionConfig  # of all points, before what is swept of it
-    home: Home  # where stores are
-    runs: Path  # directory of results
-    repartition: bool = False  # every seed draws its own partition
-    extract: bool = True  # whether to run the extraction that is missing
-    fresh: bool = False  # train points although their results are there
-    exact: bool = False  # whether every point is computed alone, with the bits of its single run
-    save: SaveModels = field(default_factory=lambda: SaveModels("best"))  # of which points models are kept
-    retrain: bool = False  # train what was chosen by validation again, on all training rows
-    search: SearchPlan | None = None  # how points are drawn one after another; ``points`` are then corners of its space
-    score: str | None = None  # what points are ranked by: client-mean or pooled; None as ``runs.score.score_for``
-    notes: tuple[str, ...] = ()  # what is to say before anything is trained
-
-    def config_of(self, number: int) -> TrainConfig:
-        """What ``train`` would be asked for a point."""
-        name, sweep = self.points[number]
-        values: dict[str, Any] = dict(values_of_place(sweep, "run"))
-        values |= typed_sweep_values(values)
-        for key in ("backbones", "domain"):
-            if key in values:
-                values[key] = tuple(values[key].split("+"))
-        settings = {**settings_for(name, [m for m, _ in self.points], self.config.set), **values_of_place(sweep, "set")}
-        return replace(self.config, method=name, set=settings, **values)
-
-    def partition_of(self, number: int) -> PartitionConfig:
-        """How the rows of a point are dealt."""
-        return partition_of_point(self.partition, self.points[number][1], swept_schemes(self.points))
-
-    def words_of(self, number: int) -> str:
-        """Method and swept values of a point: ``fedavg lr=0.1``."""
-        name, sweep = self.points[number]
-        return " ".join([name, *(f"{k}={v}" for k, v in sweep.items())])
-
-    def words(self) -> GridWords:
-        """What is kept on record of it."""
-        given = {"--repartition": self.repartition, "--no-extract": not self.extract, "--exact": self.exact,
-                 "--retrain": self.retrain}  # fmt: skip
-        flags = [flag for flag, on in given.items() if on]
-        return GridWords(self.points, self.config, self.partition, self.home, self.runs, self.save, flags)
-
-    def check(self) -> None:
-        """Refuse what a point asks of uploads that its method or number of clients does not allow, before any is run.
-
-        Raises UsageError, naming the point.
-        """
-        for number, (name, _) in enumerate(self.points):
-            config, clients = self.config_of(number), self.partition_of(number).clients
-            try:
-                trust = policy_from_config(config, find_method(name))
-                timing_from_config(config, find_method(name))
-                if clients is not None and config.participation is not None:
-                    trust.check_round(clients_per_round(parse_participation(config.participation), clients))
-            except FedcacheError as error:
-                raise FedcacheError(error.code, f"{self.words_of(number)}: {error.message}", error.hint) from error
 
 
 class GridEngine(Protocol):
@@ -123,37 +49,6 @@ class GridEngine(Protocol):
 
     def run_grid(self, grid: GridRun, jobs: int) -> None:
         """Train every point and hand each to ``grid.end_point``; what is not handed over is trained here."""
-
-
-def request_grid(
-    methods: Sequence[str],
-    sweeps: Mapping[str, Sequence[str]],
-    config: TrainConfig,
-    home: Home,
-    *,
-    partition: PartitionConfig | None = None,
-    runs: Path | None = None,
-    repartition: bool = False,
-    extract: bool = True,
-    fresh: bool = False,
-    sampler: str | Sampling = "grid",
-    **fields: Any,
-) -> GridRequest:
-    """The grid of every combination of methods and swept values, checked before anything runs. Raises UsageError.
-
-    ``methods`` are names and ``sweeps`` key -> values, as ``--sweep``; ``sampler`` is ``grid``, ``random:N[:SEED]``
-    for N points drawn without repeats, or that of a search. The others are fields of ``GridRequest``.
-    """
-    check_score(fields.get("score"))
-    sampling = Sampling(sampler) if isinstance(sampler, str) else sampler
-    fields["search"] = search = search_of(sampling, methods, sweeps)
-    every, notes = (search.corners(), ()) if search else points_that_differ(methods, sweeps, config)
-    points = tuple(every if search else sampled(sampling.sampler, every))
-    request = GridRequest(points, config, partition or PartitionConfig(), home, runs or home.runs, repartition,
-                          extract, fresh, notes=notes, **fields)  # fmt: skip
-    KeptModels(request.save)
-    request.check()
-    return request
 
 
 def grid(
@@ -185,7 +80,7 @@ def grid(
     run.note_points()
     if request.retrain:
         check_validation(run)
-    with GridRecord(request.words()) as run.record:
+    with GridRecord(words_of_grid(request)) as run.record:
         if engine is not None:
             engine.run_grid(run, jobs)
         elif jobs > 1:
@@ -395,11 +290,6 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
                     grid.observer.advance(1)
     finally:
         grid.observer.stop()
-
-
-def ends_one_point(error: FedcacheError) -> bool:
-    """Whether an error ends one point and not the grid."""
-    return isinstance(error, DamagedRunError) or error.code is Exit.FEDERATED
 
 
 def _set_up_process(threads: int) -> None:

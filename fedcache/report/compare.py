@@ -8,9 +8,10 @@ from typing import Any
 
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.report import comparison_output
-from fedcache.report.find_runs import Gathered, LeftOut, by_setting, measured_alone, setting_names
+from fedcache.report.find_runs import Gathered, LeftOut, measured_alone
 from fedcache.report.paired_blocks import PairedBlocks, across, check_metric, scored_by, within
 from fedcache.report.paired_tests import Comparison, compared
+from fedcache.report.run_names import by_setting, setting_names
 from fedcache.report.statistics import TESTS
 from fedcache.runs.run import Run
 from fedcache.visible_text import visible

@@ -12,7 +12,8 @@ from typing import Any
 from fedcache.config import TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
 from fedcache.parsing import parse_toml
-from fedcache.report.find_runs import LeftOut, StoredRun, every_run, facts, labels, setting_name
+from fedcache.report.find_runs import LeftOut, StoredRun, every_run, facts
+from fedcache.report.run_names import labels, setting_name
 from fedcache.runs.directory import PLACES, bytes_of_models
 from fedcache.runs.remembered import usual_run, usual_settings
 from fedcache.runs.running import is_running

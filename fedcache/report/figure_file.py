@@ -12,8 +12,9 @@ from fedcache.report.drawing import COLUMNS, Plot, check_file, write_plot
 from fedcache.report.figures import costs, data, grids, paired, runs
 from fedcache.report.figures.confusions import confusion_difference
 from fedcache.report.figures.hyperparameters import importance_bars, parallel, swept_points
-from fedcache.report.find_runs import RunQuery, StoredRun, by_setting, gather, labels, setting_names
+from fedcache.report.find_runs import RunQuery, StoredRun, gather
 from fedcache.report.paired_tests import Comparison
+from fedcache.report.run_names import by_setting, labels, setting_names
 from fedcache.report.run_origin import RunStore, store_of_run
 from fedcache.report.sections import PRIVATE, comparison_of, every_method_first, first_of_each
 from fedcache.report.verdict import ranked

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import UsageError, unknown
-from fedcache.report.find_runs import CLAIMED, StoredRun, by_setting, differing, label_of, labels, setting_names
+from fedcache.report.find_runs import CLAIMED, StoredRun
+from fedcache.report.run_names import by_setting, differing, label_of, labels, setting_names
 from fedcache.report.statistics import Floats
 from fedcache.runs.client_columns import ClientColumns
 from fedcache.runs.score import score_for, score_of

@@ -14,11 +14,12 @@ from fedcache.report.drawing import Plot
 from fedcache.report.figures import costs, data, grids, paired, runs
 from fedcache.report.figures.confusions import confusion_difference
 from fedcache.report.figures.hyperparameters import hyperparameters
-from fedcache.report.find_runs import CLAIMED, StoredRun, differing, facts, labels
+from fedcache.report.find_runs import CLAIMED, StoredRun, facts
 from fedcache.report.galleries import Gallery, ToShow, galleries_of
 from fedcache.report.paired_blocks import within
 from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.render import Section
+from fedcache.report.run_names import differing, labels
 from fedcache.report.run_origin import RunStore, command_of
 from fedcache.report.statistics import LEAST_BLOCKS
 from fedcache.report.table import table_of

@@ -23,7 +23,8 @@ def running(folders: Sequence[Path]) -> Iterator[None]:
         for folder in folders:
             make_private(folder.parent)
             make_private(folder)
-        if folders and held.enter_context(try_lock(folders[0] / LOCK)):
+        taken = held.enter_context(try_lock(folders[0] / LOCK)) if folders else False
+        if taken:
             held.callback(_forget, [folder / LOCK for folder in folders])
             for folder in folders[1:]:  # thousands of points would be thousands of open files
                 with suppress(OSError):

@@ -17,7 +17,8 @@ from typing import Any
 
 from fedcache.errors import FedcacheError
 from fedcache.progress import VALIDATION_ACCURACY
-from fedcache.report.find_runs import StoredRun, setting_name
+from fedcache.report.find_runs import StoredRun
+from fedcache.report.run_names import setting_name
 from fedcache.report.run_origin import command_of
 from fedcache.runs.choice import choice_value
 from fedcache.runs.directory import PROCESS, WRITTEN, check_files, has_model, measured_of, read_result, rounds_of

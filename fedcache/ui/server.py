@@ -20,7 +20,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 import fedcache
@@ -217,7 +217,7 @@ class Pages:
         if path is None:
             return _missing()
         headers = {k.decode(): v.decode() for k, v in _headers(REPORT_POLICY)}
-        return FileResponse(path, headers=headers, media_type="text/html; charset=utf-8")
+        return Response(path.read_bytes(), headers=headers, media_type="text/html; charset=utf-8")
 
     def _chosen(self, request: Request) -> list[Path]:
         """The runs that a request names. Raises UsageError for none, too many, and names that are no run."""

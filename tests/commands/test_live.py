@@ -114,7 +114,8 @@ class StopAfter(Told):
 def test_every_lift_tells_every_round_once_also_of_a_run_that_goes_on(mine: Path, execution: str, points: int) -> None:
     from fedcache.config import Home, PartitionConfig, TrainConfig
     from fedcache.errors import Exit, FedcacheError
-    from fedcache.grids.train_grid import grid, request_grid
+    from fedcache.grids.request import request_grid
+    from fedcache.grids.train_grid import grid
 
     settings = {"head": "linear", "opt": "sgd", "batch": "8", "reset_opt": "false"}
     config = TrainConfig(method="fedavg", store=str(mine), rounds=4, seeds="0,1", participation="all",

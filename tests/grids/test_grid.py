@@ -16,7 +16,8 @@ from pictures import folder
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.grids.points import combinations, sampled
-from fedcache.grids.train_grid import Grid, GridRequest, grid, request_grid
+from fedcache.grids.request import GridRequest, request_grid
+from fedcache.grids.train_grid import Grid, grid
 from fedcache.process import Stop
 from fedcache.progress import Silent
 

@@ -15,7 +15,9 @@ from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
 from fedcache.errors import CorruptionError, Exit, FedcacheError, FederatedRunError, StoppedError, StoreError
 from fedcache.grids import train_grid
 from fedcache.grids.points import combinations, partition_of_point, point_groups, values_of_place
-from fedcache.grids.train_grid import GridRequest, GridRun, ends_one_point, request_grid, train_in_processes
+from fedcache.grids.request import GridRequest, request_grid
+from fedcache.grids.result import ends_one_point
+from fedcache.grids.train_grid import GridRun, train_in_processes
 from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.runs.directory import DamagedRunError

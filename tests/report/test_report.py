@@ -25,8 +25,9 @@ from fedcache.errors import MachineError
 from fedcache.report import page, render
 from fedcache.report.drawing import draw
 from fedcache.report.figures.runs import confusion
-from fedcache.report.find_runs import StoredRun, by_setting, differing, gather, labels
+from fedcache.report.find_runs import StoredRun, gather
 from fedcache.report.model_card import accuracy_lines
+from fedcache.report.run_names import by_setting, differing, labels
 from fedcache.report.run_origin import command_of
 from fedcache.runs.directory import read_result, write_result
 from fedcache.runs.origin import store_behind

@@ -9,9 +9,10 @@ import pytest
 
 from fedcache.errors import FedcacheError
 from fedcache.report.drawing import Plot, percent, plain, short, size
-from fedcache.report.find_runs import StoredRun, differing, facts, gather, label_of, labels, setting_name, setting_names
+from fedcache.report.find_runs import StoredRun, facts, gather
 from fedcache.report.galleries import ToShow
 from fedcache.report.render import HtmlCell, Section, _code, _csv
+from fedcache.report.run_names import differing, label_of, labels, setting_name, setting_names
 from fedcache.report.sections import Shown, _detail_plots, every_method_first, first_of_each, section_of
 from fedcache.report.table import _mark, table_of
 

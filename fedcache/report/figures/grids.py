@@ -8,7 +8,8 @@ from typing import Any, cast
 import numpy as np
 
 from fedcache.report.drawing import INK, PAPER, SERIES, Cell, Draw, Marks, Plot, percent, plot, short, shortened
-from fedcache.report.find_runs import StoredRun, differing, facts
+from fedcache.report.find_runs import StoredRun, facts
+from fedcache.report.run_names import differing
 from fedcache.runs.choice import BY_VALIDATION, NOT_A_CHOICE, has_validation
 from fedcache.runs.score import score_of
 

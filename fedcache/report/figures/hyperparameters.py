@@ -10,7 +10,8 @@ import numpy as np
 
 from fedcache.report.drawing import INK, PAPER, SERIES, Cell, Marks, Plot, plot, short
 from fedcache.report.figures.grids import by_method, criterion, order_of_value
-from fedcache.report.find_runs import StoredRun, differing, facts, labels
+from fedcache.report.find_runs import StoredRun, facts
+from fedcache.report.run_names import differing, labels
 
 LEAST_POINTS = 8
 """Points of a method from which on there is something to say of its settings."""

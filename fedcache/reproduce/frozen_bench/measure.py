@@ -15,7 +15,8 @@ from fedcache.errors import Exit, FedcacheError, MachineError
 from fedcache.extract.extract_dataset import extract
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import InfeasibleError
-from fedcache.grids.train_grid import grid, request_grid
+from fedcache.grids.request import request_grid
+from fedcache.grids.train_grid import grid
 from fedcache.process import Stop
 from fedcache.progress import EachOnce, Observer, Silent
 from fedcache.reproduce.frozen_bench.study import BenchPartition, BenchTreatment, Study

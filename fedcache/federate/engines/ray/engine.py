@@ -36,7 +36,8 @@ from fedcache.federate.engines.ray.remote_calls import RayWorkerPool
 from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import point_groups
-from fedcache.grids.train_grid import GridRequest, GridRun
+from fedcache.grids.request import GridRequest
+from fedcache.grids.train_grid import GridRun
 from fedcache.process import Stop, keep_freed_memory
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import check_files, measured_of, read_result
