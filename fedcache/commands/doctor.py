@@ -98,7 +98,7 @@ EXTRAS = {
     "tflite": ("ai-edge-litert",),
     "hf": ("huggingface_hub", "transformers"),
     "tensorboard": ("tensorboard",),
-    "mlflow": ("mlflow-skinny", "sqlalchemy", "alembic"),
+    "mlflow": ("alembic", "mlflow-skinny", "sqlalchemy"),
     "wandb": ("wandb",),
     "trackio": ("trackio",),
     "optuna": ("optuna",),

@@ -49,6 +49,7 @@ def methods_list() -> CommandResult:
     shown = TextTable("", names, rows, right=("sends", "bytes"))
     said = [f"Scalars and bytes that one client sends in a round, at {sizes.source}."]
     others = [{"name": p.name, "origin": p.origin} for p in plugins("methods").values()]
+    rows += [(other["name"], f"from outside: {other['origin']}", "", "", "", "", "") for other in others]
     said += [f"From outside: {other['name']} ({other['origin']})" for other in others]
     return CommandResult({"methods": [*entries, *others]}, said, renderables=[shown], listing=True)
 

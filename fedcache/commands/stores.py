@@ -35,7 +35,7 @@ from fedcache.visible_text import visible
 def ls(
     observer: TerminalObserver,
     dataset: Dataset = None,
-    runs: Annotated[bool, typer.Option("--runs", hidden=True)] = False,
+    runs: Annotated[bool, typer.Option("--runs", help="As `fedcache runs list`.", hidden=True)] = False,
     privacy: Annotated[bool, typer.Option("--privacy", help="List what private runs have spent together.")] = False,
 ) -> CommandResult:
     """List the stores and what they hold; with --dataset only that one.

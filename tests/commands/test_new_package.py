@@ -66,7 +66,9 @@ def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(
     page = tmp_path / "page.html"
     ok("report", Path(done["path"]), "-o", page)
     assert "half-step" in page.read_text()
-    assert "half-step (half-step 0.1)" in fedcache("methods", "list").out
+    listed = fedcache("methods", "list")
+    assert "half-step (half-step 0.1)" in listed.err
+    assert "half-step\tfrom outside: half-step 0.1" in listed.out
     assert "FedAvg whose server goes a part of the way" in fedcache("methods", "info", "half-step").out
 
 

@@ -162,8 +162,8 @@ def test_labels_are_the_shortest_that_tell_runs_apart() -> None:
     assert label_of(entries[3], ["set.flag", "backbones"]) == "b flag=true b"
     assert label_of(entries[3], ["method", "set.none"]) == "b"
     told = facts(run("a", preset="paper", rounds=3, trust={"aggregate": "mean", "clip": None, "privacy": {}}))
-    assert told == {"method": "a", "backbones": "b", "preset": "paper", "rounds": "3", "trust.aggregate": "mean",
-                    "trust.clip": "auto"}  # fmt: skip
+    assert told == {"method": "a", "backbones": "b", "preset": "paper", "rounds": "3", "eval_every": "0",
+                    "trust.aggregate": "mean", "trust.clip": "auto"}  # fmt: skip
 
 
 def test_settings_that_are_called_alike_are_told_apart_by_their_digests() -> None:

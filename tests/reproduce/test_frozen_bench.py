@@ -157,7 +157,7 @@ def test_wrong_words_are_answered(words: tuple[str, ...], expected: str) -> None
 
 
 def test_list_and_info_show_it() -> None:
-    assert "frozen-bench" in fedcache("reproduce", "list").out
+    assert "frozen-bench" in fedcache("reproduce", "list").err
     told = ok("reproduce", "info", "frozen-bench").data
     assert told["treatments"]["fedavg linear"] == "fedavg"
 

@@ -117,7 +117,7 @@ def test_a_simulation_says_so_wherever_its_epsilon_is_told(tmp_path: Path) -> No
     assert lines
     assert all("Simulation of privacy" in line for line in lines)
     assert not (home() / "privacy.jsonl").exists()
-    assert "No private run" in fedcache("ls", "--privacy").out
+    assert "No private run" in fedcache("ls", "--privacy").err
     ok("report", "--out", tmp_path / "page.html")
     assert "simulation of epsilon" in (tmp_path / "page.html").read_text(encoding="utf-8")
 

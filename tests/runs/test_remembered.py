@@ -60,7 +60,18 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def without_torch(*words: object) -> Done:
     """A command in a process of its own, in which torch and scikit-learn cannot be imported."""
-    code = "import sys; sys.modules['torch'] = sys.modules['sklearn'] = None; from fedcache.cli import main; main()"
+    code = """
+import sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "sklearn"):
+            raise ModuleNotFoundError(f"import of {name} halted")
+
+sys.meta_path.insert(0, Refused())
+from fedcache.cli import main
+main()
+"""
     line = [sys.executable, "-c", code, *map(str, words)]
     done = subprocess.run(line, capture_output=True, text=True, env=dict(os.environ), check=False)
     return Done(done.returncode, done.stdout, done.stderr)

@@ -151,8 +151,9 @@ def test_a_part_of_a_dataset_is_neither_used_silently_nor_passed_over(images: Pa
     assert done.code == 4, done.err
     error = done.envelope["error"]
     assert "24 images" in error["message"]
-    assert f"--store {path}" in error["hint"]
-    assert ok(*FED3R, "--store", path).data["dataset"]["rows"] == 24
+    part = path.name.rpartition("-")[0]
+    assert f"--dataset {part}\n" in error["hint"]
+    assert ok(*FED3R, "--dataset", part).data["dataset"]["rows"] == 24
     assert follow(done).code == 0
     assert ok(*FED3R, "--dataset", spec).data["dataset"]["rows"] == 48
 
@@ -162,10 +163,10 @@ def test_a_part_of_a_dataset_in_the_data_of_the_home_is_seen_too(images: Path) -
     place.mkdir(parents=True)
     (images / "train").rename(place / "2750")
     words = ("--dataset", "torchvision:EuroSAT")
-    path = ok("extract", *words, *SMALL, "--backbones", "random-projection", "--limit", 8).data["path"]
+    ok("extract", *words, *SMALL, "--backbones", "random-projection", "--limit", 8)
     done = fedcache(*FED3R, *words, "--json")
     assert done.code == 4, done.err
-    assert f"--store {path}" in done.envelope["error"]["hint"]
+    assert "--dataset eurosat-8\n" in done.envelope["error"]["hint"]
 
 
 def test_a_part_of_what_the_folder_held_before_is_not_offered(images: Path) -> None:

@@ -61,12 +61,12 @@ def test_a_process_lives_unless_the_system_knows_none(error: Any, lives: bool, m
 
 
 def test_the_start_of_a_process_is_a_number_also_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lock._started() > 0
+    assert lock._started(os.getpid()) > 0
     for said in ("7 (a) b) S " + "0 " * 18 + "4711 0", "7 (a) S", "no numbers"):
         monkeypatch.setattr(Path, "read_text", lambda self, said=said: said)
-        assert lock._started() == (4711 if "4711" in said else 0)
+        assert lock._started(7) == (4711 if "4711" in said else 0)
     monkeypatch.setattr(Path, "read_text", fails(OSError()))
-    assert lock._started() == 0
+    assert lock._started(7) == 0
 
 
 def test_the_holder_of_a_lock_is_named_where_it_is_known(place: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_table_keeps_the_first_key_of_each_name(
 
 
 def test_names_are_listed_and_forgotten_at_the_command_line() -> None:
-    assert "No name belongs to a key" in fedcache("flower", "names").out
+    assert "No name belongs to a key" in fedcache("flower", "names").err
     names = names_of(8000, Home.from_environment())
     assert names.path is not None
     names.path.parent.mkdir(parents=True)
@@ -168,9 +168,9 @@ def test_names_are_listed_and_forgotten_at_the_command_line() -> None:
     wrong = fedcache("flower", "names", "--forget", "nort")
     assert wrong.code == 2
     assert "Unknown site 'nort'. Did you mean 'north'?" in wrong.err
-    assert "Forgotten: north." in fedcache("flower", "names", "--forget", "north").out
+    assert "Forgotten: north." in fedcache("flower", "names", "--forget", "north").err
     assert list(names.known()) == ["south"]
-    assert "No name belongs" in fedcache("flower", "names", "--port", 8001).out
+    assert "No name belongs" in fedcache("flower", "names", "--port", 8001).err
 
 
 @pytest.mark.parametrize("secure", [False, True])
