@@ -94,7 +94,9 @@ def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate 
     known = np.array([v for v in found.per_seed if v is not None])
     if len(known) == len(found.per_seed) >= LEAST_BLOCKS and not constant(known):
         return _student(known, level, "seeds")
-    rows = rows_interval(entry.result, level) if score == "own" else None
+    # Of clients that are all tested on the same rows the mean over clients is the model's own accuracy.
+    alike = math.isclose(found.mean, entry.result["accuracy"]["mean"], abs_tol=10.0**-DIGITS)
+    rows = rows_interval(entry.result, level) if alike else None
     if rows is not None:
         return Estimate(found.mean, rows[1], rows[2], f"{rows[0]:,} test rows")
     of_clients = rows_of_run(entry, METRIC[score], level)
@@ -286,7 +288,8 @@ def _sure(
         named = max(1, min(MOST_NAMED, MOST_LETTERS // max(map(len, others))))
         names = ", ".join(others[:named]) + (", ..." if len(others) > named else "")
         of = f"{len(others)} of {len(rivals)} others" if len(rivals) > 1 else "the other"
-        said.append(f"Chance among {gap.over} can explain its lead over {of} ({names}).")
+        after = f", corrected for {len(rivals)} comparisons" if len(rivals) > 1 else ""
+        said.append(f"Chance among {gap.over} can explain its lead over {of} ({names}){after}.")
     if gap is not None and gap.over.endswith("seeds") and len(set(best.result["partition"]["digests"])) == 1:
         said.append("All seeds share one partition and its test rows.")
     if not chosen:

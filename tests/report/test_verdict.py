@@ -111,7 +111,9 @@ def test_cost_is_of_one_client_and_one_seed_and_names_what_is_as_good_and_cheape
     assert sent_bytes(dear) == 1e6
     said = told(dear, run("cheap", 0.89, up=3000), run("poor", 0.2, up=3))
     assert said.word == "Not sure"
-    assert said.sure.startswith("Chance among 100 test rows can explain its lead over 1 of 2 others (cheap).")
+    assert said.sure.startswith(
+        "Chance among 100 test rows can explain its lead over 1 of 2 others (cheap), corrected for 2 comparisons."
+    )
     assert said.cost == (
         "Each client sends 1 MB in 5 rounds and receives 3 kB; training a seed took 5 min. As good as far as this can "
         "tell and cheaper: cheap, 89.00 %, 1 kB sent."
