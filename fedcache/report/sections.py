@@ -97,9 +97,9 @@ def _says(entries: Sequence[StoredRun], score: str) -> str:
     if score != "own":
         says += f" Accuracy is {score}: {WORDS[score]}."
     if has_validation(e.result for e in entries):
-        says += " Runs stand by falling validation accuracy; bold is what it chose."
+        says += " Sorted by validation accuracy; the run that it chose is bold."
     elif len(entries) > 1:
-        says += " Runs stand by falling test accuracy; bold is the highest of its column, which is no choice."
+        says += " Sorted by test accuracy; the highest value of a column is bold. Worst 10 % is of the clients."
     return says + (f" {CLAIMED}" if entries[0].claimed else "")
 
 

@@ -339,7 +339,7 @@ def _cost(best: StoredRun, rivals: Sequence[StoredRun], label: dict[str, str], s
     if cheaper:
         least = min(cheaper, key=sent_bytes)
         mean = score_of(least.result, score).mean
-        words += f" As good as far as this can tell and cheaper: {label[least.digest]}, {percent(mean)} %, "
+        words += f" Cheaper, and not told apart from it by these rows: {label[least.digest]}, {percent(mean)} %, "
         words += f"{_bytes(sent_bytes(least)) if sent_bytes(least) else 'nothing'} sent."
     return words
 

@@ -108,8 +108,8 @@ def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
     made = section(12, entries)
     assert (made.ident, made.title) == ("s12", "t")
     assert made.says == (
-        f"Dataset {'d' * 16}, 1,797 readable images; partition {'p' * 16}, 3 clients. Runs stand by falling test "
-        "accuracy; bold is the highest of its column, which is no choice."
+        f"Dataset {'d' * 16}, 1,797 readable images; partition {'p' * 16}, 3 clients. Sorted by test accuracy; the "
+        "highest value of a column is bold. Worst 10 % is of the clients."
     )
     assert made.points == [("high", 0.5), ("low", 0.25), ("none", None)]
     assert [row[0].text for row in made.rows] == ["high", "low", "none"]
@@ -124,7 +124,7 @@ def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
     ]
     chosen = section(12, held)
     assert [row[0].text for row in chosen.rows] == ["low", "high"]
-    assert chosen.says.endswith("Runs stand by falling validation accuracy; bold is what it chose.")
+    assert chosen.says.endswith("Sorted by validation accuracy; the run that it chose is bold.")
     redrawn = dict(entries[0].result["partition"], digests=["p" * 64, "q" * 64])
     assert "3 clients; every seed has its own, the first is drawn." in section(12, [run("a", partition=redrawn)]).says
     scored = [run("a", 0.9), run("b", 0.8)]
