@@ -165,7 +165,7 @@ def write_figure(
     elif len(settings) > 1:
         raise UsageError(
             f"The runs are of {len(settings)} settings, and a figure shows one: {'; '.join(titles[:4])}.",
-            "Name the runs of one of them (fedcache ls --runs), or draw the kind `settings`.",
+            "Name the runs of one of them (fedcache runs list), or draw the kind `settings`.",
         )
     else:
         used = score or score_for(e.result for e in settings[0])

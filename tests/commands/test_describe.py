@@ -50,7 +50,7 @@ def test_what_is_received_is_counted_after_the_first_round() -> None:
     assert done.data["traffic"]["down"] == sends["down"]
 
 
-def test_the_list_says_what_every_method_sends_and_how_faithful_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_says_what_every_method_sends_and_how_faithful_it_is() -> None:
     entries = {e["name"]: e for e in ok("methods", "list").data["methods"]}
     assert list(entries) == list(METHODS)
     for entry in entries.values():

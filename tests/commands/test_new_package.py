@@ -128,7 +128,7 @@ def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "home"))
     installed("backbone", "own-lines", tmp_path, site)
     assert len(testing.check_backbone("own-lines", home=tmp_path / "home")) == len(testing.BACKBONE_LAWS)
-    assert "own-lines (own-lines 0.1), which is module:own_lines.encoder:build" in fedcache("backbones", "list").out
+    assert "own-lines (own-lines 0.1), which is module:own_lines.encoder:build" in fedcache("backbones", "list").err
     words = ("--dataset", "digits", "--backbones", "own-lines", "--limit", 400)
     done = ok("extract", *words).data
     array = next(iter(Store.open(Path(done["path"])).arrays.values()))
