@@ -390,8 +390,19 @@ def digit(raw: bytes, draw: random.Random) -> bytes:
     places = [m.start() + (8 if raw[8:9] == b"{" else 0) for m in re.finditer(rb"\d", head)]
     if not places:
         return flipped(raw, draw)
-    at = draw.choice(places)
-    return raw[:at] + str((int(raw[at : at + 1]) + draw.randrange(1, 10)) % 10).encode() + raw[at + 1 :]
+    while True:
+        at = draw.choice(places)
+        changed = raw[:at] + str((int(raw[at : at + 1]) + draw.randrange(1, 10)) % 10).encode() + raw[at + 1 :]
+        if not same_json(raw, changed):
+            return changed
+
+
+def same_json(one: bytes, other: bytes) -> bool:
+    """Whether both are JSON of the same values: of a float, the last of 17 digits may say nothing."""
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False
 
 
 def word(raw: bytes, draw: random.Random) -> bytes:
