@@ -35,7 +35,7 @@ from fedcache.api import (
 from fedcache.errors import FedcacheError
 from fedcache.progress import Round
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from fedcache.calls.backbones import backbone as backbone
