@@ -5,6 +5,7 @@ Seeds repeat the training; test rows are the sample from which an accuracy speak
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -107,7 +108,9 @@ def _spread(adds: Floats, weights: Floats) -> float:
     return float(np.sqrt(count / (count - 1) * ((adds - adds.sum() * weights) ** 2).sum()))
 
 
-def rows_of_run(run: StoredRun, metric: str, level: float) -> tuple[int, float, float] | None:
+def rows_of_run(
+    run: StoredRun, metric: str, level: float, seeds: Sequence[int] | None = None
+) -> tuple[int, float, float] | None:
     """Test rows of a run, and the interval over them of its accuracy with models of clients; None without.
 
     accuracy -+ z sqrt(R / (R - 1) sum_r (a_r - accuracy w_r)^2): row r adds a_r to the accuracy and has the weight w_r.
@@ -116,6 +119,7 @@ def rows_of_run(run: StoredRun, metric: str, level: float) -> tuple[int, float, 
         run: of one seed, or of several that give the same.
         metric: accuracy or client_mean, which of models of clients are one; or pooled.
         level: of the interval.
+        seeds: of the run that count; None for all.
 
     Raises:
         DamagedRunError for test rows that are not what was written.
@@ -123,7 +127,9 @@ def rows_of_run(run: StoredRun, metric: str, level: float) -> tuple[int, float, 
     if run.result.get("protocol") not in PERSONAL or metric not in ("accuracy", "client_mean", "pooled"):
         return None
     made: list[Rows] = []
-    for found in (run.test_rows or {}).values():
+    for seed, found in (run.test_rows or {}).items():
+        if seeds is not None and seed not in seeds:
+            continue
         total = float(found.scored.sum())
         pooled = (found.rows, found.right / total, found.scored / total)
         made.append(pooled if metric == "pooled" else (found.rows, found.share, found.weight))

@@ -251,7 +251,7 @@ def _test_rows(found: PairedBlocks, metric: str, level: float) -> dict[str, tupl
         told = rows_interval(run.result, level)
         if told is not None and constant(np.append(values, run.result["accuracy"]["mean"])):
             made[name] = told
-        elif (clients := rows_of_run(run, metric, level)) is not None:
+        elif (clients := rows_of_run(run, metric, level, list(map(int, found.blocks)))) is not None:
             made[name] = clients
     return made
 

@@ -121,7 +121,7 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
         return _student(gaps, level, "seeds")
     over_rows = row_difference(one, other, METRIC[score], level)
     if over_rows is not None and over_rows.interval is not None and math.isclose(
-        over_rows.difference, a.mean - b.mean, abs_tol=1e-9
+        over_rows.difference, _gap_of_common_seeds(one, other, score), abs_tol=1e-9
     ):  # fmt: skip
         return Estimate(over_rows.difference, *over_rows.interval, f"{over_rows.rows:,} test rows")
     held = [rows_interval(e.result, level) if score == "own" else None for e in (one, other)]
@@ -133,6 +133,13 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
     if mine is None or theirs is None or list(one.clients.names) != list(other.clients.names):
         return None
     return _student(one.clients.accuracy - other.clients.accuracy, level, "clients")
+
+
+def _gap_of_common_seeds(one: StoredRun, other: StoredRun, score: str) -> float:
+    """Mean difference over the seeds that two runs share; NaN where a value of one is not known."""
+    a, b = (dict(zip(e.result["seeds"], score_of(e.result, score).per_seed, strict=False)) for e in (one, other))
+    gaps = [math.nan if a[s] is None or b[s] is None else a[s] - b[s] for s in a if s in b]
+    return float(np.mean(gaps)) if gaps else math.nan
 
 
 def _over_seeds(one: StoredRun, other: StoredRun, score: str) -> Floats | None:
@@ -237,7 +244,10 @@ def _headline(
             "above" if difference > 0 else "below"
         )  # fmt: skip
         words += f", {how} the second, {label[rivals[0].digest]}"
-        words += f" (95 % interval of the difference {_points(gap)})" if gap is not None else ""
+        # Seeds that only one of them has are in its own accuracy, and in no difference.
+        fewer = gap is not None and abs(100 * gap.value - difference) >= 0.005
+        of = f", {100 * gap.value:+.2f} over the seeds that both have" if gap is not None and fewer else ""
+        words += f"{of} (95 % interval of the difference {_points(gap)})" if gap is not None else ""
     return f"{words}; {_price(best)}."
 
 

@@ -123,3 +123,12 @@ def test_a_comparison_has_both_spreads(tmp_path: Path, monkeypatch: pytest.Monke
     shown = fedcache("compare", "--against", "fed3r", "--format", "markdown").out
     assert "p over rows (Holm)" in shown
     assert "McNemar's exact test or z-test of the paired rows on" in shown
+
+
+def test_an_interval_is_of_the_seeds_that_are_compared() -> None:
+    both = run({0: of_one([1, 1, 1, 0]), 1: of_one([0, 0, 1, 0])}, "personalised")
+    first = rows_of_run(both, "accuracy", 0.95, [0])
+    assert first is not None
+    assert (first[1] + first[2]) / 2 == pytest.approx(0.75, abs=0.2)  # cut off at 1
+    assert first == rows_of_run(run({0: of_one([1, 1, 1, 0])}, "personalised"), "accuracy", 0.95)
+    assert first != rows_of_run(both, "accuracy", 0.95)
