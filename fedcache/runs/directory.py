@@ -27,15 +27,12 @@ from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.parsing import parse_json, parse_toml
 from fedcache.runs.identity import Identity
 from fedcache.store.files import Buffer, canonical_json, digest_of, make_private, read_lines, sha256_hex, write_atomic
-from fedcache.store.lock import this_process
 from fedcache.store.machine import explain_disk_errors
 from fedcache.store.sealed import Sealed, read_sealed, write_sealed
 
 FORMAT = 1
 MEASURED, WRITTEN, FILES = "measured.json", "files.json", "files of a run"
 """What was measured, and the digests of the files with which a run begins; both sealed, neither part of a result."""
-PROCESS = "process"
-"""Beside these digests: which process trains the run, so that one that was killed is told from one at work."""
 
 OWN_FILES = (
     r"(result|measured|files|models|pruned)\.json|config\.toml|rounds\.jsonl|clients\.parquet|test-rows\.npz|partition-.*"
@@ -102,8 +99,7 @@ class RunDirectory:
         write_atomic(self.path / "config.toml", text)
         digests = {name: sha256_hex(*parts) for name, parts in partitions.items()}
         self._files = {"config.toml": file_digest("config.toml", text), **digests}
-        begun = {"config.toml": sha256_hex(text), **digests, PROCESS: this_process()}
-        write_sealed(self.path / WRITTEN, {"kind": FILES}, begun)
+        write_sealed(self.path / WRITTEN, {"kind": FILES}, {"config.toml": sha256_hex(text), **digests})
 
     def restart(self) -> None:
         """Forget checkpoints and finished seeds, so that every seed begins again."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import time
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -21,16 +20,14 @@ from fedcache.report.find_runs import StoredRun
 from fedcache.report.run_names import setting_name
 from fedcache.report.run_origin import command_of
 from fedcache.runs.choice import choice_value
-from fedcache.runs.directory import PROCESS, WRITTEN, check_files, has_model, measured_of, read_result, rounds_of
+from fedcache.runs.directory import WRITTEN, check_files, has_model, measured_of, read_result, rounds_of
 from fedcache.runs.origin import store_behind, train_table
 from fedcache.runs.run import is_claimed
+from fedcache.runs.running import is_running
 from fedcache.store.files import parse_signed, read_whole
-from fedcache.store.lock import still_runs
 from fedcache.store.manifest import PARTITION_SUFFIXES
 from fedcache.store.sealed import LONGEST_HEADER, SEAL
 
-SILENT = 120.0
-"""Seconds without a written file after which a run of another machine, or of an earlier release, counts as stopped."""
 LAST = 20
 """Rounds from whose duration the time left is taken."""
 
@@ -39,7 +36,7 @@ Curve = list[tuple[int, float]]
 
 
 def read_run(path: Path) -> dict[str, Any] | None:
-    """What a run's line in a table holds, and for one at work its ``process``; None for a folder that is no run.
+    """What a run's line in a table holds; None for a folder that is no run.
 
     ``state`` is finished, running, stopped or damaged; a damaged one has ``problem`` and ``hint``. What is not known is
     None. Accuracies are fractions, sizes bytes, ``seconds`` of training over all seeds, ``changed`` seconds since 1970.
@@ -137,8 +134,7 @@ def _unfinished(path: Path) -> dict[str, Any]:
         raise ValueError("no table")
     now = _state(path, table)
     latest = max((_changed(file) for file in path.iterdir()), default=0.0)
-    process = _process(path)
-    running = is_running(process, latest)
+    running = is_running(path)
     left = now["pace"] * (now["total"] - now["done"]) if running and now["pace"] is not None else None
     return {
         "state": "running" if running else "stopped",
@@ -160,14 +156,7 @@ def _unfinished(path: Path) -> dict[str, Any]:
         "begun": _changed(path / WRITTEN),
         "set": _flat(table.get("set", {})),
         "swept": _flat(table),
-        PROCESS: process,
     }
-
-
-def is_running(process: Mapping[str, Any], changed: float) -> bool:
-    """Whether a run that is not finished is at work: its process runs, or where that is not known it wrote just now."""
-    alive = still_runs(process)
-    return alive if alive is not None else time.time() - changed < SILENT
 
 
 def _state(path: Path, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,14 +228,6 @@ def _seeds(table: Mapping[str, Any]) -> list[int]:
         first, _, last = part.partition("-")
         seeds.update(dict.fromkeys(range(int(first), min(int(last or first), int(first) + 10_000) + 1)))
     return list(seeds)
-
-
-def _process(path: Path) -> Mapping[str, Any]:
-    try:
-        found = parse_signed(read_whole(path / WRITTEN))["content"].get(PROCESS, {})
-    except (OSError, ValueError, KeyError, AttributeError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _store_name(table: Mapping[str, Any]) -> str:

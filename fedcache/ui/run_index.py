@@ -11,13 +11,12 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcache.runs.directory import PROCESS
-from fedcache.ui.run_facts import is_running, read_run
+from fedcache.runs.running import is_running
+from fedcache.ui.run_facts import read_run
 
 BUDGET = 0.2
 """Seconds that a look spends on reading at most, once it has read one run; the next look goes on."""
@@ -34,7 +33,6 @@ class KnownRun:
     """A run as it was read last."""
 
     facts: dict[str, Any]
-    process: Mapping[str, Any]  # which trains it, or did
     stamp: int  # time of its directory, in ns
     version: int  # the number of its last change
 
@@ -139,9 +137,10 @@ class RunIndex:
         return [n for n in names[self._turn % SHARE :: SHARE] if n not in self._open]
 
     def _changed(self, known: KnownRun) -> bool:
-        if known.facts["state"] == "running" and not is_running(known.process, known.facts["changed"]):
+        path = self.root / known.facts["name"]
+        if known.facts["state"] == "running" and not is_running(path):
             return True  # killed: no file says so
-        stamp = self._stamp(self.root / known.facts["name"])
+        stamp = self._stamp(path)
         return stamp != known.stamp or _recent(stamp)
 
     def _read(self, name: str) -> None:
@@ -149,7 +148,6 @@ class RunIndex:
         stamp = self._stamp(path)
         facts = read_run(path)
         self.reads += 1
-        process = {} if facts is None else facts.pop(PROCESS, {})
         if facts is None:
             self._forget(name)
             self._others[name] = stamp
@@ -158,11 +156,11 @@ class RunIndex:
         before = self._known.get(name)
         if before is None or before.facts != facts:
             self.version += 1
-            self._known[name] = KnownRun(facts, process, stamp, self.version)
+            self._known[name] = KnownRun(facts, stamp, self.version)
             self._known.move_to_end(name)
             self._gone.pop(name, None)
         else:
-            before.stamp, before.process = stamp, process
+            before.stamp = stamp
         (self._open.discard if facts["state"] == "finished" else self._open.add)(name)
 
     def _forget(self, name: str) -> None:

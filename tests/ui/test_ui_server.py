@@ -14,7 +14,8 @@ from command import ok
 from pictures import folder
 from ui_client import Client
 
-from fedcache.runs.directory import PROCESS, WRITTEN, read_result, write_result
+from fedcache.runs.directory import WRITTEN, read_result, write_result
+from fedcache.runs.running import LOCK, running
 from fedcache.store.lock import this_process
 from fedcache.store.sealed import write_sealed
 from fedcache.ui import run_index
@@ -50,6 +51,7 @@ def in_progress(run: Path, name: str, *, rounds: int = 3) -> Path:
     left = run.parent / name
     left.mkdir()
     shutil.copy(run / "config.toml", left)
+    write_sealed(left / WRITTEN, {"kind": "files of a run"}, {"config.toml": ""})
     records = [
         {"round": r, "clients": [0], "seconds": 2.0, "accuracy": r / 10 if r > 1 else None,
          "traffic": {"up_bytes": 100, "down_bytes": 10}, "diagnostics": {}}
@@ -59,10 +61,6 @@ def in_progress(run: Path, name: str, *, rounds: int = 3) -> Path:
     write_sealed(kept, {"kind": "checkpoint"}, json.dumps({"round": rounds - 1, "records": records}), {
         "server/w": torch.zeros(3)})  # fmt: skip
     return left
-
-
-def begun_by(folder: Path, process: dict[str, object]) -> None:
-    write_sealed(folder / WRITTEN, {"kind": "files of a run"}, {"config.toml": "", PROCESS: process})
 
 
 def test_only_who_knows_the_token_on_this_machine_is_answered(client: Client) -> None:
@@ -158,13 +156,13 @@ def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(client: Clie
     ended = [r for r in client.changes()["runs"] if r["method"] == "fedprox"]
     mu = {r["name"]: client.ask(f"/api/run/{r['name']}").data["settings"]["mu"] for r in ended}
     source = own_home / "runs" / next(name for name, value in mu.items() if value == other["sweep"]["mu"])
-    begun_by(in_progress(source, "b" * 16), this_process())
-    client.changes()
-    grid = client.ask(f"/api/grid/{line['name']}").data
+    with running([in_progress(source, "b" * 16)]):
+        client.changes()
+        grid = client.ask(f"/api/grid/{line['name']}").data
+        (line,) = client.changes()["grids"]
     assert grid["state"] == "running"
     assert [p["state"] for p in grid["points"]] == ["finished", "running"]
     assert grid["points"][1]["run"] == "b" * 16
-    (line,) = client.changes()["grids"]
     assert line["share"] == pytest.approx((1 + 2 / 6) / 2)
     assert line["left"] == pytest.approx(8.0)
 
@@ -174,15 +172,13 @@ def test_a_run_at_work_is_read_from_its_checkpoint_and_one_that_was_killed_is_st
 ) -> None:
     version = client.changes()["version"]
     left = in_progress(run, "a" * 16)
-    begun_by(left, this_process())
-    found = client.changes(version)
+    with running([left]):
+        found = client.changes(version)
     (mine,) = found["runs"]
     assert (mine["state"], mine["done"], mine["total"], mine["accuracy"]) == ("running", 2, 6, 0.2)
     assert (mine["sent"], mine["received"], mine["left"]) == (200, 20, 8.0)  # 2 s a round, 4 rounds to go
     assert client.ask(f"/api/run/{left.name}").data["curves"] == {"0": [[2, 0.2]]}
-    # Killed: the process is no more. Nothing is written, and the page knows.
-    client.pages.runs._known[left.name].process = {**this_process(), "pid": 2**22 + 1}
-    begun_by(left, {**this_process(), "pid": 2**22 + 1})
+    (left / LOCK).touch()  # killed: the system ends the lock and leaves its file, and the page knows
     (mine,) = client.changes(found["version"])["runs"]
     assert (mine["state"], mine["left"], mine["done"]) == ("stopped", None, 2)
 
