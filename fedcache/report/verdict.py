@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from fedcache.report.drawing import percent, size
-from fedcache.report.find_runs import StoredRun
+from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.paired_rows import row_difference, rows_of_run
 from fedcache.report.statistics import LEAST_BLOCKS, Floats, constant
 from fedcache.runs.choice import DIGITS, has_validation, order_of_run
@@ -196,9 +196,11 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
     chosen = has_validation(e.result for e in field)
     best, name = field[0], label[field[0].digest]
     equals = [e for e in field[1:] if _same_figures(e, best, score)]
-    rivals = [e for e in field[1:] if e not in equals]
+    # The same settings with other seeds are no other run to take.
+    rivals = [e for e in field[1:] if e not in equals and facts(e) != facts(best)]
     gap = lead(best, rivals[0], score) if rivals else None
-    word, sure = _sure(best, rivals, gap, label, score, chosen)
+    undecided = _not_told_apart(best, rivals, score) if rivals else []
+    word, sure = _sure(best, rivals, undecided, gap, label, chosen)
     if equals and not rivals:
         word, sure = "Level", "All runs here reached the very same figures; it is the first by method and settings."
     return Verdict(
@@ -206,7 +208,7 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
         headline=_headline(best, rivals, gap, label, score, chosen) + _equals(equals, label),
         word=word,
         sure=sure,
-        cost=_cost(best, rivals, label, score),
+        cost=_cost(best, undecided, label, score),
         reference=_reference([e for e in scored if e not in field], best, label, score),
     )  # fmt: skip
 
@@ -274,13 +276,13 @@ def _seconds(value: float) -> str:
 
 
 def _sure(
-    best: StoredRun, rivals: Sequence[StoredRun], gap: Estimate | None, label: dict[str, str], score: str, chosen: bool
-) -> tuple[str, str]:
+    best: StoredRun, rivals: Sequence[StoredRun], undecided: Sequence[StoredRun], gap: Estimate | None,
+    label: dict[str, str], chosen: bool,
+) -> tuple[str, str]:  # fmt: skip
     """How sure the order is, in a word, and why: which others are not told apart, and by which rows it stands."""
     if not rivals:
         return "Alone", "There is no other run here to compare it with."
     said: list[str] = []
-    undecided = _not_told_apart(best, rivals, score)
     if gap is None:
         word = "Not known"
         said.append(
@@ -298,8 +300,9 @@ def _sure(
         named = max(1, min(MOST_NAMED, MOST_LETTERS // max(map(len, others))))
         names = ", ".join(others[:named]) + (", ..." if len(others) > named else "")
         of = f"{len(others)} of {len(rivals)} others" if len(rivals) > 1 else "the other"
+        lies = "lead over" if gap.value >= 0 else "distance from"
         after = f", corrected for {len(rivals)} comparisons" if len(rivals) > 1 else ""
-        said.append(f"Chance among {gap.over} can explain its lead over {of} ({names}){after}.")
+        said.append(f"Chance among {gap.over} can explain its {lies} {of} ({names}){after}.")
     if gap is not None and gap.over.endswith("seeds") and len(set(best.result["partition"]["digests"])) == 1:
         said.append("All seeds share one partition and its test rows.")
     if not chosen:
@@ -334,7 +337,7 @@ def _not_told_apart(best: StoredRun, rivals: Sequence[StoredRun], score: str) ->
     return found
 
 
-def _cost(best: StoredRun, rivals: Sequence[StoredRun], label: dict[str, str], score: str) -> str:
+def _cost(best: StoredRun, undecided: Sequence[StoredRun], label: dict[str, str], score: str) -> str:
     if best.pooled_rows:
         return "It is no federation: nothing travels because all rows lie in one place."
     rounds, sent = int(best.result.get("rounds") or 1), sent_bytes(best)
@@ -345,7 +348,7 @@ def _cost(best: StoredRun, rivals: Sequence[StoredRun], label: dict[str, str], s
     words += f" and receives {_bytes(down)}" if down and sent else f" and receive {_bytes(down)} each" if down else ""
     seconds = seconds_of(best)
     words += "." if seconds is None else f"; training a seed took {_seconds(seconds)}."
-    cheaper = [e for e in _not_told_apart(best, rivals, score) if sent_bytes(e) < 0.5 * sent] if rivals else []
+    cheaper = [e for e in undecided if sent_bytes(e) < 0.5 * sent]
     if cheaper:
         least = min(cheaper, key=sent_bytes)
         mean = score_of(least.result, score).mean

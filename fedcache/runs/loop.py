@@ -350,8 +350,10 @@ class SeedTraining:
             # A round that is made again has other noise, so it is kept before it is told: else two were released.
             with self.pace:
                 run.round_drawn(self.seed, number, snapshot)
+        telling = time.perf_counter()
         run.events.round_ended(self.seed, number, metrics, traffic)
         self.observer.advance(1)
+        self.began += time.perf_counter() - telling  # who listens, as a tracker that starts up, trains nothing
         if number == self.spec.rounds:
             return
         if self.spec.trust.protects:

@@ -16,8 +16,7 @@ from command import ok, start
 from pictures import folder
 from ui_client import served
 
-from fedcache.runs.directory import FILES, PROCESS, WRITTEN
-from fedcache.store.lock import this_process
+from fedcache.runs.directory import FILES, WRITTEN
 from fedcache.store.sealed import write_sealed
 
 SIZES = {"light": (1240, "light"), "dark": (1440, "dark"), "phone": (390, "light"), "phone-dark": (390, "dark")}
@@ -40,8 +39,7 @@ def trained(place: Path) -> Path:
     for name in ("a" * 16, "d" * 16):
         (made.parent / name).mkdir()
         (made.parent / name / "config.toml").write_bytes((made / "config.toml").read_bytes())
-        dead = {"config.toml": "", PROCESS: {**this_process(), "pid": 2**22 + 1}}
-        write_sealed(made.parent / name / WRITTEN, {"kind": FILES}, dead)
+        write_sealed(made.parent / name / WRITTEN, {"kind": FILES}, {"config.toml": ""})
     (made.parent / ("d" * 16) / "result.json").write_text("{}")
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import types
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,7 +19,7 @@ from command import fedcache, ok
 import fedcache as fc
 from fedcache.config import Home
 from fedcache.progress import Round, Silent
-from fedcache.runs import events
+from fedcache.runs import events, loop
 from fedcache.runs.trackers import choose, seeds
 from fedcache.runs.trackers.tensorboard import TensorBoard
 
@@ -361,3 +362,14 @@ def test_a_round_says_what_was_measured_and_what_was_sent_so_far() -> None:
         Round(seed=3, seed_number=2, round=1, accuracy=None, diagnostics={"kept": 2.0}, up_bytes=5, down_bytes=6,
               sent_bytes=5, received_bytes=6, **common),
     ]  # fmt: skip
+
+
+def test_the_time_of_those_who_listen_is_no_training(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: clock[0], monotonic=time.monotonic))
+
+    def slow(_round: Round) -> None:
+        clock[0] += 100.0
+
+    run = fc.train("fedavg", mine, fc.partition(mine, "iid", clients=3), rounds=3, on_round=slow)
+    assert (clock[0], run.measured["seconds"]["train"]) == (300.0, 0.0)
