@@ -270,8 +270,8 @@ def name_places(set_ticks: Any, names: Sequence[str], **style: Any) -> None:
 FORMATS = ("png", "svg", "pdf")
 
 
-def check_file(path: Path) -> None:
-    """Refuse a file that cannot be drawn, before any work.
+def check_file(path: Path, option: str = "--plot") -> None:
+    """Refuse a file that cannot be drawn, before any work; ``option`` is the one that names it.
 
     Raises:
         FedcacheError: usage error for an ending other than .png, .svg and .pdf or a missing directory; environment
@@ -282,7 +282,7 @@ def check_file(path: Path) -> None:
         near = closest(kind, FORMATS) or FORMATS[0]
         raise UsageError(
             f"Cannot draw {path.name!r}: its ending is {path.suffix or '(none)'!r}, expected .png, .svg or .pdf.",
-            f"--plot {path.with_suffix('.' + near)}",
+            f"{option} {path.with_suffix('.' + near)}",
         )
     if not path.parent.is_dir():
         raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")

@@ -149,7 +149,7 @@ def write_figure(
         raise UsageError(unknown("kind of figure", kind, LISTED).message, f"Kinds: {'; '.join(kind_lines())}.")
     if columns not in COLUMNS:
         raise UsageError(f"--columns {columns} is not 1 or 2.", "--columns 2 is as wide as a page's text")
-    check_file(out)
+    check_file(out, "-o")
     check_score(score)
     data.check_embedding(embed)
     found = gather(asked, root)
@@ -176,7 +176,7 @@ def write_figure(
         takes = "two methods in two settings" if kind == ACROSS else KINDS[kind].takes
         raise UsageError(
             f"The {len(found.entries)} runs have no figure {kind}: it takes {takes}.",
-            "Other kinds: " + ", ".join(LISTED),
+            "Other kinds: " + ", ".join(name for name in LISTED if name != kind),
         )
     write_plot(out, plot, columns)
     return plot

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 RunQuery: TypeAlias = "str | Path | Run | Grid | Point"
 
+LISTED = "`fedcache runs list` names those that are."
+"""What to do about a name of no run, where one has to be given."""
+
 AS_CLAIMED = ", as the sites claim"
 """Ends the name of a setting in which sites have scored themselves."""
 
@@ -196,7 +199,8 @@ def every_run(asked: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
 
     Raises UsageError for a name that is no run.
     """
-    return [_open(path) for path in {p.resolve(): p for p in _paths(asked, root)}.values()]
+    paths = [p for name in asked for p in _named(name, root, LISTED)] if asked else _inside(root)
+    return [_open(path) for path in {p.resolve(): p for p in paths}.values()]
 
 
 def names_in(root: Path) -> list[str]:
@@ -210,7 +214,7 @@ def find_one(name: str, root: Path) -> Path:
 
     Raises UsageError for none or several.
     """
-    found = _named(name, root, "`fedcache runs list` names those that are.")
+    found = _named(name, root, LISTED)
     if len(found) != 1:
         raise UsageError(f"{name} holds {len(found)} runs, expected one.", "Give a run of `fedcache runs list`.")
     return found[0]
