@@ -40,3 +40,10 @@ def option(default: Any, meaning: str, panel: str, *, said: str = "", **info: An
     if default == {}:
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def option_value(value: object) -> str:
+    """A value of a configuration as its option takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

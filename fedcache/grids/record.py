@@ -6,45 +6,26 @@ asked again takes the place of the record before. No result depends on it: where
 
 from __future__ import annotations
 
-import itertools
 import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
 from fedcache.errors import FedcacheError
+from fedcache.option_info import option_value
 from fedcache.runs.run import Run
 from fedcache.store.files import digest_of, make_private, write_atomic
 from fedcache.store.lock import this_process
 
+if TYPE_CHECKING:  # what reads a record imports no torch
+    from fedcache.grids.request import GridRequest
+
 FOLDER = "grids"
 """Of the home: where the records are."""
-
-
-@dataclass(frozen=True)
-class GridWords:
-    """What a grid was asked for, as its record and its command say it; the fields are those of ``GridRequest``."""
-
-    points: Sequence[tuple[str, Mapping[str, str]]]
-    config: TrainConfig
-    partition: PartitionConfig
-    home: Home
-    runs: Path
-    save: SaveModels
-    flags: Sequence[str]  # options without a value: --exact
-
-
-def words_of_grid(request: Any) -> GridWords:
-    """What is kept on record of a ``GridRequest``."""
-    given = {"--repartition": request.repartition, "--no-extract": not request.extract, "--exact": request.exact,
-             "--retrain": request.retrain}  # fmt: skip
-    flags = [flag for flag, on in given.items() if on]
-    return GridWords(request.points, request.config, request.partition, request.home, request.runs, request.save, flags)
 
 
 class GridRecord:
@@ -54,7 +35,7 @@ class GridRecord:
         request: the grid.
     """
 
-    def __init__(self, request: GridWords) -> None:
+    def __init__(self, request: GridRequest) -> None:
         points = [[method, dict(sweep)] for method, sweep in request.points]
         elsewhere = "" if request.runs == request.home.runs else str(request.runs.resolve())  # a home may be moved
         what = [points, command_of_grid(request), elsewhere]
@@ -107,25 +88,17 @@ def read_record(path: Path) -> dict[str, Any] | None:
     return {**whole, "points": points, "ends": ends, **over}
 
 
-def command_of_grid(request: GridWords) -> str:
-    """One line for a shell: the methods, the sweeps, and every option that is not its default.
-
-    Points that are not all combinations of their values were drawn, which the line cannot say: then it has the sampler
-    of as many points, and the same seed is the user's to add.
-    """
-    methods = list(dict.fromkeys(method for method, _ in request.points))
-    sweeps: dict[str, list[str]] = {}
-    for _, sweep in request.points:
-        for key, value in sweep.items():
-            if value not in sweeps.setdefault(key, []):
-                sweeps[key].append(value)
-    words = ["fedcache", "grid", "--method", ",".join(methods)]
-    for key, values in sweeps.items():
+def command_of_grid(request: GridRequest) -> str:
+    """One line for a shell: the methods, the sweeps, and every option that is not its default."""
+    words = ["fedcache", "grid", "--method", ",".join(request.methods)]
+    for key, values in request.sweeps.items():
         words += ["--sweep", f"{key}={','.join(values)}"]
-    every = len(methods) * len(list(itertools.product(*sweeps.values())))
-    words += [] if every == len(request.points) else ["--sampler", f"random:{len(request.points)}"]
+    words += [] if request.sampling.sampler == "grid" else ["--sampler", request.sampling.sampler]
     words += option_words(request.config, without=("method",)) + option_words(request.partition)
-    words += request.flags
+    flags = {"--repartition": request.repartition, "--no-extract": not request.extract, "--exact": request.exact,
+             "--retrain": request.retrain}  # fmt: skip
+    words += [flag for flag, on in flags.items() if on]
+    words += [] if request.score is None else ["--score", request.score]
     words += [] if request.save.which == "best" else ["--save-models", request.save.which]
     words += [] if request.save.clients is None else ["--save-clients", request.save.clients]
     return shlex.join([*words, *(["--runs", str(request.runs)] if request.runs != request.home.runs else [])])
@@ -140,13 +113,7 @@ def option_words(config: Any, without: Sequence[str] = ()) -> list[str]:
             continue
         option = (item.metadata["option"].names or (f"--{item.name.replace('_', '-')}",))[0]
         if isinstance(value, Mapping):
-            words += [word for key, one in value.items() for word in (option, f"{key}={_word(one)}")]
+            words += [word for key, one in value.items() for word in (option, f"{key}={option_value(one)}")]
         else:
-            words += [option] if value is True else [option, _word(value)]
+            words += [option] if value is True else [option, option_value(value)]
     return words
-
-
-def _word(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

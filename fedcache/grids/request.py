@@ -24,6 +24,9 @@ from fedcache.runs.spec import parse_participation, policy_from_config, timing_f
 class GridRequest:
     """A grid that is asked for."""
 
+    methods: tuple[str, ...]
+    sweeps: Mapping[str, Sequence[str]]  # key -> values, as they were asked for
+    sampling: Sampling
     points: tuple[tuple[str, dict[str, str]], ...]  # every point's method and swept values
     config: TrainConfig  # of all points
     partition: PartitionConfig  # of all points, before what is swept of it
@@ -47,7 +50,7 @@ class GridRequest:
         for key in ("backbones", "domain"):
             if key in values:
                 values[key] = tuple(values[key].split("+"))
-        settings = {**settings_for(name, [m for m, _ in self.points], self.config.set), **values_of_place(sweep, "set")}
+        settings = {**settings_for(name, self.methods, self.config.set), **values_of_place(sweep, "set")}
         return replace(self.config, method=name, set=settings, **values)
 
     def partition_of(self, number: int) -> PartitionConfig:
@@ -99,8 +102,8 @@ def request_grid(
     fields["search"] = search = search_of(sampling, methods, sweeps)
     every, notes = (search.corners(), ()) if search else points_that_differ(methods, sweeps, config)
     points = tuple(every if search else sampled(sampling.sampler, every))
-    request = GridRequest(points, config, partition or PartitionConfig(), home, runs or home.runs, repartition,
-                          extract, fresh, notes=notes, **fields)  # fmt: skip
+    request = GridRequest(tuple(methods), sweeps, sampling, points, config, partition or PartitionConfig(), home,
+                          runs or home.runs, repartition, extract, fresh, notes=notes, **fields)  # fmt: skip
     KeptModels(request.save)
     request.check()
     return request

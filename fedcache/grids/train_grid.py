@@ -22,7 +22,7 @@ from fedcache.federate.execution.choose import find_executor
 from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.grids.points import point_groups
-from fedcache.grids.record import GridRecord, words_of_grid
+from fedcache.grids.record import GridRecord
 from fedcache.grids.request import GridRequest
 from fedcache.grids.request import request_grid as request_grid  # with which a grid begins
 from fedcache.grids.result import Grid, LostPoint, Point, ends_one_point
@@ -80,7 +80,7 @@ def grid(
     run.note_points()
     if request.retrain:
         check_validation(run)
-    with GridRecord(words_of_grid(request)) as run.record:
+    with GridRecord(request) as run.record:
         if engine is not None:
             engine.run_grid(run, jobs)
         elif jobs > 1:

@@ -329,12 +329,13 @@ def facts(entry: StoredRun) -> dict[str, str]:
     made |= {k: str(r[k]) for k in _IDENTITY if k in r}
     scored = [one["round"] for one in r["accuracy"].get("per_round", ())]
     made["eval_every"] = str(scored[0]) if len(scored) > 1 else "0"
-    made |= {f"set.{k}": _word(v) for k, v in r["hyperparameters"].items()}
-    made |= {f"trust.{k}": _word(v) for k, v in r.get("trust", {}).items() if not isinstance(v, dict | list)}
+    made |= {f"set.{k}": value_words(v) for k, v in r["hyperparameters"].items()}
+    made |= {f"trust.{k}": value_words(v) for k, v in r.get("trust", {}).items() if not isinstance(v, dict | list)}
     return made
 
 
-def _word(value: object) -> str:
+def value_words(value: object) -> str:
+    """A setting as labels and tables show it."""
     if value is None:
         return "auto"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

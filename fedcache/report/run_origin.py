@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedcache.config import TrainConfig
 from fedcache.errors import FedcacheError
 from fedcache.federate.partition.partition import Columns, Partition
+from fedcache.option_info import option_value
 from fedcache.report.find_runs import StoredRun
 from fedcache.runs.origin import store_behind, train_table
 from fedcache.runs.partitions import columns_of, load_partition
@@ -109,11 +110,11 @@ def command_of(entry: StoredRun, store: str) -> str:
     for name, value in table.items():
         if name in _OWN or value == _DEFAULTS.get(name) or name not in _DEFAULTS:
             continue
-        words += [f"--{name.replace('_', '-')}", _word(value)]
+        words += [f"--{name.replace('_', '-')}", option_value(value)]
     for name, value in _changed(entry, table).items():
-        words += ["--set", f"{name}={_word(value)}"]
+        words += ["--set", f"{name}={option_value(value)}"]
     for name, value in table.get("client_set", {}).items():
-        words += ["--client-set", f"{name}={_word(value)}"]
+        words += ["--client-set", f"{name}={option_value(value)}"]
     return shlex.join(words)
 
 
@@ -127,7 +128,7 @@ def _partition(entry: StoredRun, name: str) -> list[str]:
     if "clients" in args:
         words += ["--clients", str(args.pop("clients"))]
     for key, value in args.items():
-        words += ["--option", f"{key}={_word(value)}"]
+        words += ["--option", f"{key}={option_value(value)}"]
     words += ["--partition-seed", str(made["seed"])] if made["seed"] else []
     return [*words, "--repartition"] if len(set(made["digests"])) > 1 else words
 
@@ -141,9 +142,3 @@ def _changed(entry: StoredRun, table: Mapping[str, Any]) -> dict[str, Any]:
         return dict(hp)
     said = {k: ("auto" if v is None else v) for k, v in usual.items()}
     return {k: v for k, v in hp.items() if k not in said or said[k] != v}
-
-
-def _word(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedcache.errors import FedcacheError
 from fedcache.progress import VALIDATION_ACCURACY
-from fedcache.report.find_runs import StoredRun
+from fedcache.report.find_runs import StoredRun, value_words
 from fedcache.report.run_names import setting_name
 from fedcache.report.run_origin import command_of
 from fedcache.runs.choice import choice_value
@@ -249,16 +249,8 @@ def _flat(table: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, Mapping):
             flat |= _flat(value)
         else:
-            flat[str(key)] = _word(value)
+            flat[str(key)] = ", ".join(map(value_words, value)) if isinstance(value, list) else value_words(value)
     return flat
-
-
-def _word(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(_word, value))
-    if value is None:
-        return "auto"
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _changed(path: Path) -> float:

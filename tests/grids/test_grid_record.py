@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from command import fedcache, ok
 from pictures import folder
 
@@ -41,6 +42,29 @@ def test_a_grid_leaves_its_points_its_command_and_how_each_ended(
     program, *again = shlex.split(found["command"])
     assert program == "fedcache"
     assert ok(*again).data["reused"] == 2
+    assert [p.name for p in (own_home / FOLDER).iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("words", "points"),
+    [
+        (("--method", "fedavg", "--sweep", "lr=0.1,0.01,0.001", "--sampler", "random:2:7", "--rounds", 1), 2),
+        (("--method", "fed3r,fedavg", "--sweep", "lr=0.1,0.01", "--rounds", 1, "--score", "pooled"), 3),
+        (("--method", "fedavg", "--sweep", "opt=sgd,adam", "--sweep", "momentum=0.5,0.9", "--rounds", 1), 3),
+    ],
+    ids=["drawn", "not-all-have-it", "not-always-read"],
+)
+def test_the_command_of_a_grid_whose_points_are_not_all_combinations_makes_these_points(
+    once: Callable[[Callable[[Path], Path]], Path], own_home: Path, words: tuple[object, ...], points: int
+) -> None:
+    once(extracted)
+    ok("grid", *words, *IID[:4])
+    (path,) = (own_home / FOLDER).iterdir()
+    found = read_record(path)
+    assert found is not None
+    assert len(found["points"]) == points
+    _, *again = shlex.split(found["command"])
+    assert ok(*again).data["reused"] == points
     assert [p.name for p in (own_home / FOLDER).iterdir()] == [path.name]
 
 
