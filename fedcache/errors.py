@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
+_BEGINNING = 3  # letters of a name that are enough to mean the names that begin with them
 
 
 class Exit(IntEnum):
@@ -103,17 +104,23 @@ class InternalError(CodedError):
     exit = Exit.BUG
 
 
-def closest(name: str, known: Iterable[str], likeness: float = 0.5) -> str | None:
-    """The known name most like ``name``, or None when nothing is near; ``likeness`` runs from 0 to 1, the same.
+def closest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The known name most like ``name``, or the shortest that begins with it; None when nothing is near.
+
+    ``likeness`` runs from 0 to 1, the same: at 0.5 two words of six letters are alike that share three.
 
     >>> closest("fedpc", ["fedavg", "fedpcl", "solo"])
     'fedpcl'
-    >>> closest("xyz", ["fedavg", "fedpcl", "solo"]) is None
+    >>> closest("resnet", ["resnet18-quickdraw", "vgg11"])
+    'resnet18-quickdraw'
+    >>> closest("nosuch", ["fedavg", "supcon", "solo"]) is None
     True
     """
-    names = list(known)
-    lowered = {n.lower(): n for n in names}
-    near = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=likeness)
+    lowered = {n.lower(): n for n in known}
+    wanted = name.lower()
+    near = difflib.get_close_matches(wanted, list(lowered), n=1, cutoff=likeness)
+    if not near and len(wanted) >= _BEGINNING:
+        near = sorted((n for n in lowered if n.startswith(wanted)), key=len)
     return lowered[near[0]] if near else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,6 +48,8 @@ SomeRuns = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Remove without a question.")]
 SHARES = ("accuracy", "std over seeds", "client-mean", "pooled", "validation", "zero-shot", "macro-F1", "worst 10 %")
 """Figures that are fractions, shown in per cent."""
+TOTALS = ("bytes up", "bytes down", "seconds")
+"""Figures that are sums over the seeds."""
 
 
 @runs.command("list")
@@ -161,7 +164,7 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
     if not apart:
         lines.append("settings    all of them the method's own")
         tables = []
-    known = [(name, _figure(name, value)) for name, value in figures.items() if value is not None]
+    known = [(_over(name, r["seeds"]), _figure(name, value)) for name, value in figures.items() if value is not None]
     tables.append(TextTable("figures", ("figure", "value"), known, right=("value",)))
     tables.append(
         TextTable("files", ("file", "bytes"), [(name, f"{size:,}") for name, size in files], right=("bytes",))
@@ -200,6 +203,9 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
     tables += [TextTable("figures", columns, rows, right=columns[1:])] if rows else []
     lines = [] if settings else ["No setting differs."]
     lines += [] if figures else ["No figure differs."]
+    counts = [len(e.result["seeds"]) for e in entries]
+    if len(set(counts)) > 1 and (sums := [name for name in TOTALS if name in figures]):
+        lines.append(f"{', '.join(sums)}: sums over {' and '.join(map(str, counts))} seeds.")
     return CommandResult(data, lines, renderables=tables, listing=True)
 
 
@@ -290,6 +296,11 @@ def _tags_answer(folder: Path) -> CommandResult:
     shown = [TextTable("", ("tag", "runs", "which"), rows, right=("runs",))] if rows else []
     lines = [] if rows else ["No run has a tag.", "fedcache runs tag baseline RUN"]
     return CommandResult({"tags": found}, lines, renderables=shown, listing=True)
+
+
+def _over(name: str, seeds: Sequence[int]) -> str:
+    """A figure's name, with the seeds that it is a sum of where there are several."""
+    return f"{name}, {len(seeds)} seeds" if name in TOTALS and len(seeds) > 1 else name
 
 
 def _figure(name: str, value: Any) -> str:

@@ -11,7 +11,7 @@ from fedcache.commands.output import CommandResult, TextTable
 from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
 from fedcache.grids.result import Grid, HeldOut
 from fedcache.progress import VALIDATION_ACCURACY
-from fedcache.report.chance_words import chance_lines
+from fedcache.report.caution_words import caution_lines
 from fedcache.report.drawing import percent
 from fedcache.runs.directory import bytes_of_models, command_saving, has_client_models
 from fedcache.runs.run import is_claimed
@@ -61,7 +61,7 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     zero = accuracy.get("zero_shot")
     untrained = "" if zero is None else f"; zero-shot (no training) {percent(zero)} %"
     lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}{untrained}"]
-    lines += [f"  {line}" for line in chance_lines(result)]
+    lines += [f"  {line}" for line in caution_lines(result)]
     lines.append(f"  {what}; {setting}, {result['execution']}")
     lines += score_lines(result)
     if (held := result.get("validation")) is not None:
@@ -174,7 +174,7 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
             (*line, percent(row.validation)) for line, row in zip(cells, rows, strict=True)
         ]  # fmt: skip
     shown = TextTable("accuracy % on each value that was held out (rows)", columns, cells, right=columns[1:])
-    lines = [f"{len(done.points)} points, {done.reused} of them were there already."]
+    lines = [points_line(done)]
     if rows[0].mean is not None:
         what = "Chosen by mean validation accuracy" if done.by_validation else "Highest mean (not a choice)"
         lines.append(f"{what} over {len(values)} held-out values: {rows[0].words}  {percent(rows[0].mean)} %")
@@ -220,6 +220,12 @@ def search_lines(done: Grid) -> list[str]:
             f"{search['pruned']} pruned, {search['failed']} failed; {search['study']}"]  # fmt: skip
 
 
+def points_line(done: Grid) -> str:
+    """How many points there are, and how many of them were there before."""
+    points = f"{len(done.points)} point{'' if len(done.points) == 1 else 's'}"
+    return f"{points}, {done.reused} of them {'was' if done.reused == 1 else 'were'} there already."
+
+
 def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     """A grid for a person: every point, the chosen one or the highest, and what was lost; of one that holds values out,
     their table.
@@ -254,7 +260,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         figures = f"{percent(done.figure(best))} %, on test rows {figures}"
     last = f"{done.chosen_by[:1].upper()}{done.chosen_by[1:]}: {best.method} {values}  {figures}"
     lines = [
-        f"{len(done.points)} points, {done.reused} of them were there already.",
+        points_line(done),
         *search_lines(done),
         last,
         *([done.tie] if done.tie else []),

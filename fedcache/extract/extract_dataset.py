@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.config import ExtractConfig, Home, to_table
-from fedcache.errors import StoreError, UsageError
+from fedcache.errors import StoreError, UsageError, all_at_once
 from fedcache.extract import backbones as registry
 from fedcache.extract.augment import parse_policy
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
@@ -65,6 +65,10 @@ def extract(
     observer = observer or Silent()
     if engine is not None:
         engine.check_extraction(config.workers)
+    if not config.backbones and images is None:  # both refusals at once, where the dataset is not known either
+        all_at_once(
+            [lambda: holds_of(spec_of(config, home, observer)[0]), lambda: planning.plan(config, home, observer)]
+        )
     planned, skipped = planning.plan(config, home, observer, rehash=rehash)
     asked = config.device
     config = where_it_can_run(planning.bare_config(planning.known_config(config, home)), planned, engine, observer)

@@ -144,9 +144,10 @@ class Grid:
         return score_of(point.run.result, self.scored_by)
 
     def std_of(self, point: Point) -> float | None:
-        """Its spread over seeds, ddof 1."""
-        std: float | None = point.run.accuracy["std"]
-        return std if self.scored_by == "own" else self.score_of(point).std
+        """Its spread over seeds, ddof 1; None for one seed, and where every seed gives the same: that is no spread."""
+        found = self.score_of(point)
+        std: float | None = point.run.accuracy["std"] if self.scored_by == "own" else found.std
+        return None if len(set(found.per_seed)) == 1 else std
 
     @property
     def unchanging(self) -> list[str]:
@@ -316,8 +317,8 @@ class Grid:
                 p.method,
                 *(p.sweep.get(k) for k in swept),
                 *(percent(p.run.result[what]["mean"]) for what in validation),
-                percent(p.run.result["accuracy"]["mean"]),
-                percent(p.run.result["accuracy"]["std"]),
+                percent(self.score_of(p).mean),
+                percent(self.std_of(p)),
                 f"{p.run.traffic.bytes_up:,}",
             )
             for p in ranked

@@ -281,11 +281,13 @@ def draw_ranks(c: Comparison, path: Path) -> None:
             without matplotlib.
     """
     if c.ranking is None:
+        few = len(c.treatments) < 3 or len(c.blocks) < 2
         raise UsageError(
-            f"A critical-difference diagram takes three runs or more and two {c.over} or more; there are "
-            f"{len(c.treatments)} and {len(c.blocks)}.",
-            "Leave --plot out, or name more runs.",
-        )
+            f"A critical-difference diagram takes three runs or more and two {c.over} or more"
+            + (f"; there are {len(c.treatments)} and {len(c.blocks)}." if few else
+               f", and at most one run without a spread over {c.over}."),
+            f"Leave --plot out, or name {'more' if few else 'other'} runs.",
+        )  # fmt: skip
     ranking, count = c.ranking, len(c.treatments)
     bars = stacked([_span(ranking.ranks, group) for group in ranking.groups])
     names = [f"{plain(t.name, LONGEST)}  {t.rank:.2f}" for t in c.treatments]

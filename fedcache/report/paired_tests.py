@@ -90,8 +90,8 @@ class Comparison:
         treatments: the highest mean first.
         reference: name of the treatment that the others are compared with.
         pairs: every other treatment with the reference, or all pairs.
-        ranking: Friedman and Nemenyi; None with fewer than three treatments or two blocks. Its numbers are places in
-            ``treatments``.
+        ranking: Friedman and Nemenyi; None with fewer than three treatments or two blocks, and over seeds or clients
+            where two differ and neither varies. Its numbers are places in ``treatments``.
         notes: sentences that must be read with the numbers.
         chosen: name of the treatment with the highest validation accuracy; None where not all have rows to choose by.
     """
@@ -197,7 +197,7 @@ def compared(
         treatments=treatments,
         reference=reference,
         pairs=made,
-        ranking=ranking(values, level),
+        ranking=None if _repeated(values, over) else ranking(values, level),
         notes=found.notes,
         chosen=picked,
     )
@@ -274,10 +274,17 @@ def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:
     """p of a pair; None for one block, and for two treatments that do not vary over seeds or clients."""
     if len(one) < 2:
         return None
-    if over != "settings" and constant(one) and constant(other) and not constant(np.append(one, other)):
-        # One number, written once for each block: its repetitions are no evidence, and Wilcoxon would count them.
-        return None
-    return p_value(test, one - other)
+    return None if _repeated(np.stack([one, other]), over) else p_value(test, one - other)
+
+
+def _repeated(values: Floats, over: str) -> bool:
+    """Whether two of some [T, B] values differ, and neither varies over seeds or clients.
+
+    Each is one number then, written once for each block: the repetitions are no evidence, and Wilcoxon's and
+    Friedman's tests would count them.
+    """
+    still = [row[0] for row in values if constant(row)]
+    return over != "settings" and len(still) > 1 and not constant(np.array(still))
 
 
 def _notes(c: Comparison, *, chose: bool) -> list[str]:
@@ -305,6 +312,8 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
             "83 % with 5 and 91 % with 10."
         )
     notes += _spreadless(c)
+    if c.ranking is None and len(c.treatments) > 2:
+        notes.append(f"No ranks: the order of runs without a spread would be counted again by each of the {c.over}.")
     tested = sum(p.p is not None for p in c.pairs)
     lowest = 2.0 ** (1 - count)
     if c.test == "wilcoxon" and tested and tested * lowest >= alpha:

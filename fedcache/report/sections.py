@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedcache.errors import UsageError
 from fedcache.extract.inputs import IMAGES
 from fedcache.extract.planning.find_images import ImagePlaces
-from fedcache.report.chance_words import chance_lines
+from fedcache.report.caution_words import caution_lines
 from fedcache.report.comparison_output import caption, differences, sentences
 from fedcache.report.drawing import Plot
 from fedcache.report.figures import costs, data, grids, paired, runs
@@ -171,7 +171,7 @@ def _detail_plots(ident: str, named: runs.Named, source: RunStore | str, embed: 
         made += [confusion_difference(f"{ident}-against{i}", (label, entry), second) for second in firsts[1:2]]
     if any("confusion" not in e.result for e in entries):
         notes.append("Results of earlier versions hold no confusion matrix: `--fresh` makes them again.")
-    notes += [f"{label}: {' '.join(lines)}" for label, e in named if (lines := chance_lines(e.result))]
+    notes += [f"{label}: {' '.join(lines)}" for label, e in named if (lines := caution_lines(e.result))]
     made += runs.own_numbers(f"{ident}-own", named)
     notes += runs.last_numbers(named)
     if isinstance(source, RunStore):

@@ -77,11 +77,11 @@ def is_claimed(result: Mapping[str, Any]) -> bool:
 
 
 def spread(accuracy: Mapping[str, Any]) -> str:
-    """``0.8123 +- 0.0045``, without the second where there is one seed; ``not scored`` without test labels."""
-    mean, std = accuracy["mean"], accuracy["std"]
+    """``0.8123 +- 0.0045``, the first alone for one seed or equal ones; ``not scored`` without test labels."""
+    mean, std, equal = accuracy["mean"], accuracy["std"], len(set(accuracy.get("per_seed", ()))) == 1
     if mean is None:
         return "not scored"
-    return f"{mean:.4f}" if std is None else f"{mean:.4f} +- {std:.4f}"
+    return f"{mean:.4f}" if std is None or equal else f"{mean:.4f} +- {std:.4f}"
 
 
 def facts_of(result: Mapping[str, Any], measured: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fedcache.federate.engine.method import Method, clients_per_round
 from fedcache.federate.engine.sampling import UNIFORM, SamplingRule, from_everywhere, parse_sampling
 from fedcache.federate.engine.simulated_time import DURATIONS, TimingRule, parse_timing, why_not_asynchronous
 from fedcache.federate.execution.choose import executors
+from fedcache.federate.partition.scheme import option_names
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.policy import NO_ATTACK, TrustPolicy, parse_policy
 from fedcache.federate.trust.privacy import DELTA, parse_allowed, parse_privacy
@@ -312,14 +313,16 @@ def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
 
     Raises UsageError, naming the value, or both options.
     """
-    has_scheme = partition.scheme is not None or partition.clients is not None or bool(partition.options)
+    dealt = ["--scheme"] * (partition.scheme is not None) + ["--clients"] * (partition.clients is not None)
+    dealt += option_names(partition.options)
+    how = ", ".join(dealt)
     saved, shards = config.partition is not None, config.clients_from is not None
     two_datasets = config.store is not None and config.dataset is not None
     elsewhere = bool(config.store or config.dataset or config.partition)
     contradictions = (
         (two_datasets, "--store and --dataset", "A store holds its dataset."),
-        (saved and has_scheme, "--partition and options of a scheme", "A saved partition is dealt."),
-        (shards and has_scheme, "--clients-from and options of a scheme", "The stores are dealt."),
+        (saved and dealt, f"--partition and {how}", "A saved partition is dealt, and its validation rows are chosen."),
+        (shards and dealt, f"--clients-from and {how}", "The stores are dealt."),
         (shards and elsewhere, "--clients-from and another store, dataset or partition",
          "The client stores are all there is."),
     )  # fmt: skip

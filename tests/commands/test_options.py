@@ -78,7 +78,7 @@ def test_a_grid_takes_a_device_and_client_stores(tmp_path: Path) -> None:
     assert grid["points"][0]["accuracy"]["mean"] == pytest.approx(alone["accuracy"]["mean"], abs=1e-6)
     refused = fedcache("grid", *common, "--sweep", "clients=2,3", "--json")
     assert refused.code == 2
-    assert "--clients-from and options of a scheme" in refused.envelope["error"]["message"]
+    assert "--clients-from and --clients" in refused.envelope["error"]["message"]
     assert fedcache("grid", *common, "--sweep", "lr=0.1", "--device", "gpu", "--json").code == 2
 
 
@@ -92,3 +92,9 @@ def test_an_option_says_what_it_does_in_its_own_command() -> None:
     assert "mean probability" in options_of("predict")["--seed"].help
     for command in ("personalise", "export-model"):
         assert options_of(command)["--seed"].help == "A seed of the run."
+
+
+def test_an_unknown_dataset_is_named_where_the_backbone_is_missing_too() -> None:
+    refused = fedcache("extract", "--dataset", "nosuch", "--json")
+    assert refused.code == 2
+    assert refused.envelope["error"]["message"] == "Unknown dataset 'nosuch'.\nNo backbone was named."

@@ -54,10 +54,10 @@ def test_runs_are_listed_by_what_is_asked_for(three: dict[str, str]) -> None:
     assert states == {three["plain"]: "finished", three["lam"]: "damaged", three["ncm"]: "unfinished"}
     (left,) = ok("runs", "list", "--state", "unfinished").data["entries"]
     assert (left["method"], left["accuracy"], left["backbones"]) == ("fedncm", None, ["mine"])
-    wrong = fedcache("runs", "list", "--state", "ended")
+    wrong = fedcache("runs", "list", "--state", "finish")
     assert (wrong.code, wrong.err.splitlines()[0]) == (
         Exit.USAGE,
-        "fedcache: Unknown --state 'ended'. Did you mean 'damaged'?",
+        "fedcache: Unknown --state 'finish'. Did you mean 'finished'?",
     )
 
 
@@ -81,6 +81,10 @@ def test_what_differs_between_runs_is_told_and_nothing_else(three: dict[str, str
     three_of_them = fedcache("runs", "diff", *map(digest, three.values())).out.splitlines()
     assert three_of_them[0].split("\t") == ["setting", *(f"{digest(p)[:8]} {m}" for p, m in zip(
         three.values(), ("fed3r", "fed3r", "fedncm"), strict=True))]  # fmt: skip
+    more = digest(ok("train", "fed3r", *IID, "--seeds", "0,1").data["path"])
+    told = fedcache("runs", "diff", digest(three["plain"]), more)
+    assert "bytes up, bytes down, seconds: sums over 1 and 2 seeds." in told.out.splitlines() + told.err.splitlines()
+    assert "bytes up, 2 seeds" in fedcache("runs", "show", more).out
     alone = fedcache("runs", "diff", three["plain"], digest(three["plain"])[:7])
     assert (alone.code, "names one run" in alone.err) == (Exit.USAGE, True)
 

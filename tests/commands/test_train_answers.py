@@ -121,7 +121,7 @@ def test_a_grid_is_a_table_of_all_points_the_best_first() -> None:
         ("fedavg", "9", "failed", "", "", "", ""),
     ]
     assert made.lines == [
-        "3 points, 1 of them were there already.",
+        "3 points, 1 of them was there already.",
         "Highest test accuracy (not a choice): fedavg lr=1  75.00 %",
         "worst 10 % needs at least 10 scored clients; - has fewer.",
         "Damaged, left out: fedavg lr=3. result.json is not what was written.", "  --fresh",
@@ -135,6 +135,17 @@ def test_a_grid_is_a_table_of_all_points_the_best_first() -> None:
         repr(done)
         == "Grid(3 points, 2 without a result, highest test accuracy (not a choice): fedavg lr=1, 0.7500 +- 0.0100)"
     )
+
+
+def test_a_grid_shows_no_spread_where_every_seed_gives_the_same() -> None:
+    same, other = (
+        {"mean": 0.5, "std": std, "per_seed": each} for std, each in ((0.0, [0.5, 0.5]), (0.1, [0.43, 0.57]))
+    )
+    done = Grid([point("1", 0.5, accuracy=same), point("2", 0.5, accuracy=other)])
+    (table,) = grid_answer(done, ["lr"]).renderables
+    assert [tuple(row)[2:4] for row in table.rows] == [("50.00", "-"), ("50.00", "10.00")]
+    assert "<td>0.00</td>" not in done._repr_html_()
+    assert repr(done).endswith("fedavg lr=1, 0.5000)")
 
 
 def validated(lr: str, mean: float, validation: float | None) -> Point:
@@ -189,7 +200,7 @@ def test_a_grid_without_tails_has_no_column_for_them() -> None:
     assert none.lines[-1] == "worst 10 % needs at least 10 scored clients."
     every = grid_answer(Grid([point("1", 0.5, worst=0.5)]), ["lr"])
     assert every.lines == [
-        "1 points, 0 of them were there already.",
+        "1 point, 0 of them were there already.",
         "Highest test accuracy (not a choice): fedavg lr=1  50.00 %",
     ]
     assert every.code is Exit.OK

@@ -204,6 +204,20 @@ def test_the_order_of_the_blocks_changes_nothing(values: np.ndarray, seed: int, 
         assert one.ranking.p == pytest.approx(two.ranking.p)
 
 
+def test_two_values_that_are_repeated_for_every_seed_have_no_ranks_and_no_test() -> None:
+    still = np.array([[0.8] * 5, [0.7] * 5, [0.71, 0.74, 0.69, 0.73, 0.75]])
+    for over in ("seeds", "clients"):
+        found = compared(table(still), over=over, metric="accuracy")
+        assert found.ranking is None
+        assert sum("No ranks" in note for note in found.notes) == 1
+        assert [p.p is None for p in found.pairs] == [p.other == "t0" and p.one == "t1" for p in found.pairs]
+    # Settings are not repetitions; of one value without a spread, and of two equal ones, no order is counted twice.
+    for values, over in ((still, "settings"), (still[1:].repeat(2, 0)[:3], "seeds"), (np.flipud(FOUR[:3]), "seeds")):
+        found = compared(table(values), over=over, metric="accuracy")
+        assert found.ranking is not None
+        assert not any("No ranks" in note for note in found.notes)
+
+
 @settings(max_examples=30, deadline=None)
 @pytest.mark.cases(30)
 @given(values=TABLES, test=st.sampled_from(["wilcoxon", "ttest"]))

@@ -88,18 +88,20 @@ def test_no_more_clients_are_asked_for_than_there_are() -> None:
 
 
 LEAVE = "Leave one of them out."
-DEALT, HOLDS, ALL = "A saved partition is dealt.", "A store holds its dataset.", "The client stores are all there is."
+DEALT = "A saved partition is dealt, and its validation rows are chosen."
+HOLDS, ALL = "A store holds its dataset.", "The client stores are all there is."
 
 
 @pytest.mark.parametrize(
     ("config", "partition", "message"),
     [
         ({"store": "a", "dataset": "b"}, {}, f"--store and --dataset are both given. {HOLDS}"),
-        ({"partition": "p"}, {"scheme": "iid"}, f"--partition and options of a scheme are both given. {DEALT}"),
-        ({"partition": "p"}, {"clients": 3}, f"--partition and options of a scheme are both given. {DEALT}"),
-        ({"partition": "p"}, {"options": {"alpha": 1}}, f"--partition and options of a scheme are both given. {DEALT}"),
+        ({"partition": "p"}, {"scheme": "iid"}, f"--partition and --scheme are both given. {DEALT}"),
+        ({"partition": "p"}, {"clients": 3}, f"--partition and --clients are both given. {DEALT}"),
+        ({"partition": "p"}, {"options": {"alpha": 1, "validation": 0.2, "grouping": "x"}},
+         f"--partition and --alpha, --validation, --option grouping are both given. {DEALT}"),
         ({"clients_from": "d"}, {"clients": 3},
-         "--clients-from and options of a scheme are both given. The stores are dealt."),
+         "--clients-from and --clients are both given. The stores are dealt."),
         *(({"clients_from": "d", key: "x"}, {},
            f"--clients-from and another store, dataset or partition are both given. {ALL}")
           for key in ("store", "dataset", "partition")),

@@ -283,6 +283,27 @@ def test_several_trackers_are_asked_for_at_once_and_none_twice(tmp_path: Path) -
         pass
 
 
+def test_what_shows_a_tracked_run_is_said_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Heard(Silent):
+        def __init__(self) -> None:
+            self.said: list[str] = []
+
+        def note(self, text: str) -> None:
+            self.said.append(text)
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    heard, runs = Heard(), tmp_path / "all runs"
+    server = "mlflow:sqlite:///elsewhere.db"
+    for specs in ([f"wandb:{tmp_path}", "tensorboard"], ["mlflow"], [server]):
+        with choose.tracking(specs, Home(tmp_path), runs, heard):
+            assert not any(spec.partition(":")[0] in said for said in heard.said for spec in specs if spec != server)
+    assert sorted(heard.said) == [
+        f"Tracked by mlflow:  mlflow ui --backend-store-uri sqlite:///'{runs / 'mlflow'}'/mlflow.db",
+        f"Tracked by tensorboard:  tensorboard --logdir '{runs / 'tensorboard'}'",
+        f"Tracked by wandb:  wandb sync {tmp_path}/wandb/offline-run-*",
+    ]
+
+
 def test_the_environment_of_a_library_says_where_and_what_the_option_says_goes_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

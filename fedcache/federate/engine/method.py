@@ -164,6 +164,15 @@ def head_weights(server: Tree, state: Tree) -> int:
     return sum(t.numel() for k, t in {**state, **server}.items() if k in TRAINED)
 
 
+def count_of(*names: str) -> Callable[[Tree, Tree], int]:
+    """Scalars of the tensors of these names, for methods that train something else than a head."""
+
+    def trainable(server: Tree, state: Tree) -> int:
+        return sum(t.numel() for name, t in {**state, **server}.items() if name in names)
+
+    return trainable
+
+
 def average(hp: Hp) -> Mapping[str, Pooling]:
     """Pool every upload by the ``agg`` switch: weighted by n_i, or uniform."""
     return {"": "uniform" if hp.get("agg") == "uniform" else "mean"}

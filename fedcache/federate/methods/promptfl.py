@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.hyperparameters import HParam, Value
 from fedcache.federate.engine.local_training import Batch, keep_optimiser, minibatches, train
-from fedcache.federate.engine.method import whole_server
+from fedcache.federate.engine.method import count_of, whole_server
 from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Method, Tree, affine, prompts
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare
@@ -81,6 +81,7 @@ METHOD = Method(
     needs=frozenset({"labels", "text tower"}),
     executions=("sequential",),
     check=prompts.check,
+    trainable=count_of(*NAMES),
     zero_shot=prompts.zero_shot,
     diagnose=prompts.moved,
     paper_count=None,

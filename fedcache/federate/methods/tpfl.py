@@ -20,7 +20,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedcache.federate.engine.local_training import Batch, keep_optimiser
-from fedcache.federate.engine.method import whole_server
+from fedcache.federate.engine.method import count_of, whole_server
 from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Method, Tree, affine, prompts
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE, VISUAL
 from fedcache.federate.methods.common.switches import AGG, declare
@@ -82,6 +82,7 @@ METHOD = Method(
     needs=frozenset({"labels", "pixels", "text tower", "image tower"}),
     executions=("sequential",),
     check=prompts.check,
+    trainable=count_of("ctx", "v"),
     zero_shot=prompts.zero_shot,
     diagnose=prompts.moved,
     paper_count=None,

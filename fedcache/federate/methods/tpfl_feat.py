@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcache.federate.engine.local_training import Batch, keep_optimiser, local
-from fedcache.federate.engine.method import server_tensors
+from fedcache.federate.engine.method import count_of, server_tensors
 from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Hp, HParam, Method, Tree, affine, model, over
 from fedcache.federate.methods.common.prompts import PROMPT_TRAINING, scheduled
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare
@@ -107,6 +107,7 @@ METHOD = Method(
     embed=embed,
     needs=frozenset({"labels", "text"}),
     fidelity=lambda _hp, _views: "approx",
+    trainable=count_of(*NAMES),
     zero_shot=model.by_text,
     diagnose=moved,
     paper_count=None,

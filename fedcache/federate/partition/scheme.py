@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -200,6 +200,11 @@ _FLAGS = {
     "max_clients": "max-clients",
 }
 """Those that have an option of their own, and what it is called."""
+
+
+def option_names(arguments: Iterable[str]) -> list[str]:
+    """What arguments are called on the command line: ``--min-rows``; ``--option by`` for those without a flag."""
+    return [f"--{_FLAGS[name]}" if name in _FLAGS else f"--option {name}" for name in arguments]
 
 
 def _shown(value: Value) -> str:

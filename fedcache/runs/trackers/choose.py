@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -41,16 +42,24 @@ class TrackerKind:
     variable: str = ""  # of the environment, that names a place
     default: str = ""  # folder below the directory of results, where nothing names one
     url: Callable[[str], Tracker] | None = None  # of the address of a server or a database, where it takes one
+    look: str = ""  # the command that shows what was written in ``{place}``, a path as the shell reads it
 
 
 TRACKERS = MappingProxyType(
     {
-        "tensorboard": TrackerKind(("tensorboard",), TensorBoard, default="tensorboard"),
-        "mlflow": TrackerKind(("mlflow", "sqlalchemy", "alembic"), MLflow, "MLFLOW_TRACKING_URI", "mlflow", MLflow),
-        "wandb": TrackerKind(("wandb",), WandB, "WANDB_DIR"),
-        "trackio": TrackerKind(("trackio",), Trackio, "TRACKIO_DIR", "trackio"),
+        "tensorboard": TrackerKind(
+            ("tensorboard",), TensorBoard, default="tensorboard", look="tensorboard --logdir {place}"
+        ),
+        "mlflow": TrackerKind(
+            ("mlflow", "sqlalchemy", "alembic"), MLflow, "MLFLOW_TRACKING_URI", "mlflow", MLflow,
+            "mlflow ui --backend-store-uri sqlite:///{place}/mlflow.db",
+        ),
+        "wandb": TrackerKind(("wandb",), WandB, "WANDB_DIR", look="wandb sync {place}/wandb/offline-run-*"),
+        "trackio": TrackerKind(
+            ("trackio",), Trackio, "TRACKIO_DIR", "trackio", look="TRACKIO_DIR={place} trackio show"
+        ),
     }
-)
+)  # fmt: skip
 offer("trackers", tuple(TRACKERS))
 
 
@@ -73,10 +82,27 @@ def tracker(spec: str, runs: Path) -> Tracker:
         raise MachineError(
             f"--track {name} needs the package {missing[0]}, which is not installed.", f"pip install 'fedcache[{name}]'"
         )
+    folder = _folder(kind, place, runs)
+    if folder is None:
+        assert kind.url is not None
+        return kind.url(place or os.environ[kind.variable])
+    return kind.make(folder)
+
+
+def _folder(kind: TrackerKind, place: str, runs: Path) -> Path | None:
+    """Where a tracker writes; None for the address of a server or a database."""
     place = place or os.environ.get(kind.variable, "")
     if kind.url is not None and ("://" in place or place == "databricks"):
-        return kind.url(place)
-    return kind.make(Path(place).expanduser() if place else runs / kind.default)
+        return None
+    return Path(place).expanduser() if place else runs / kind.default
+
+
+def look_at(spec: str, runs: Path) -> str | None:
+    """The command that shows what ``--track`` wrote; None for a plug-in's, and where a server has it."""
+    name, _, place = spec.partition(":")
+    kind = TRACKERS.get(name)
+    folder = None if kind is None or find("trackers", name) is not None else _folder(kind, place, runs)
+    return None if kind is None or folder is None else kind.look.format(place=shlex.quote(str(folder.absolute())))
 
 
 def _tracker_of(own: Plugin, place: Path) -> Tracker:
@@ -106,13 +132,17 @@ def tracking(
     made = [(spec, tracker(spec, runs or home.runs)) for spec in asked]
     with ExitStack() as opened:
         for spec, one in made:
-            opened.callback(_close, spec, one, observer)
+            opened.callback(_close, spec, one, runs or home.runs, observer)
         yield tuple(one for _, one in made)
 
 
-def _close(spec: str, made: Tracker, observer: Observer | None) -> None:
+def _close(spec: str, made: Tracker, runs: Path, observer: Observer | None) -> None:
+    """Close it, and say what shows it, or what went wrong."""
     try:
         made.close()
+        command = look_at(spec, runs)
+        if observer is not None and command is not None:
+            observer.note(f"Tracked by {spec.partition(':')[0]}:  {command}")
     except Exception as error:
         text = f"--track {spec} could not be finished: {type(error).__name__}: {error}"
         if observer is not None:

@@ -126,6 +126,8 @@ def test_accuracies_are_those_of_the_predictions():
         ("fst-cbdg", {}, 72),
         ("fed3r", {}, 72),
         ("clip-zs", {}, 0),
+        ("tpfl-feat", {}, 2 * 11),
+        ("atpfl-feat", {"csc": True}, 11 + 6 * 11),
     ],
 )
 def test_only_what_is_trained_and_deployed_counts_as_trained(name, settings, trained):

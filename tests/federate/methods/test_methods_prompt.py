@@ -132,6 +132,7 @@ def test_every_class_has_vectors_of_its_own_with_csc():
     data, clients = one_client("promptfl")
     out = go("promptfl", {**FEW, "csc": True, "lr": 0.01}, data, clients)
     assert out.server["ctx"].shape == (6, 2, E)
+    assert out.trainable == 6 * 2 * E
     assert gap(out.server["ctx"][0], out.server["ctx"][1]) > 1e-3
 
 

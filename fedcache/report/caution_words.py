@@ -1,0 +1,46 @@
+"""What must be known before an accuracy is believed: no better than a guess, below zero-shot, or on unseen classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedcache.report.chance_words import chance_lines
+from fedcache.report.drawing import percent
+
+HALF_A_POINT = 0.005
+"""Differences from zero-shot below this are not spoken of: they are in the figures beside one another."""
+
+
+def caution_lines(result: Mapping[str, Any]) -> list[str]:
+    """Sentences on a ``result.json``; [] where nothing is unusual."""
+    return [*chance_lines(result), *_below_zero_shot(result), *_unseen_classes(result)]
+
+
+def _below_zero_shot(result: Mapping[str, Any]) -> list[str]:
+    """That class texts alone, without any training, are more accurate."""
+    untrained, trained = result["accuracy"].get("zero_shot"), result["accuracy"]["mean"]
+    if untrained is None or trained is None or untrained - trained < HALF_A_POINT:
+        return []
+    return [
+        f"BELOW ZERO-SHOT: training has cost {100 * (untrained - trained):.2f} points of the {percent(untrained)} % "
+        "that the class texts alone reach on these rows; fewer rounds or a lower rate may cost less."
+    ]
+
+
+def _unseen_classes(result: Mapping[str, Any]) -> list[str]:
+    """That clients' own models are scored on classes that most of them have no training row of."""
+    asked, owned = result["partition"].get("args", {}), result.get("classes_owned", {})
+    if result["protocol"] != "personalised" or asked.get("test_protocol") != "balanced":
+        return []
+    each = owned.get("per_client")
+    typical = float(np.median(each)) if each else owned.get("mean")
+    if typical is None or typical > result["classes"] / 2:
+        return []
+    return [
+        f"ON UNSEEN CLASSES: every client's own model is tested on all {result['classes']} classes, and a typical "
+        f"client has training rows of {typical:g}. Tests with the client's own class shares: "
+        "--option test_protocol=matched"
+    ]
