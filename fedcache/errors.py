@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
+_CERTAIN = 0.6  # likeness of names that need not begin alike
 _BEGINNING = 3  # letters of a name that are enough to mean the names that begin with them
 
 
@@ -104,10 +105,11 @@ class InternalError(CodedError):
     exit = Exit.BUG
 
 
-def closest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+def closest(name: str, known: Iterable[str], likeness: float = 0.5) -> str | None:
     """The known name most like ``name``, or the shortest that begins with it; None when nothing is near.
 
-    ``likeness`` runs from 0 to 1, the same: at 0.5 two words of six letters are alike that share three.
+    ``likeness`` runs from 0 to 1, the same: at 0.5 two words of six letters are alike that share three. That is enough
+    for names with the same first letter; others take 0.6.
 
     >>> closest("fedpc", ["fedavg", "fedpcl", "solo"])
     'fedpcl'
@@ -118,7 +120,9 @@ def closest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | Non
     """
     lowered = {n.lower(): n for n in known}
     wanted = name.lower()
-    near = difflib.get_close_matches(wanted, list(lowered), n=1, cutoff=likeness)
+    alike = difflib.get_close_matches(wanted, list(lowered), n=len(lowered) or 1, cutoff=likeness)
+    certain = difflib.get_close_matches(wanted, alike, n=1, cutoff=max(likeness, _CERTAIN))
+    near = certain or [n for n in alike if n[:1] == wanted[:1]]
     if not near and len(wanted) >= _BEGINNING:
         near = sorted((n for n in lowered if n.startswith(wanted)), key=len)
     return lowered[near[0]] if near else None

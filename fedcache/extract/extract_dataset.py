@@ -65,11 +65,7 @@ def extract(
     observer = observer or Silent()
     if engine is not None:
         engine.check_extraction(config.workers)
-    if not config.backbones and images is None:  # both refusals at once, where the dataset is not known either
-        all_at_once(
-            [lambda: holds_of(spec_of(config, home, observer)[0]), lambda: planning.plan(config, home, observer)]
-        )
-    planned, skipped = planning.plan(config, home, observer, rehash=rehash)
+    planned, skipped = plan_of(config, home, observer, images, rehash=rehash)
     asked = config.device
     config = where_it_can_run(planning.bare_config(planning.known_config(config, home)), planned, engine, observer)
     planned = [pull_if_needed(p, config, home, observer) for p in planned] if not dry_run else planned
@@ -121,6 +117,19 @@ def extract(
     extraction.skipped = skipped
     remember_last(home, path, spec)
     return extraction
+
+
+def plan_of(
+    config: ExtractConfig, home: Home, observer: Observer, images: Any, *, rehash: bool
+) -> tuple[list[PlannedArray], list[str]]:
+    """As ``planning.plan``; where no backbone is named, a dataset that is not known is named in the same message."""
+
+    def made() -> tuple[list[PlannedArray], list[str]]:
+        return planning.plan(config, home, observer, rehash=rehash)
+
+    if not config.backbones and images is None:
+        all_at_once([lambda: holds_of(spec_of(config, home, observer)[0]), made])
+    return made()
 
 
 def read_dataset(spec: str, where: Mapping[str, Any], observer: Observer) -> Dataset:

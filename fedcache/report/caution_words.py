@@ -33,7 +33,7 @@ def _below_zero_shot(result: Mapping[str, Any]) -> list[str]:
 def _unseen_classes(result: Mapping[str, Any]) -> list[str]:
     """That clients' own models are scored on classes that most of them have no training row of."""
     asked, owned = result["partition"].get("args", {}), result.get("classes_owned", {})
-    if result["protocol"] != "personalised" or asked.get("test_protocol") != "balanced":
+    if result.get("protocol") != "personalised" or asked.get("test_protocol") != "balanced":
         return []
     each = owned.get("per_client")
     typical = float(np.median(each)) if each else owned.get("mean")

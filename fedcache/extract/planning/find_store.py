@@ -187,7 +187,7 @@ def ingested_path(home: Home, spec: str) -> Path | None:
     others = () if explicit else [row["name"] for row in datasets.known()]
     if explicit or closest(name, [*others, *found]) in found:
         hint = f"Ingested: {', '.join(found) or 'nothing yet'}. Another:  fedcache ingest FILE --name {name or 'NAME'}"
-        raise unknown("dataset", spec, [*found, *others], hint=hint)
+        raise unknown("dataset", name, [*found, *others], hint=hint)
     return None
 
 

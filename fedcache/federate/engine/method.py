@@ -159,18 +159,13 @@ def numel(tree: Tree, _ctx: Ctx) -> int:
     return sum(t.numel() for t in tree.values() if t.is_floating_point())
 
 
-def head_weights(server: Tree, state: Tree) -> int:
-    """Scalars of the tensors of a head that training sets, each counted once wherever it lies."""
-    return sum(t.numel() for k, t in {**state, **server}.items() if k in TRAINED)
-
-
 def count_of(*names: str) -> Callable[[Tree, Tree], int]:
-    """Scalars of the tensors of these names, for methods that train something else than a head."""
+    """(server, state) -> scalars of the tensors of these names, each counted once wherever it lies."""
+    return lambda server, state: sum(t.numel() for k, t in {**state, **server}.items() if k in names)
 
-    def trainable(server: Tree, state: Tree) -> int:
-        return sum(t.numel() for name, t in {**state, **server}.items() if name in names)
 
-    return trainable
+head_weights = count_of(*TRAINED)
+"""Scalars of the tensors of a head that training sets."""
 
 
 def average(hp: Hp) -> Mapping[str, Pooling]:
