@@ -2,6 +2,7 @@
 
 One file of lines per grid under ``grids/`` of the home, named by a digest of what was asked, so that the same grid
 asked again takes the place of the record before. No result depends on it: where it cannot be written, the grid goes on.
+The points of a search are told as they are drawn.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import FedcacheError
 from fedcache.option_info import option_value
-from fedcache.runs.run import Run
 from fedcache.store.files import digest_of, make_private, write_atomic
 from fedcache.store.lock import this_process
 
@@ -33,23 +32,32 @@ class GridRecord:
 
     Args:
         request: the grid.
+        search: name of the search that it is, which has the same with more trials; None for a grid.
     """
 
-    def __init__(self, request: GridRequest) -> None:
-        points = [[method, dict(sweep)] for method, sweep in request.points]
+    def __init__(self, request: GridRequest, search: str | None = None) -> None:
+        points = [] if search else [[method, dict(sweep)] for method, sweep in request.points]
         elsewhere = "" if request.runs == request.home.runs else str(request.runs.resolve())  # a home may be moved
-        what = [points, command_of_grid(request), elsewhere]
+        command = command_of_grid(request)
+        what = [search or points, search or command, elsewhere]
         self._file = request.home.root / FOLDER / f"{digest_of(what)[:16]}.jsonl"
         self._told = {
-            "process": this_process(), "started": time.time(), "command": what[1], "runs": what[2], "points": points,
+            "process": this_process(), "started": time.time(), "command": command, "runs": elsewhere, "points": points,
         }  # fmt: skip
+        if request.search is not None:
+            self._told["trials"] = int(min(request.search.trials, request.search.size))
         with suppress(OSError):
             make_private(self._file.parent)
             write_atomic(self._file, json.dumps(self._told).encode() + b"\n")
 
-    def point_ended(self, number: int, out: Run | FedcacheError) -> None:
-        """A point has a run, kept by the name of its directory, or ended with an error."""
-        how = {"error": out.message} if isinstance(out, FedcacheError) else {"run": out.path.name}
+    def point_drawn(self, number: int, method: str, sweep: Mapping[str, str]) -> None:
+        """A search has drawn a point; one that had this number before is forgotten."""
+        self._append({"drawn": number, "method": method, "sweep": dict(sweep)})
+
+    def point_ended(self, number: int, **how: str | int) -> None:
+        """A point has ended: ``run``, the name of its directory, with ``pruned``, the round after which it was; or
+        ``error``.
+        """
         self._append({"point": number, **how})
 
     def __enter__(self) -> GridRecord:
@@ -65,8 +73,9 @@ class GridRecord:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """A record as one object: what its first line says, ``ends`` (point -> its line), and ``ended`` and ``error`` where
-    the grid is over; None for a file that is no record. A last line that is being written is left out.
+    """A record as one object: what its first line says, ``points`` (of a search those that are drawn, of ``trials``),
+    ``ends`` (point -> its line), and ``ended`` and ``error`` where the grid is over; None for a file that is no record.
+    A last line that is being written is left out.
     """
     try:
         first, *rest = path.read_bytes().split(b"\n")
@@ -74,6 +83,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
         points = [(str(method), dict(sweep)) for method, sweep in told["points"]]
         whole = {key: told[key] for key in ("process", "started", "command", "runs")}
         float(whole["started"])
+        whole |= {"trials": int(told["trials"])} if "trials" in told else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     ends: dict[int, dict[str, Any]] = {}
@@ -81,7 +91,9 @@ def read_record(path: Path) -> dict[str, Any] | None:
     for raw in rest:
         with suppress(ValueError, TypeError, AttributeError, RecursionError):
             line = json.loads(raw)
-            if "point" in line:
+            if "drawn" in line:
+                points[int(line["drawn"]) :] = [(str(line["method"]), dict(line["sweep"]))]
+            elif "point" in line:
                 ends[int(line["point"])] = line
             else:
                 over = {key: line[key] for key in ("ended", "error") if key in line}
@@ -93,7 +105,10 @@ def command_of_grid(request: GridRequest) -> str:
     words = ["fedcache", "grid", "--method", ",".join(request.methods)]
     for key, values in request.sweeps.items():
         words += ["--sweep", f"{key}={','.join(values)}"]
-    words += [] if request.sampling.sampler == "grid" else ["--sampler", request.sampling.sampler]
+    how = request.sampling
+    words += [] if how.sampler == "grid" else ["--sampler", how.sampler]
+    words += [] if how.trials is None else ["--trials", str(how.trials)]
+    words += [] if how.pruner == "none" else ["--pruner", how.pruner]
     words += option_words(request.config, without=("method",)) + option_words(request.partition)
     flags = {"--repartition": request.repartition, "--no-extract": not request.extract, "--exact": request.exact,
              "--retrain": request.retrain}  # fmt: skip

@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 
 from fedcache.errors import FedcacheError, StoreError, UsageError
 from fedcache.grids import train_grid
+from fedcache.grids.record import GridRecord
 from fedcache.grids.request import GridRequest
 from fedcache.grids.result import Grid, LostPoint, Point, PrunedPoint, ends_one_point
 from fedcache.grids.retrain import check_validation, retrain
@@ -65,7 +66,8 @@ def train_points(
     except Timeout:
         raise StoreError(f"{run.folder} is of a search that is running.", "Wait for it, or stop it.") from None
     try:
-        return run.search_points()
+        with GridRecord(request, run.name) as run.record:
+            return run.search_points()
     finally:
         lock.release()
 
@@ -115,7 +117,10 @@ class SearchRun(GridRun):
         method, values = trials.point_of(dict(params))
         point = (method, dict(values))
         self.request = replace(self.request, points=(*self.request.points, point))
-        return len(self.request.points) - 1, *point
+        number = len(self.request.points) - 1
+        if self.record is not None:
+            self.record.point_drawn(number, *point)
+        return number, *point
 
     def _read(self, trial: FrozenTrial, trials: Trials) -> bool:
         """Take a trial that has ended as it was; whether it is of the same data and code."""
@@ -128,9 +133,11 @@ class SearchRun(GridRun):
             self._ended(number, run)
         elif trial.state.name == "PRUNED":
             path = self.request.runs / str(facts["run"])
+            self._recorded(number, run=path.name, pruned=facts["round"])
             self.done.pruned.append(PrunedPoint(method, sweep, facts["round"], facts["rounds"], trial.value, str(path)))
         else:
             self.done.failed.append(LostPoint(method, sweep, str(facts["message"]), str(facts["hint"])))
+            self._recorded(number, error=str(facts["message"]))
             self.observer.warn(f"{words} failed before: {facts['message']}")
         return True
 
@@ -163,6 +170,11 @@ class SearchRun(GridRun):
         self.end_point(number, run)
         self.done.points.append(Point(*self.request.points[number], run))
 
+    def _recorded(self, number: int, **how: str | int) -> None:
+        """Tell the record, where there is one, how a trial without a result ended."""
+        if self.record is not None:
+            self.record.point_ended(number, **how)
+
     def _pruned(self, number: int, last: Round, trial: Trial, trials: Trials) -> None:
         method, sweep = self.request.points[number]
         value = last.diagnostics[VALIDATION_ACCURACY]
@@ -170,6 +182,7 @@ class SearchRun(GridRun):
         mark_pruned(last.path, {"round": last.round, "rounds": last.rounds, "validation": value, "search": self.name})
         point = PrunedPoint(method, sweep, last.round, last.rounds, value, str(last.path))
         self.done.pruned.append(point)
+        self._recorded(number, run=last.path.name, pruned=last.round)
         self.observer.note(f"{point.sentence}: {self.request.words_of(number)}")
 
 

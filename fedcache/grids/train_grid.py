@@ -225,7 +225,8 @@ class GridRun:
         """A point has ended: keep it, and say when it is the best so far."""
         self.ended[number] = out
         if self.record is not None:
-            self.record.point_ended(number, out)
+            how = {"error": out.message} if isinstance(out, FedcacheError) else {"run": out.path.name}
+            self.record.point_ended(number, **how)
         if isinstance(out, FedcacheError):
             self.observer.warn(out.message)
             return

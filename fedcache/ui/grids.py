@@ -43,7 +43,8 @@ class GridIndex:
     def grid(self, name: str) -> dict[str, Any] | None:
         """A grid with its points in their order; None for a name that is none.
 
-        A point is waiting, running, stopped, finished, failed, or gone where its run was removed since.
+        A point is waiting, running, stopped, finished, failed, pruned, or gone where its run was removed since. Of a
+        search, ``of`` counts the trials that are still to be drawn too.
         """
         told = self._record(name)[0] if name in self._names() else None
         return None if told is None else self._grid(name, told)
@@ -63,6 +64,8 @@ class GridIndex:
             elif end.get("run"):
                 facts = self.runs.facts(end["run"]) if here else None
                 point |= {"state": "gone"} if facts is None else {k: facts[k] for k in LIVE if k in facts}
+                if facts is not None and "pruned" in end:
+                    point |= {"state": "pruned", "choice": None, "problem": f"Pruned after round {end['pruned']}."}
             else:
                 point |= {"state": "waiting"}
                 if (run := _run_of(method, sweep, open_runs, told["started"])) is not None:
@@ -75,7 +78,7 @@ class GridIndex:
         return {
             "name": name, "state": state, "command": told["command"], "started": told["started"],
             "ended": told.get("ended"), "problem": told.get("error"), "keys": keys, "methods": methods,
-            "points": points, "here": here,
+            "points": points, "here": here, "of": max(len(points), told.get("trials", 0) if at_work else 0),
         }  # fmt: skip
 
     def _names(self) -> list[str]:
@@ -100,12 +103,13 @@ class GridIndex:
 
 def _line(grid: dict[str, Any]) -> dict[str, Any]:
     points = grid.pop("points")
-    count = {s: sum(p["state"] == s for p in points) for s in ("finished", "failed", "running", "waiting")}
+    count = {s: sum(p["state"] == s for p in points) for s in ("finished", "failed", "pruned", "running", "waiting")}
+    count["waiting"] += grid["of"] - len(points)
     best = max((p for p in points if p["choice"] is not None), key=lambda p: p["choice"], default=None)
     parts = [p["done"] / p["total"] for p in points if p["state"] == "running" and p.get("total")]
-    ended = count["finished"] + count["failed"]
-    share = (ended + sum(parts)) / len(points) if points else 1.0
-    return {**grid, "of": len(points), "done": count["finished"], "failed": count["failed"], "share": share,
+    ended = count["finished"] + count["failed"] + count["pruned"]
+    share = (ended + sum(parts)) / grid["of"] if grid["of"] else 1.0
+    return {**grid, "done": count["finished"], "failed": count["failed"], "pruned": count["pruned"], "share": share,
             "running": count["running"], "best": best, "left": _left(points, count["waiting"])}  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import signal
 import time
 from importlib.util import find_spec
@@ -18,8 +19,12 @@ from command import fedcache, ok, start
 
 import fedcache as fc
 from fedcache.grids import search_space
+from fedcache.grids.record import FOLDER
 from fedcache.grids.sampling import Sampling
 from fedcache.grids.search_space import Range, SearchPlan, search_of
+from fedcache.store.lock import this_process
+from fedcache.ui.grids import GridIndex
+from fedcache.ui.run_index import RunIndex
 
 RUN = ("--scheme", "iid", "--clients", 3, "--participation", "all", "--rounds", 4, "--validation", "0.25")
 SEARCH = ("grid", "--method", "fedavg", *RUN, "--sampler", "optuna", "--sweep", "lr=log:1e-3..1",
@@ -205,6 +210,9 @@ def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(
     assert all(f"a search stopped it after round {p['round']} of 4" in str(listed["left_out"]) for p in pruned)
     again = ok(*words).data
     assert (again["pruned"], points(again), again["reused"]) == (pruned, points(done), len(paths))
+    line, shown = trials_shown(own_home)
+    assert (line["pruned"], line["done"], line["share"]) == (len(pruned), len(paths), 1.0)
+    assert [sweep for _, sweep, state in shown if state == "pruned"] == [one["sweep"] for one in pruned]
     settings = [w for k, v in pruned[0]["sweep"].items() for w in ("--set", f"{k}={v}")]
     train = ("train", "--method", "fedavg", *RUN, *scored, *settings)
     path = Path(ok(*train).data["path"])
@@ -226,7 +234,7 @@ def test_a_space_with_few_points_is_tried_whole_and_chosen_as_a_grid_chooses(tmp
     assert done.data["retrained"][0]["sweep"] == full["best"]["sweep"]
 
 
-def test_a_trial_that_diverges_is_found_out_and_no_error(tmp_path: Path) -> None:
+def test_a_trial_that_diverges_is_found_out_and_no_error(tmp_path: Path, own_home: Path) -> None:
     ingested(tmp_path)
     words = ("grid", "--method", "fedavg", *RUN, "--set", "opt=sgd", "--set", "head=linear", "--sampler", "optuna",
              "--sweep", "lr=1e38,0.1,0.2", "--trials", 3)  # fmt: skip
@@ -234,6 +242,40 @@ def test_a_trial_that_diverges_is_found_out_and_no_error(tmp_path: Path) -> None
     assert [f["sweep"] for f in done["failed"]] == [{"lr": "1e38"}]
     assert (done["search"]["finished"], done["search"]["failed"]) == (2, 1)
     assert ok(*words).data["failed"] == done["failed"]
+    assert [state for *_, state in trials_shown(own_home)[1]].count("failed") == 1
+
+
+def trials_shown(home: Path) -> tuple[dict[str, Any], list[tuple[str, dict[str, str], str]]]:
+    """The only grid of a home as its page shows it: its line, and every point's method, swept values and state."""
+    runs = RunIndex(home / "runs")
+    runs.look()
+    while runs.waiting:
+        runs.look()
+    index = GridIndex(home / FOLDER, runs)
+    (line,) = index.lines()
+    grid = index.grid(line["name"])
+    assert grid is not None
+    return line, [(p["method"], p["sweep"], p["state"]) for p in grid["points"]]
+
+
+def test_a_search_is_shown_as_a_grid_of_its_trials_and_with_more_of_them_it_is_the_same(
+    tmp_path: Path, own_home: Path
+) -> None:
+    ingested(tmp_path)
+    for trials in (2, 3):
+        done = ok(*SEARCH, "--trials", trials, "--pruner", "median", "--eval-every", 4).data
+        line, shown = trials_shown(own_home)
+        assert shown == [("fedavg", p["sweep"], "finished") for p in done["points"]]
+        assert (line["state"], line["of"], line["done"], line["share"]) == ("finished", trials, trials, 1.0)
+    assert ok(*shlex.split(line["command"])[1:]).data["reused"] == 3
+    # While it is at work, trials that are still to be drawn count.
+    (path,) = (own_home / FOLDER).iterdir()
+    first, *rest = path.read_text().splitlines()
+    told = {**json.loads(first), "process": this_process()}
+    path.write_text("\n".join([json.dumps(told), *rest[:2]]) + "\n")
+    line, shown = trials_shown(own_home)
+    assert (line["state"], line["of"], line["done"], len(shown)) == ("running", 3, 1, 1)
+    assert line["share"] == pytest.approx(1 / 3)
 
 
 def test_a_study_of_other_rows_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ function progressWords(r) {
 function gridWords(g) {
   const parts = [`${g.done} of ${count(g.of, "point")} done`];
   if (g.failed) parts.push(`${g.failed} failed`);
+  if (g.pruned) parts.push(`${g.pruned} pruned`);
   if (g.running) parts.push(`${g.running} running`);
   if (g.best) parts.push(`highest ${percent(g.best.choice)} % (${pointWords(g.best)})`);
   if (g.state === "running" && g.left !== null) parts.push(`about ${duration(g.left)} left`);
@@ -203,8 +204,8 @@ export function gridPage(s, name) {
   return [
     h("p", { class: "note" }, link("grids", "Grids"), ` / ${g.name}`),
     h("h1", {}, `${g.methods.join(", ")}${g.keys.length ? ` over ${g.keys.join(", ")}` : ""} `, tag(g.state)),
-    bar(line ? line.share * line.of : done.length, g.points.length, "Points"),
-    h("p", { class: "note", role: "status" }, line ? gridWords(line) : `${done.length} of ${count(g.points.length, "point")} done`),
+    bar(line ? line.share * line.of : done.length, g.of, "Points"),
+    h("p", { class: "note", role: "status" }, line ? gridWords(line) : `${done.length} of ${count(g.of, "point")} done`),
     g.problem && h("div", { class: "notice" }, h("p", {}, g.problem), h("p", {}, "The same command goes on: finished points are not trained again.")),
     !g.here && h("p", { class: "notice" }, "Its runs are in another directory (--runs), which this page does not show."),
     top && h("p", {}, "Highest ", byValidation ? "validation" : "test", " accuracy: ", link(`run/${top.run}`, pointWords(top)), ` ${percent(top.choice)} %`,
