@@ -302,7 +302,7 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
         )
         lacks = f"no interval over {c.over}" if by_rows else "no interval"
         untested = f"no test over {c.over}" if any(p.rows for p in c.pairs) else "no test"
-        return [f"One of the {c.over} only ({c.blocks[0]}): {lacks} and {untested}.{over_rows} {more[c.over]}"]
+        return [f"One {c.over[:-1]} only ({c.blocks[0]}): {lacks} and {untested}.{over_rows} {more[c.over]}"]
     notes = []
     if count < 3:
         notes.append(f"Two {c.over}: no interval, which takes three.")
