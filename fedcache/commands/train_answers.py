@@ -11,7 +11,7 @@ from fedcache.commands.output import CommandResult, TextTable
 from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
 from fedcache.grids.result import Grid, HeldOut
 from fedcache.progress import VALIDATION_ACCURACY
-from fedcache.report.caution_words import caution_lines
+from fedcache.report.caution_words import caution_lines, unlike_tests
 from fedcache.report.drawing import percent
 from fedcache.runs.directory import bytes_of_models, command_saving, has_client_models
 from fedcache.runs.run import is_claimed
@@ -264,6 +264,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         *search_lines(done),
         last,
         *([done.tie] if done.tie else []),
+        *([unlike] if (unlike := unlike_tests(p.run.result for p in done.points)) is not None else []),
         *(f"{key} changes no figure here: points that differ in it alone are equal." for key in done.unchanging),
     ]
     lines += model_lines(best.run.path, best.run.result)

@@ -17,6 +17,7 @@ from fedcache.grids.search_space import SearchPlan, search_of
 from fedcache.grids.unused import points_that_differ, settings_for
 from fedcache.runs.run_models import KeptModels
 from fedcache.runs.score import check_score
+from fedcache.runs.settings import hyperparameters
 from fedcache.runs.spec import parse_participation, policy_from_config, timing_from_config
 
 
@@ -61,6 +62,16 @@ class GridRequest:
         """Method and swept values of a point: ``fedavg lr=0.1``."""
         name, sweep = self.points[number]
         return " ".join([name, *(f"{k}={v}" for k, v in sweep.items())])
+
+    def compared_by(self) -> str:
+        """The one score of all points: that which was asked for, else as ``runs.score.score_for`` of their results."""
+        if self.score is not None:
+            return self.score
+        kinds = set()
+        for number, (name, _) in enumerate(self.points):
+            method = find_method(name)
+            kinds.add(method.protocol(hyperparameters(method, self.config_of(number))))
+        return "own" if len(kinds) < 2 else "client-mean"
 
     def check(self) -> None:
         """Refuse what a point asks of uploads that its method or number of clients does not allow, before any is run.

@@ -286,7 +286,7 @@ class Grid:
             {
                 "method": [p.method for p in self.points],
                 **{k: values_of([p.sweep.get(k) for p in self.points]) for k in swept},
-                **({"validation": [r["validation"]["mean"] for r in results]} if self.by_validation else {}),
+                **({"validation": [self.figure(p) for p in self.points]} if self.by_validation else {}),
                 "accuracy": [r["accuracy"]["mean"] for r in results],
                 "accuracy_std": [r["accuracy"]["std"] for r in results],
                 "worst10": [r["fairness"].get("worst10") for r in results],
@@ -316,7 +316,7 @@ class Grid:
             (
                 p.method,
                 *(p.sweep.get(k) for k in swept),
-                *(percent(p.run.result[what]["mean"]) for what in validation),
+                *(percent(self.figure(p)) for _ in validation),
                 percent(self.score_of(p).mean),
                 percent(self.std_of(p)),
                 f"{p.run.traffic.bytes_up:,}",

@@ -158,7 +158,7 @@ class SearchRun(GridRun):
             else:
                 raise
             return
-        trials.end(trial, choice_value(run.result), run=run.path.name)
+        trials.end(trial, choice_value(run.result, self.score), run=run.path.name)
         self._ended(number, run)
 
     def _train(self, number: int, observer: Observer, stop: Stop) -> Run:

@@ -123,7 +123,8 @@ class GridRun:
         self.request, self.observer, self.stop = request, observer, stop
         self.ended: dict[int, Run | FedcacheError] = {}
         self._inputs, self._shared, self._best = InputCache(), GridCache(), -1.0
-        self._kept, self.total = KeptModels(request.save, request.score), len(request.points)
+        self.score, self.total = request.compared_by(), len(request.points)
+        self._kept = KeptModels(request.save, None if self.score == "own" else self.score)
         asked = repr((request.points, request.config, request.partition, request.repartition)).encode()
         self.name = f"grid-{sha256_hex(asked)[:12]}" if len(request.points) > 1 else ""
         self.record: GridRecord | None = None  # none of a plan
@@ -231,14 +232,14 @@ class GridRun:
             self.observer.warn(out.message)
             return
         self._kept.ended(out.path, out.result)
-        mean, points = choice_value(out.result, self.request.score or "own"), self.total
+        mean, points = choice_value(out.result, self.score), self.total
         # Accuracies on values that are held out in turn are of different rows: none of them is the highest.
         comparable = "hold_out" not in self.request.points[number][1]
         if mean is not None and mean > self._best and points > 1 and comparable:
             self._best = mean
             words, what = self.request.words_of(number), "validation" if has_validation([out.result]) else "test"
             self.observer.note(
-                f"Highest {what} accuracy of {len(self.ended)} of {points} points: {words}  {100 * mean:.2f} %"
+                f"Highest {what} accuracy so far, {len(self.ended)} of {points} points: {words}  {100 * mean:.2f} %"
             )
 
     def grid(self) -> Grid:

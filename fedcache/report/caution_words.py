@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,19 @@ HALF_A_POINT = 0.005
 def caution_lines(result: Mapping[str, Any]) -> list[str]:
     """Sentences on a ``result.json``; [] where nothing is unusual."""
     return [*chance_lines(result), *_below_zero_shot(result), *_unseen_classes(result)]
+
+
+def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:
+    """Why validation may choose wrongly between models of different kinds; None for runs where it may not."""
+    known = list(results)
+    kinds = {r.get("protocol") for r in known}
+    if len(kinds) < 2 or not all("validation" in r for r in known) or not any(map(_unseen_classes, known)):
+        return None
+    return (
+        "Validation rows have the classes of each client, and the tests here all classes: what validation prefers "
+        "among clients' own models and models for all need not be best on these tests. "
+        "--option test_protocol=matched tests both alike."
+    )
 
 
 def _below_zero_shot(result: Mapping[str, Any]) -> list[str]:

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import UsageError, unknown
+from fedcache.report.caution_words import unlike_tests
 from fedcache.report.find_runs import CLAIMED, StoredRun
 from fedcache.report.run_names import by_setting, differing, label_of, labels, setting_names
 from fedcache.report.statistics import Floats
+from fedcache.runs.choice import validation_value
 from fedcache.runs.client_columns import ClientColumns
-from fedcache.runs.score import score_for, score_of
+from fedcache.runs.score import SCORES, score_for, score_of
 
 OVER = ("seeds", "clients", "settings")
 MOST_NAMED = 6
@@ -144,7 +146,7 @@ def within(
     notes += [f"Left out of the {over}: {_some(left)}, without a value in {lack}." for lack, left in lacking.items()]
     notes += _seeds_differ(kept) if over == "clients" else []
     return PairedBlocks(
-        where, tuple(cells), tuple(common), _table(cells, common), tuple(notes), kept, _validation(kept)
+        where, tuple(cells), tuple(common), _table(cells, common), tuple(notes), kept, _validation(kept, metric, over)
     )
 
 
@@ -189,15 +191,23 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
         notes.append(f"{len(blocks)} settings of {_count(sets, 'dataset')} are not independent: p is too small.")
     where = f"{len(blocks)} settings of {_count(sets, 'dataset')}"
     table = _table({name: cells[name] for name in names}, blocks)
-    return PairedBlocks(where, tuple(runs), tuple(blocks), table, tuple(notes), runs, _validation(runs))
+    return PairedBlocks(
+        where, tuple(runs), tuple(blocks), table, tuple(notes), runs, _validation(runs, metric, "settings")
+    )
 
 
-def _validation(runs: Mapping[str, Sequence[StoredRun]]) -> tuple[float, ...] | None:
-    """What treatments are chosen by, where all of their runs have it."""
-    found = [[e.result.get("validation", {}).get("mean") for e in row] for row in runs.values()]
-    if any(value is None for row in found for value in row):
-        return None
-    return tuple(float(np.mean(row)) for row in found)
+def _validation(runs: Mapping[str, Sequence[StoredRun]], metric: str, over: str) -> tuple[float, ...] | None:
+    """What treatments are chosen by, where all of their runs have it: by the score by which they are compared."""
+    score = metric.replace("_", "-")
+    if score not in SCORES:
+        score = "client-mean" if over == "clients" else score_for(e.result for row in runs.values() for e in row)
+    made = []
+    for row in runs.values():
+        found = [value for e in row if (value := validation_value(e.result, score)) is not None]
+        if len(found) < len(row):
+            return None
+        made.append(float(np.mean(found)))
+    return tuple(made)
 
 
 def complete(cells: Cells, blocks: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -243,6 +253,8 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
         told = "; ".join(f"{_some(names)}: {_PROTOCOL.get(k, k)}" for k, names in kinds.items() if k != usual)
         head = "Models of different kinds" if metric in ("client_mean", "pooled") else "Not scored alike"
         notes.append(f"{head}. {told}; all others: {_PROTOCOL.get(usual, usual)}.")
+    if (unlike := unlike_tests(e.result for row in runs.values() for e in row)) is not None:
+        notes.append(unlike)
     rough = [name for name, row in runs.items() if any(e.result.get("fidelity") not in (None, "exact") for e in row)]
     if rough:
         notes.append(f"Approximations of their method: {_some(rough)}.")

@@ -10,7 +10,7 @@ from fedcache.report.drawing import percent, size
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.render import Column, HtmlCell
 from fedcache.report.verdict import seconds_of, sent_bytes, uncertainty
-from fedcache.runs.choice import has_validation
+from fedcache.runs.choice import has_validation, validation_value
 from fedcache.runs.score import score_of
 
 MOST_SHOWN = 6
@@ -40,7 +40,7 @@ def table_of(
     put("method", [HtmlCell(e.method, e.method) for e in entries], numbers=False)
     put(f"accuracy %{said_by}", [_number(score_of(e.result, score).mean) for e in entries])
     if any("validation" in e.result for e in entries):
-        put("validation %", [_number(e.result.get("validation", {}).get("mean")) for e in entries])
+        put("validation %", [_number(validation_value(e.result, score)) for e in entries])
     told = [facts(e) for e in entries]
     differ = [n for n in names if n != "method"]
     for place, name in enumerate(differ):

@@ -10,11 +10,12 @@ from functools import lru_cache
 import numpy as np
 from scipy import stats
 
+from fedcache.report.caution_words import unlike_tests
 from fedcache.report.drawing import percent, size
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.paired_rows import row_difference, rows_of_run
 from fedcache.report.statistics import LEAST_BLOCKS, Floats, constant
-from fedcache.runs.choice import DIGITS, has_validation, order_of_run
+from fedcache.runs.choice import DIGITS, has_validation, order_of_run, validation_value
 from fedcache.runs.score import LEVEL, rows_interval, score_of
 
 MOST_NAMED, MOST_LETTERS = 4, 90
@@ -80,7 +81,7 @@ def ranked(entries: Sequence[StoredRun], score: str) -> list[StoredRun]:
     held = has_validation(e.result for e in entries)
 
     def place(entry: StoredRun) -> tuple[object, ...]:
-        found = entry.result["validation"]["mean"] if held else score_of(entry.result, score).mean
+        found = validation_value(entry.result, score) if held else score_of(entry.result, score).mean
         return -round(-1.0 if found is None else found, DIGITS), order_of_run(entry.result), entry.digest
 
     return sorted(entries, key=place)
@@ -203,6 +204,8 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
     word, sure = _sure(best, rivals, undecided, gap, label, chosen)
     if equals and not rivals:
         word, sure = "Level", "All runs here reached the very same figures; it is the first by method and settings."
+    if chosen and (unlike := unlike_tests(e.result for e in field)) is not None:
+        sure = f"{sure} {unlike}"
     return Verdict(
         title, name, best.digest, chosen,
         headline=_headline(best, rivals, gap, label, score, chosen) + _equals(equals, label),
@@ -215,7 +218,7 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
 
 def _same_figures(one: StoredRun, other: StoredRun, score: str) -> bool:
     """Whether two runs agree in every figure by which they are told apart."""
-    held = [e.result.get("validation", {}).get("mean") for e in (one, other)]
+    held = [validation_value(e.result, score) for e in (one, other)]
     return held[0] == held[1] and score_of(one.result, score) == score_of(other.result, score)
 
 
@@ -232,9 +235,8 @@ def _headline(
     accuracy = score_of(best.result, score).mean
     assert accuracy is not None  # nosec B101
     name = label[best.digest]
-    by = f"is best by validation accuracy ({percent(best.result['validation']['mean'])} %) and reaches" if chosen else (
-        "has the highest test accuracy,"
-    )  # fmt: skip
+    held = percent(validation_value(best.result, score))
+    by = f"is best by validation accuracy ({held} %) and reaches" if chosen else "has the highest test accuracy,"
     words = f"{name} {by} {percent(accuracy)} %{' on the test rows' if chosen else ''}"
     if best.claimed:
         words += " as its sites claim"

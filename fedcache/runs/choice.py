@@ -23,11 +23,19 @@ Order = tuple[tuple[str, int, float, str], ...]
 def choice_value(result: Mapping[str, Any], score: str = "own") -> float | None:
     """What runs are chosen by, mean over seeds: accuracy on the rows to choose by, else on test rows.
 
-    ``score`` is a word of ``runs.score``. Where a result has not that one of the rows to choose by it is their mean.
+    ``score`` is a word of ``runs.score``: what is compared on test rows is chosen by the same score.
+    """
+    return validation_value(result, score) if "validation" in result else score_of(result, score).mean
+
+
+def validation_value(result: Mapping[str, Any], score: str = "own") -> float | None:
+    """Accuracy on the rows to choose by, mean over seeds, by a word of ``runs.score``; None without such rows.
+
+    Where an earlier result has not that score it is their mean.
     """
     held = result.get("validation")
     if held is None:
-        return score_of(result, score).mean
+        return None
     key = "mean" if score == "own" else score.replace("-", "_")
     mean: float | None = held.get(key, held["mean"])
     return mean

@@ -10,7 +10,8 @@ from fedcache.grids.record import read_record
 from fedcache.store.lock import still_runs
 from fedcache.ui.run_index import RunIndex
 
-LIVE = ("state", "accuracy", "std", "validation", "choice", "sent", "received", "seconds", "done", "total", "left")
+LIVE = ("protocol", "client_mean", "state", "accuracy", "std", "validation", "choice", "sent", "received", "seconds",
+        "done", "total", "left")  # fmt: skip
 """What a point shows of its run."""
 
 
@@ -72,6 +73,7 @@ class GridIndex:
                     open_runs.remove(run)
                     point |= {"run": run["name"], **{k: run[k] for k in LIVE if k in run}}
             points.append(point)
+        _score_alike(points)
         state = "running" if at_work else "stopped" if "error" in told or "ended" not in told else "finished"
         keys = list(dict.fromkeys(key for _, sweep in told["points"] for key in sweep))
         methods = list(dict.fromkeys(method for method, _ in told["points"]))
@@ -99,6 +101,15 @@ class GridIndex:
             told = read_record(path)
             self._read[name] = stamp, None if told is None else {**told, "over": "ended" in told}
         return self._read[name][1], stamp
+
+
+def _score_alike(points: Sequence[dict[str, Any]]) -> None:
+    """One score for all points: the mean over clients where some have one model for all and others one for each."""
+    kinds = {p["protocol"] for p in points if p.get("protocol") is not None}
+    for point in points:
+        alike = point.pop("client_mean", None)
+        if alike is not None and len(kinds) > 1:
+            point |= {key: value for key, value in alike.items() if key != "choice" or point["choice"] is not None}
 
 
 def _line(grid: dict[str, Any]) -> dict[str, Any]:

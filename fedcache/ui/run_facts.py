@@ -19,11 +19,12 @@ from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.report.find_runs import StoredRun, value_words
 from fedcache.report.run_names import setting_name
 from fedcache.report.run_origin import command_of
-from fedcache.runs.choice import choice_value
+from fedcache.runs.choice import choice_value, validation_value
 from fedcache.runs.directory import WRITTEN, check_files, has_model, measured_of, read_result, rounds_of
 from fedcache.runs.origin import store_behind, train_table
 from fedcache.runs.run import is_claimed
 from fedcache.runs.running import is_running
+from fedcache.runs.score import score_of
 from fedcache.store.files import parse_signed, read_whole
 from fedcache.store.manifest import PARTITION_SUFFIXES
 from fedcache.store.sealed import LONGEST_HEADER, SEAL
@@ -119,6 +120,13 @@ def _finished(path: Path) -> dict[str, Any]:
         "std": accuracy.get("std"),
         "validation": result["validation"]["mean"] if "validation" in result else None,
         "choice": choice_value(result),
+        "protocol": result.get("protocol"),
+        "client_mean": {
+            "accuracy": score_of(result, "client-mean").mean,
+            "validation": validation_value(result, "client-mean"),
+            "choice": choice_value(result, "client-mean"),
+            "std": None,
+        },
         "claimed": is_claimed(result),
         "sent": traffic["up_bytes"],
         "received": traffic["down_bytes"],

@@ -16,15 +16,17 @@ from fedcache.federate.engines.flower.site import SiteRequest
 from fedcache.federate.partition.partition import Partition
 from fedcache.runs.directory import has_model
 from fedcache.store.store import Store
+from fedcache.ui.grids import GridIndex
+from fedcache.ui.run_index import RunIndex
 
 ROWS, WIDTH = 240, 8
 
 
-def made(place: Path) -> Path:
+def made(place: Path, noise: float = 0.9) -> Path:
     """Three classes that overlap; three of five rows train, one tests, one is of split validation."""
     rng = np.random.default_rng(3)
     label = rng.integers(0, 3, ROWS)
-    x = (rng.normal(size=(3, WIDTH))[label] + 0.9 * rng.normal(size=(ROWS, WIDTH))).astype("f4")
+    x = (rng.normal(size=(3, WIDTH))[label] + noise * rng.normal(size=(ROWS, WIDTH))).astype("f4")
     splits = np.array(["train", "train", "train", "test", "validation"])[np.arange(ROWS) % 5]
     store = Store.from_arrays({"mine": x}, labels=label, splits=splits, path=place / "points.zarr")
     return store.path
@@ -232,3 +234,34 @@ def test_the_models_that_stay_are_those_of_the_point_that_was_chosen(store: Path
     assert [has_model(p.run.path) for p in done.points] == [p is best for p in done.points]
     assert has_model(done.retrained[0].run.path)
     assert done.chosen_by == "chosen by validation accuracy"
+
+
+def test_one_score_chooses_in_a_grid_in_compare_and_in_a_report(tmp_path: Path, own_home: Path) -> None:
+    """Models for all and clients' own: their rows to choose by are scored alike, and what is unlike is said."""
+    words = ("--method", "fed3r,solo", "--scheme", "dirichlet", "--alpha", "0.02", "--clients", 6,
+             "--validation", "0.25", "--rounds", 5, "--store", made(tmp_path, noise=3.0))  # fmt: skip
+    shown, done = fedcache("grid", *words), ok("grid", *words).data
+    runs = {p["method"]: p for p in done["points"]}
+    held = {name: p["validation"]["client_mean"] for name, p in runs.items()}
+    assert held["fed3r"] != runs["fed3r"]["validation"]["mean"], "pooled over clients, another score than solo has"
+    best = max(held, key=lambda name: held[name])
+    assert done["best"]["method"] == best
+    assert f"Chosen by validation accuracy: {best}" in shown.out
+    assert f"of 2 points: {best}  {100 * held[best]:.2f} %" in shown.err
+    unlike = "Validation rows have the classes of each client, and the tests here all classes"
+    assert unlike in shown.out
+    (compared,) = ok("compare").data["comparisons"]
+    assert {t["name"]: t["validation"] for t in compared["treatments"]} == pytest.approx(held)
+    assert compared["chosen"] == best
+    assert unlike in " ".join(compared["notes"])
+    ok("report", "-o", tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    assert f"best by validation accuracy ({100 * held[best]:.2f} %)" in html
+    assert unlike in html.replace("&#x27;", "'")
+    index = RunIndex(own_home / "runs")
+    index.look()
+    (line,) = GridIndex(own_home / "grids", index).lines()
+    assert (line["best"]["method"], line["best"]["choice"]) == (best, held[best])
+    matched = fedcache("grid", *words, "--option", "test_protocol=matched")
+    assert matched.code == 0
+    assert unlike not in matched.out

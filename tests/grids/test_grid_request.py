@@ -126,8 +126,8 @@ def test_a_point_that_ends_is_told_of_when_it_is_the_best_so_far() -> None:
     run.end_point(2, FederatedRunError("The loss is not a number.", "Lower lr."))
     run.end_point(4, made(None))
     assert heard.notes == [
-        "Highest test accuracy of 1 of 5 points: fedavg lr=4  0.00 %",
-        "Highest test accuracy of 2 of 5 points: fedavg lr=1  50.00 %",
+        "Highest test accuracy so far, 1 of 5 points: fedavg lr=4  0.00 %",
+        "Highest test accuracy so far, 2 of 5 points: fedavg lr=1  50.00 %",
     ]  # fmt: skip
     assert heard.warnings == ["The loss is not a number."]
     grid = run.grid()

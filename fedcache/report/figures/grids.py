@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from fedcache.report.drawing import INK, PAPER, SERIES, Cell, Draw, Marks, Plot, percent, plot, short, shortened
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.run_names import differing
-from fedcache.runs.choice import BY_VALIDATION, NOT_A_CHOICE, has_validation
+from fedcache.runs.choice import BY_VALIDATION, NOT_A_CHOICE, has_validation, validation_value
 from fedcache.runs.score import score_of
 
 MOST_SIDE = 24
@@ -34,11 +34,7 @@ def by_method(entries: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
 def criterion(entries: Sequence[StoredRun], score: str) -> tuple[str, str, Callable[[StoredRun], float | None]]:
     """What points are chosen by: its name, words for the highest, and its value of a run."""
     if has_validation(e.result for e in entries):
-        return (
-            "validation accuracy",
-            f"point {BY_VALIDATION}",
-            lambda e: cast("float | None", e.result["validation"]["mean"]),
-        )
+        return "validation accuracy", f"point {BY_VALIDATION}", lambda e: validation_value(e.result, score)
     return "accuracy", NOT_A_CHOICE, lambda e: score_of(e.result, score).mean
 
 
