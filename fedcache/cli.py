@@ -72,7 +72,7 @@ COMMANDS = (
     ),
     CommandEntry(
         "compare", "compare", MAIN,
-        "Compare finished runs: means, bootstrap intervals, paired tests (Holm), ranks (Friedman, Nemenyi).",
+        "Compare finished runs: means, intervals, paired tests (Holm), ranks (Friedman, Nemenyi).",
     ),
     CommandEntry(
         "figure", "figure", MAIN, "Draw one figure of runs into a file for a paper, with its fonts inside."

@@ -44,7 +44,8 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="RUN",
-            help="Directories, first letters of names of `fedcache runs list`, or tag:NAME; default all.",
+            help="Directories, first letters of names of `fedcache runs list`, tag:NAME, method:NAME, dataset:NAME or "
+            "partition:NAME; default all.",
             show_default=False,
             autocompletion=complete_runs,
         ),
@@ -78,7 +79,7 @@ def compare(
         Path | None, typer.Option("--plot", help="Draw the critical-difference diagram: FILE.svg, .png or .pdf.")
     ] = None,
 ) -> CommandResult:
-    """Compare finished runs: means, bootstrap intervals, paired tests (Holm), ranks (Friedman, Nemenyi).
+    """Compare finished runs: means, intervals, paired tests (Holm), ranks (Friedman, Nemenyi).
 
     Runs of different datasets or partitions are different tables, never averaged; --over settings takes each of them as
     one block. Seeds repeat training, not data: their p speaks of this partition only.

@@ -19,7 +19,8 @@ RunQuery = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RUN",
-        help="Directories, first letters of names of `fedcache runs list`, or tag:NAME; default all runs.",
+        help="Directories, first letters of names of `fedcache runs list`, tag:NAME, method:NAME, dataset:NAME or "
+        "partition:NAME; default all runs.",
         autocompletion=complete_runs,
         show_default=False,
     ),

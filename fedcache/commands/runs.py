@@ -38,7 +38,7 @@ from fedcache.runs.tags import check_tag, tags_of, write_tags
 runs = typer.Typer(name="runs", help="Stored results: list, show, compare settings, tag, remove.", no_args_is_help=True)
 
 Root = Annotated[Path | None, typer.Option("--runs", help="Directory of results.", show_default="$FEDCACHE_HOME/runs")]
-RUN_HELP = "Directory, first letters of a name of `fedcache runs list`, or tag:NAME."
+RUN_HELP = "Directory, first letters of a name of `fedcache runs list`, tag:NAME, method:, dataset: or partition:NAME."
 RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)]
 RunNames = Annotated[list[str], typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)]
 SomeRuns = Annotated[

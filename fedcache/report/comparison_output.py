@@ -19,7 +19,7 @@ from fedcache.errors import UsageError
 from fedcache.report.drawing import plain, write_drawing
 from fedcache.report.paired_rows import ROW_TESTS
 from fedcache.report.paired_tests import SCORE_WORDS, Comparison, Pair
-from fedcache.report.statistics import constant
+from fedcache.report.statistics import constant, interval_words
 from fedcache.visible_text import visible
 
 TEST_NAMES = {"wilcoxon": "Wilcoxon's signed-rank test", "ttest": "t-test"}
@@ -63,20 +63,22 @@ class Sheet:
 
 
 def values(c: Comparison) -> Sheet:
-    """Run, mean with deviation, interval, mean rank."""
+    """Run, mean with deviation, interval and over what it is where that differs, mean rank."""
     several = len(c.blocks) > 1
+    kinds = {t.test_rows is None for t in c.treatments if t.test_rows is not None or t.interval is not None}
     rows = tuple(
         (
             t.name,
             f"{100 * t.mean:.2f}" + ("" if t.std is None or constant(np.array(t.values)) else f" ± {100 * t.std:.2f}"),
             _interval(t.interval if t.test_rows is None else t.test_rows[1:]),
+            "" if len(kinds) < 2 else "rows" if t.test_rows is not None else c.over if t.interval else "",
             f"{t.rank:.2f}" if several else "",
             "" if t.validation is None else f"{100 * t.validation:.2f}",
         )
         for t in c.treatments
     )
     metric = c.metric.replace("_", " ") if c.metric in SCORE_WORDS else c.metric
-    columns = ("run", f"{metric} %", f"{_level(c)} interval", "rank", "validation %")
+    columns = ("run", f"{metric} %", f"{_level(c)} interval", "over", "rank", "validation %")
     stands_out = c.best if c.chosen is None else (c.chosen,)
     return Sheet(columns, rows, _places(c, stands_out), _places(c, c.alike)).without_empty()
 
@@ -122,7 +124,7 @@ def caption(c: Comparison) -> str:
     tests = sum(p.p is not None for p in c.pairs)
     parts = [f"{c.setting}: {metric} in %, mean ± standard deviation over {len(c.blocks)} {c.over}{named}"]
     if any(t.interval for t in c.treatments):
-        parts.append(f"{_level(c)} percentile bootstrap intervals")
+        parts.append(f"{_level(c)} {interval_words(len(c.blocks))}")
     if len(c.blocks) > 1 and all(p.other == c.reference for p in c.pairs):
         parts.append(f"differences from {c.reference}")
     if tests:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcache.errors import Exit, FedcacheError, UsageError
+from fedcache.report.select_runs import OF, selector
 from fedcache.runs.client_columns import ClientColumns, client_columns
 from fedcache.runs.directory import (
     WRITTEN,
@@ -172,7 +174,7 @@ def gather(asked: Sequence[RunQuery], root: Path) -> Gathered:
             found[path.resolve()] = _open(path)
     entries = [e for e in found.values() if isinstance(e, StoredRun)]
     left_out = [e for e in found.values() if isinstance(e, LeftOut)]
-    if not asked:
+    if all(isinstance(one, str) and selector(one) is not None for one in asked):  # nobody named a run
         entries, old = _newest(entries)
         left_out += old
     return Gathered(entries, left_out)
@@ -264,6 +266,10 @@ def _named(
             f"No run under {root} has the tag {tag!r}; there are {', '.join(known) or 'no tags'}.",
             f"fedcache runs tag {tag} RUN   gives it",
         )
+    if (takes := selector(str(name))) is not None:
+        if found := [p for p, result in _results(root) if takes(result)]:
+            return found
+        raise UsageError(f"No finished run under {root} is of {name}.", "fedcache runs list   shows what there is")
     path = Path(name)
     if path.is_dir():
         return [path] if _is_run(path) else _inside(path)
@@ -275,9 +281,19 @@ def _named(
     if matches:
         shown = ", ".join(p.name for p in matches[:5])
         raise UsageError(f"{str(name)!r} fits {len(matches)} runs: {shown}.", "Give more letters.")
+    kinds = [kind for kind in OF if any(str(name) in OF[kind](result) for _, result in _results(root))]
     raise UsageError(
-        f"There is no run {str(name)!r}: no directory of that name, and none under {root} begins so.", hint
+        f"There is no run {str(name)!r}: no directory of that name, and none under {root} begins so.",
+        f"{kinds[0]}:{name}   names the runs of that {kinds[0]}" if kinds else hint,
     )
+
+
+def _results(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Directories of finished runs with their results, oldest first; those that cannot be read are left out."""
+    for path in _inside(root):
+        with suppress(FedcacheError, OSError):
+            if (path / "result.json").exists():
+                yield path, read_result(path / "result.json")
 
 
 def _is_run(path: Path) -> bool:

@@ -23,8 +23,6 @@ USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon"}
 """Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its
 differences over seeds are near normal. Differences over clients and settings are of unlike sizes, which ranks bear."""
 SCORE_WORDS = {f"{name.replace('-', '_')}": f"accuracy ({name}: {WORDS[name]})" for name in SCORES}
-FEW = 10
-"""Blocks from which on a bootstrap interval covers about what it says."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Treatment:
         values: fractions, one a block.
         mean: of them.
         std: of them (ddof 1); None for one block.
-        interval: bootstrap interval of the mean; None with fewer than three blocks.
+        interval: of the mean, as ``statistics.interval``; None with fewer than three blocks.
         rank: mean rank over the blocks, 1 is best.
         validation: mean accuracy of its runs on the rows to choose by; None where not all treatments have such rows.
         test_rows: over seeds, of values that do not vary over them: test rows, and the interval over these; Wilson's of
@@ -61,7 +59,7 @@ class Pair:
         one: a name.
         other: the name it is compared with.
         difference: mean of one minus other over the blocks, a fraction.
-        interval: bootstrap interval of that mean.
+        interval: of that mean, as ``statistics.interval``.
         p: of the paired test; None where there is nothing to test by.
         holm: p corrected for all pairs of the comparison.
         rows: over seeds, the same difference over the test rows; None where runs hold none.
@@ -306,14 +304,9 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
     notes = []
     if count < 3:
         notes.append(f"Two {c.over}: no interval, which takes three.")
-    elif count < FEW:
-        notes.append(
-            f"Bootstrap intervals of {count} {c.over} are too narrow: of normal values, 95 % ones cover 76 % with 3, "
-            "83 % with 5 and 91 % with 10."
-        )
     notes += _spreadless(c)
     if c.ranking is None and len(c.treatments) > 2:
-        notes.append(f"No ranks: the order of runs without a spread would be counted again by each of the {c.over}.")
+        notes.append(f"No test of ranks: each of the {c.over} would count the order of runs without a spread again.")
     tested = sum(p.p is not None for p in c.pairs)
     lowest = 2.0 ** (1 - count)
     if c.test == "wilcoxon" and tested and tested * lowest >= alpha:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from fedcache.federate.partition.partition import SCHEMES
 from fedcache.report.find_runs import AS_CLAIMED, StoredRun, facts
+from fedcache.report.select_runs import partition_name
 
 _ALWAYS = ("method", "backbones")
 
@@ -21,10 +21,8 @@ def by_setting(entries: Sequence[StoredRun]) -> list[list[StoredRun]]:
 
 def setting_name(entry: StoredRun) -> str:
     """Dataset and partition of an entry in words."""
-    part = entry.result["partition"]
-    scheme = SCHEMES.get(part["scheme"])
-    name = part["name"] or (scheme.default_name(part["args"], part["seed"]) if scheme else part["scheme"])
-    drawn = ", redrawn for every seed" if len(set(part["digests"])) > 1 else ""
+    drawn = ", redrawn for every seed" if len(set(entry.result["partition"]["digests"])) > 1 else ""
+    name = partition_name(entry.result)
     return f"{entry.result['dataset']['slug']}, {name}{drawn}{AS_CLAIMED if entry.claimed else ''}"
 
 

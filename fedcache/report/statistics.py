@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,9 @@ from scipy import stats
 
 TESTS = ("wilcoxon", "ttest")
 LEAST_BLOCKS = 3
-"""Values that an interval needs: of two, resampling gives their minimum and maximum."""
+"""Values that an interval needs: of two it would say next to nothing."""
+FEW_BLOCKS = 10
+"""Values from which on a bootstrap interval covers about what it says; of fewer it is Student's."""
 RESAMPLES = 9999
 SEED = 0
 DIGITS = 12
@@ -27,16 +30,20 @@ Floats = NDArray[np.float64]
 
 
 def interval(values: Floats, level: float) -> tuple[float, float] | None:
-    """Percentile bootstrap interval of the mean of [B] values.
+    """Interval of the mean of [B] values: Student's of fewer than ``FEW_BLOCKS``, else the percentile bootstrap.
 
     None with fewer than ``LEAST_BLOCKS``, and for equal values, of which it would claim a certainty that is not there.
 
-    Not BCa: its acceleration is a guess from few values, it covers no better (B = 5, 95 %: 83 % of 1,500 normal samples
-    with either), and it is NaN where values are equal.
+    Of few normal values resampling is too narrow: a 95 % interval covers 76 % of the time with 3, 83 % with 5 and 91 %
+    with 10. Not BCa: its acceleration is a guess from few values, it covers no better, and it is NaN where values are
+    equal.
     """
     count = len(values)
     if count < LEAST_BLOCKS or constant(values):
         return None
+    if count < FEW_BLOCKS:
+        mean, half = float(values.mean()), student_half(values, level)
+        return mean - half, mean + half
     found = stats.bootstrap(
         (np.sort(values),),
         np.mean,
@@ -47,6 +54,23 @@ def interval(values: Floats, level: float) -> tuple[float, float] | None:
         random_state=np.random.default_rng(SEED),
     ).confidence_interval
     return float(found.low), float(found.high)
+
+
+def student_half(values: Floats, level: float) -> float:
+    """Half of Student's interval of the mean of [B] values, t s / sqrt(B)."""
+    count = len(values)
+    return student_quantile(level, count - 1) * float(values.std(ddof=1)) / math.sqrt(count)
+
+
+@lru_cache(maxsize=256)
+def student_quantile(level: float, freedom: int) -> float:
+    """The t beyond which 1 - level lies on both sides together."""
+    return float(stats.t.ppf(0.5 + level / 2, freedom))
+
+
+def interval_words(count: int) -> str:
+    """What ``interval`` of so many values is called."""
+    return "Student's t intervals" if count < FEW_BLOCKS else "percentile bootstrap intervals"
 
 
 def constant(values: Floats) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from scipy import stats
@@ -14,7 +13,7 @@ from fedcache.report.caution_words import unlike_tests
 from fedcache.report.drawing import percent, size
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.paired_rows import row_difference, rows_of_run
-from fedcache.report.statistics import LEAST_BLOCKS, Floats, constant
+from fedcache.report.statistics import LEAST_BLOCKS, Floats, constant, student_half, student_quantile
 from fedcache.runs.choice import DIGITS, has_validation, order_of_run, validation_value
 from fedcache.runs.score import LEVEL, rows_interval, score_of
 
@@ -165,14 +164,8 @@ def _student(values: Floats, level: float, over: str) -> Estimate | None:
     """Student's interval of the mean of [B] values; None where they do not vary."""
     if np.isnan(values).any() or constant(values):
         return None
-    count, mean = len(values), float(values.mean())
-    half = _quantile(level, count - 1) * float(values.std(ddof=1)) / math.sqrt(count)
-    return Estimate(mean, mean - half, mean + half, f"{count} {over}")
-
-
-@lru_cache(maxsize=256)
-def _quantile(level: float, freedom: int) -> float:
-    return float(stats.t.ppf(0.5 + level / 2, freedom))
+    mean, half = float(values.mean()), student_half(values, level)
+    return Estimate(mean, mean - half, mean + half, f"{len(values)} {over}")
 
 
 def _normal(level: float) -> float:
@@ -329,7 +322,7 @@ def _not_told_apart(best: StoredRun, rivals: Sequence[StoredRun], score: str) ->
     found = []
     for entry in rivals:
         if (gaps := over_seeds.get(entry.digest)) is not None:
-            half = _quantile(level, freedom) * math.sqrt(typical / len(gaps))
+            half = student_quantile(level, freedom) * math.sqrt(typical / len(gaps))
             apart = float(gaps.mean()) > half
         else:
             gap = lead(best, entry, score, level)

@@ -61,6 +61,18 @@ def test_runs_are_listed_by_what_is_asked_for(three: dict[str, str]) -> None:
     )
 
 
+def test_runs_are_named_by_method_dataset_and_partition(three: dict[str, str]) -> None:
+    dataset, partition = (ok("runs", "list").data["entries"][0][key] for key in ("dataset", "partition"))
+    for query, names in (("method:fed3r", ("plain", "lam")), ("method:*ncm", ("ncm",)), ("dataset:" + dataset, three),
+                         ("partition:" + partition, three), ("partition:iid", three)):  # fmt: skip
+        expected = [digest(three[name]) for name in names]
+        assert [r["run"] for r in rows(fedcache("runs", "list", query))] == expected, query
+    none = fedcache("compare", "method:fedavg")
+    assert (none.code, "is of method:fedavg" in none.err) == (Exit.USAGE, True)
+    meant = fedcache("compare", "fed3r", "fedncm")
+    assert (meant.code, meant.err.splitlines()[-1]) == (Exit.USAGE, "method:fed3r   names the runs of that method")
+
+
 def test_a_run_is_shown_with_the_settings_that_are_its_own(three: dict[str, str]) -> None:
     told = ok("runs", "show", digest(three["lam"])[:8]).data
     assert told["settings"] == [{"setting": "set.lam", "value": "5", "default": "0.01"}]

@@ -43,7 +43,7 @@ MARKDOWN = r"""### x &amp; y
 | b | 58.00 † |  | 1.75 | -2.00 | -12.00 to 8.00 | 0.25 | 0.25 |
 | c | 20.00 ± 10.00 | 10.00 to 30.00 | 3.00 | -40.00 |  | &lt;0.001 | &lt;0.001 |
 
-x &amp; y: accuracy in %, mean ± standard deviation over 3 seeds (0, 1, 2); 90 % percentile bootstrap intervals; \
+x &amp; y: accuracy in %, mean ± standard deviation over 3 seeds (0, 1, 2); 90 % Student's t intervals; \
 differences from a\_1; t-test paired over seeds, p corrected for 2 (Holm). Bold: highest test accuracy \
 (not a choice). †: not told from a\_1 at 0.1.
 
@@ -56,7 +56,7 @@ LATEX = r"""% needs \usepackage{booktabs}
 {a_1, b}, {b, c}.
 \begin{table}
 \centering
-\caption{x \& y: accuracy in \%, mean $\pm$ standard deviation over 3 seeds (0, 1, 2); 90 \% percentile bootstrap @
+\caption{x \& y: accuracy in \%, mean $\pm$ standard deviation over 3 seeds (0, 1, 2); 90 \% Student's t @
 intervals; t-test paired over seeds, p corrected for 2 (Holm). Bold: highest test accuracy @
 (not a choice). $^{\dagger}$: not told from a\_1 at 0.1.}
 \begin{tabular}{lrrr}

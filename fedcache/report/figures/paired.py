@@ -31,7 +31,7 @@ def differences(ident: str, c: Comparison, keys: Mapping[str, str] | None = None
     alpha = 1.0 - c.level
     over = "the test rows" if by_rows else f"{len(c.blocks)} {c.over}"
     says = f"Mean difference from {c.reference} in points over {over}, with {100 * c.level:g} % "
-    says += f"{'' if by_rows else 'bootstrap '}intervals; filled dots differ after Holm's correction at {alpha:.2g}."
+    says += f"intervals; filled dots differ after Holm's correction at {alpha:.2g}."
     says += f" The first {len(pairs)} of {len(c.pairs)}." if len(c.pairs) > len(pairs) else ""
 
     def fill(axes: Any, marks: Marks) -> None:

@@ -32,7 +32,7 @@ class Standing:
         pooled: over the test rows of all clients together, mean over the same blocks.
         worst: its lowest accuracy in a block.
         difference: its accuracy minus that of the first of the ranking, mean over the blocks that both have.
-        interval: bootstrap interval of that difference over blocks; None with fewer than three.
+        interval: of that difference over blocks, as ``statistics.interval``; None with fewer than three.
         p: of Wilcoxon's signed-rank test of these differences, corrected for all treatments (Holm); None for the first.
         bytes_up: per client, mean over the blocks.
         seconds: of training, mean over the blocks.

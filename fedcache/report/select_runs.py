@@ -1,0 +1,38 @@
+"""``method:NAME``, ``dataset:NAME`` and ``partition:NAME``: the finished runs that something is true of.
+
+Names may be patterns: ``method:fed*``, ``partition:dirichlet-*``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import Any
+
+from fedcache.federate.partition.partition import SCHEMES
+
+
+def partition_name(result: Mapping[str, Any]) -> str:
+    """The name of a saved partition, or the one that its scheme and arguments would give it."""
+    part = result["partition"]
+    scheme = SCHEMES.get(part["scheme"])
+    return str(part["name"] or (scheme.default_name(part["args"], part["seed"]) if scheme else part["scheme"]))
+
+
+OF: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, ...]]] = MappingProxyType(
+    {
+        "method": lambda r: (str(r["method"]),),
+        "dataset": lambda r: (str(r["dataset"]["slug"]),),
+        "partition": lambda r: (partition_name(r), str(r["partition"]["scheme"])),
+    }
+)
+"""What stands before the colon -> the names of a result that may stand behind it."""
+
+
+def selector(query: str) -> Callable[[Mapping[str, Any]], bool] | None:
+    """Whether a result is one of those that are meant; None for a query that is no selection."""
+    kind, colon, pattern = query.partition(":")
+    if not colon or not pattern or kind not in OF:
+        return None
+    return lambda result: any(fnmatchcase(name, pattern) for name in OF[kind](result))
