@@ -196,3 +196,12 @@ def test_what_makes_no_sense_is_refused_before_anything_is_made(own_home, call, 
     with pytest.raises(UsageError, match=said):
         call()
     assert not (own_home / "runs").exists()
+
+
+def test_an_unknown_option_may_be_a_hyperparameter() -> None:
+    with pytest.raises(fc.FedcacheError, match="Unknown option 'momentum'") as caught:
+        fc.train("fedavg", momentum=0.5)
+    assert caught.value.hint.splitlines()[0] == "settings={'momentum': 0.5}   for a hyperparameter of the method"
+    with pytest.raises(fc.FedcacheError) as caught:
+        fc.extract("digits", momentum=0.5)
+    assert "settings" not in caught.value.hint

@@ -38,7 +38,9 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
             words = current_names(words)
         for name in words:
             if not is_keyword(name):
-                raise unknown("option", name, known)
+                listed = f"Known: {', '.join(sorted(known))}"
+                hint = f"settings={{{name!r}: {words[name]!r}}}   for a hyperparameter of the method\n{listed}"
+                raise unknown("option", name, known, hint=hint if "settings" in known else listed)
         try:
             return function(*args, **words)
         except FedcacheError as error:

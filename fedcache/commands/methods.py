@@ -10,8 +10,7 @@ import typer
 from fedcache.commands.options import command
 from fedcache.commands.output import CommandResult, TextTable
 from fedcache.config import Home
-from fedcache.errors import unknown
-from fedcache.federate.methods import METHODS
+from fedcache.federate.methods import METHODS, unknown_method
 from fedcache.plugins import find, plugins
 from fedcache.report.methods.catalogue import method_entries
 from fedcache.report.methods.sizes import current_sizes
@@ -62,7 +61,7 @@ def methods_info(name: Name) -> CommandResult:
     Example: fedcache methods info fedpcl
     """
     if name not in METHODS:
-        raise unknown("method", name, [*METHODS, *plugins("methods")])
+        raise unknown_method(name)
     from fedcache.report.methods import facts
 
     m = METHODS[name]

@@ -17,10 +17,9 @@ import typer
 from fedcache.commands.complete import OF_FIELDS, complete_backbones, complete_datasets, complete_words
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
-from fedcache.errors import UsageError, all_at_once, unknown
-from fedcache.federate.methods import METHODS
+from fedcache.errors import UsageError, all_at_once
+from fedcache.federate.methods import METHODS, unknown_method
 from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option
-from fedcache.plugins import plugins
 
 POINTS = "Points"
 """The panel of the options of ``grid`` that say which points there are."""
@@ -326,7 +325,7 @@ def check_methods(names: Sequence[str]) -> None:
         if "," in name:
             raise UsageError(f"{name!r} is not one method.", f"fedcache grid {name}   trains several on the same rows")
         if name not in METHODS:
-            raise unknown("method", name, [*METHODS, *plugins("methods")])
+            raise unknown_method(name)
 
     all_at_once(partial(check_one, name) for name in names)
 

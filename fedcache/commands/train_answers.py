@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedcache.commands.output import CommandResult, TextTable
+from fedcache.config import Home
 from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
 from fedcache.grids.result import Grid, HeldOut
 from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.report.caution_words import caution_lines, unlike_tests
 from fedcache.report.drawing import percent
-from fedcache.runs.directory import bytes_of_models, command_saving, has_client_models
+from fedcache.runs.directory import bytes_of_models, command_saving, has_client_models, reads_embeddings
 from fedcache.runs.run import is_claimed
 from fedcache.runs.score import LEVEL, SCORES, rows_interval, score_of
 from fedcache.runs.trust_words import describe_trust, is_private
@@ -139,15 +141,17 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
     size = bytes_of_models(path)
     if size is None:
         return []
-    what = WHAT_PREDICT_TAKES.get(result.get("dataset", {}).get("holds", IMAGES), "IMAGES")
+    what = WHAT_PREDICT_TAKES.get(result.get("dataset", {}).get("holds", IMAGES))
+    what = what or ("--embeddings FILE" if reads_embeddings(path) else "IMAGES")
+    named = path.name[:8] if path.parent.resolve() == Home.from_environment().runs.resolve() else shlex.quote(str(path))
     if result["protocol"] == "global":
-        return [f"  model of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} {what}"]
+        return [f"  model of {size / 1e6:,.2f} MB:  fedcache predict {named} {what}"]
     if is_claimed(result):
         return ["  each site keeps its own model, in flower/ of its home:  fedcache predict FILE IMAGES"]
     if not is_private(result) and not has_client_models(path):
         return [f"  no client's model was saved; this saves them:  {command_saving(path, 'all')}"]
     whose = "--global" if is_private(result) else "--client NAME"  # clients' own parts of private runs are not saved
-    return [f"  models of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} {what} {whose}"]
+    return [f"  models of {size / 1e6:,.2f} MB:  fedcache predict {named} {what} {whose}"]
 
 
 FEW_ROWS = 20
@@ -267,7 +271,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         *([unlike] if (unlike := unlike_tests(p.run.result for p in done.points)) is not None else []),
         *(f"{key} changes no figure here: points that differ in it alone are equal." for key in done.unchanging),
     ]
-    lines += model_lines(best.run.path, best.run.result)
+    lines += [] if done.retrained else model_lines(best.run.path, best.run.result)
     if not all(tails):
         lines.append("worst 10 % needs at least 10 scored clients" + ("; - has fewer." if worst else "."))
     for spent in done.privacy():
@@ -281,4 +285,5 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         there = " (the run was there already)" if again.run.reused else ""
         lines.append(f"Trained again on all training rows{there}: {again.words}")
         lines += result_lines(again.run.result, again.run.measured, str(again.run.path))
+        lines += model_lines(again.run.path, again.run.result)
     return CommandResult(done.to_dict(), [*lines, *lost_lines(done)], done.code, [shown])

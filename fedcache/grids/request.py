@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from fedcache.federate.engine.method import clients_per_round
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import partition_of_point, sampled, swept_schemes, typed_sweep_values, values_of_place
 from fedcache.grids.sampling import Sampling
-from fedcache.grids.search_space import SearchPlan, search_of
-from fedcache.grids.unused import points_that_differ, settings_for
+from fedcache.grids.search_space import MOST_CHECKED, SearchPlan, search_of
+from fedcache.grids.unused import points_that_differ, refuse_unread, settings_for
 from fedcache.runs.run_models import KeptModels
 from fedcache.runs.score import check_score
 from fedcache.runs.settings import hyperparameters
@@ -69,8 +70,9 @@ class GridRequest:
             return self.score
         kinds = set()
         for number, (name, _) in enumerate(self.points):
-            method = find_method(name)
-            kinds.add(method.protocol(hyperparameters(method, self.config_of(number))))
+            with suppress(FedcacheError):  # a point that cannot be ends when its turn comes
+                method = find_method(name)
+                kinds.add(method.protocol(hyperparameters(method, self.config_of(number))))
         return "own" if len(kinds) < 2 else "client-mean"
 
     def check(self) -> None:
@@ -112,6 +114,8 @@ def request_grid(
     sampling = Sampling(sampler) if isinstance(sampler, str) else sampler
     fields["search"] = search = search_of(sampling, methods, sweeps)
     every, notes = (search.corners(), ()) if search else points_that_differ(methods, sweeps, config)
+    if search is not None and len(every) < MOST_CHECKED:  # corners hold every value of a list
+        refuse_unread(every, config)
     points = tuple(every if search else sampled(sampling.sampler, every))
     request = GridRequest(tuple(methods), sweeps, sampling, points, config, partition or PartitionConfig(), home,
                           runs or home.runs, repartition, extract, fresh, notes=notes, **fields)  # fmt: skip

@@ -89,7 +89,10 @@ class SearchRun(GridRun):
         if self.request.fresh:
             trials.cut(0)
         self.request = replace(self.request, points=())
-        for number in range(min(len(trials.ended), self.search.trials)):
+        stored = min(len(trials.ended), self.search.trials)
+        if stored:
+            self.observer.note(f"{stored} trial{'s were' if stored > 1 else ' was'} there already.")
+        for number in range(stored):
             if not self._read(trials.ended[number], trials):
                 self.observer.note(f"Trial {number + 1} was made from other data or by other code: the search goes on "
                                    "from there.")  # fmt: skip
@@ -127,7 +130,7 @@ class SearchRun(GridRun):
         number, method, sweep = self._add(trials, trial.params)
         facts, words = trial.user_attrs, self.request.words_of(number)
         if trial.state.name == "COMPLETE":
-            run = self._train(number, self.observer, self.stop)
+            run = self._train(number, PassedOn(self.observer), self.stop)
             if run.path.name != facts.get("run"):
                 return False
             self._ended(number, run)
@@ -202,7 +205,22 @@ class EitherStop(Stop):
         self.own = True
 
 
-class Watched(Silent):
+class PassedOn(Silent):
+    """An observer that passes on rounds and results, for hooks, and says nothing of a trial that was there."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def told(self, round_: Round) -> None:
+        """Passed on."""
+        self._observer.told(round_)
+
+    def ended(self, path: Path, result: Mapping[str, Any]) -> None:
+        """Passed on."""
+        tell_ended(self._observer, path, result)
+
+
+class Watched(PassedOn):
     """An observer that passes everything on, and reports the rounds of the first seed to the pruner.
 
     Attributes:
@@ -211,14 +229,15 @@ class Watched(Silent):
     """
 
     def __init__(self, observer: Observer, trial: Trial, halt: EitherStop) -> None:
-        self._observer, self._trial, self.halt = observer, trial, halt
+        super().__init__(observer)
+        self._trial, self.halt = trial, halt
         self.pruned: Round | None = None
         for passed_on in ("note", "warn", "start", "advance", "stop"):
             setattr(self, passed_on, getattr(observer, passed_on))
 
     def told(self, round_: Round) -> None:
         """Passed on; a round that was scored is compared with those of other trials."""
-        self._observer.told(round_)
+        super().told(round_)
         value = round_.diagnostics.get(VALIDATION_ACCURACY)
         if value is None or round_.seed_number > 1 or self.pruned is not None:
             return
@@ -226,7 +245,3 @@ class Watched(Silent):
         if round_.round < round_.rounds and self._trial.should_prune():
             self.pruned = round_
             self.halt.ask()
-
-    def ended(self, path: Path, result: Mapping[str, Any]) -> None:
-        """Passed on."""
-        tell_ended(self._observer, path, result)

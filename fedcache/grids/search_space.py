@@ -138,7 +138,7 @@ def _dimension(methods: Sequence[str], key: str, values: tuple[str, ...]) -> tup
     if place == "partition":
         raise UsageError(
             f"--sweep {key} deals other rows, and a search compares accuracies on the same validation rows.",
-            f"One search for each:  --option {key}={values[0] if values else 'VALUE'}, or without --sampler optuna",
+            "Make one search for each value, with its option and without this --sweep; or leave --sampler optuna out",
         )
     found = [_ends_of(value) for value in values]
     if not any(found):

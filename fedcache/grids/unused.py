@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from fedcache.config import TrainConfig
 from fedcache.errors import UsageError
-from fedcache.federate.engine.hyperparameters import Value, has_batchnorm
+from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import combinations, split_key
+from fedcache.runs.settings import why_unread
 
 GridPoint = tuple[str, dict[str, str]]
-
-TURNED_OFF: dict[str, tuple[str, Callable[[Mapping[str, Value]], bool]]] = {
-    "momentum": ("opt=adam", lambda hp: hp.get("opt") == "adam"),
-    "dim": ("head=linear", lambda hp: hp.get("head") == "linear"),
-    "z_norm": ("head=linear", lambda hp: hp.get("head") == "linear"),
-    "bn": ("head=linear", lambda hp: hp.get("head") == "linear"),
-    "bn_mode": ("a model without BatchNorm", lambda hp: "bn" in hp and not has_batchnorm(hp)),
-    "reg_bias": ("bias=false", lambda hp: hp.get("bias") is False),
-    "rff_sigma": ("rff_dim=0", lambda hp: hp.get("rff_dim") == 0),
-}
-"""Hyperparameters -> the setting under which they are not read, in words and as a test of all of them."""
 
 
 def methods_without(methods: Sequence[str], keys: Sequence[str]) -> dict[str, list[str]]:
@@ -67,16 +57,32 @@ def points_that_differ(
         unread |= off
         read |= {*sweep} - {*off}
         left[name, tuple((k, v) for k, v in sweep.items() if k not in off)] = None
-    for key in (k for k in unread if k not in read):
-        raise UsageError(
-            f"--sweep {key} changes nothing: {split_key(key)[1]} is not read under {unread[key]}.",
-            f"Leave it out, or set what reads it; see  fedcache methods info {points[0][0]}",
-        )
+    _refuse(unread, read, points[0][0])
     said += [f"{key} is not read under {why}: trained without it there, once." for key, why in unread.items()]
     return [(name, dict(sweep)) for name, sweep in left], tuple(said)
 
 
 def _why_unread(key: str, hp: Mapping[str, Value]) -> str:
     place, name = split_key(key)
-    words, is_off = TURNED_OFF.get(name, ("", lambda _hp: False))
-    return words if place == "set" and is_off(hp) else ""
+    return why_unread(name, hp) if place == "set" else ""
+
+
+def refuse_unread(points: Sequence[GridPoint], config: TrainConfig) -> None:
+    """Refuse a swept key that none of some points reads, of which no method lacks any. Raises UsageError."""
+    unread: dict[str, str] = {}
+    read: set[str] = set()
+    for name, sweep in points:
+        own = {split_key(k)[1]: v for k, v in sweep.items() if split_key(k)[0] == "set"}
+        hp = find_method(name).resolve(config.preset, {**config.set, **own})
+        off = {k: why for k in sweep if (why := _why_unread(k, hp))}
+        unread |= off
+        read |= {*sweep} - {*off}
+    _refuse(unread, read, points[0][0])
+
+
+def _refuse(unread: Mapping[str, str], read: Container[str], method: str) -> None:
+    for key in (k for k in unread if k not in read):
+        raise UsageError(
+            f"--sweep {key} changes nothing: {split_key(key)[1]} is not read under {unread[key]}.",
+            f"Leave it out, or set what reads it; see  fedcache methods info {method}",
+        )

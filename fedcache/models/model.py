@@ -151,7 +151,7 @@ class Model:
             parts = np.split(parts[0], np.cumsum(facts.widths)[:-1], axis=1)
         fits = tuple(p.shape[-1] if p.ndim == 2 else None for p in parts) == facts.widths
         if not fits or any(p.dtype.kind not in "fiub" for p in parts):
-            hint = "store.Xy() gives features of a store."
+            hint = f"store.Xy({list(facts.backbones)!r}) gives such features of a store."
             if parts[0].shape == (facts.width,):
                 hint = "model.scores(x[None])   of one row."
             elif parts[0].ndim in (3, 4) and parts[0].shape[-1] == 3:

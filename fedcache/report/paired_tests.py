@@ -344,7 +344,7 @@ def _spreadless(c: Comparison) -> list[str]:
     untested = [p for p in c.pairs if p.p is None]
     among = [p for p in untested if {p.one, p.other} <= set(same) and c.over != "settings"]
     if among:
-        notes.append(f"{_pairs(among)} not tested: {c.over} repeat neither of the two.")
+        notes.append(f"{_pairs(among)} not tested: neither of the two varies over {c.over}.")
     others = [p for p in untested if p not in among]
     if others:
         notes.append(f"{_pairs(others)} not tested: the differences are all equal, without a spread to test by.")

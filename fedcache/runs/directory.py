@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from fedcache.config import execution_name
 from fedcache.errors import CorruptionError, FedcacheError
@@ -28,7 +28,7 @@ from fedcache.parsing import parse_json, parse_toml
 from fedcache.runs.identity import Identity
 from fedcache.store.files import Buffer, canonical_json, digest_of, make_private, read_lines, sha256_hex, write_atomic
 from fedcache.store.machine import explain_disk_errors
-from fedcache.store.sealed import Sealed, read_sealed, write_sealed
+from fedcache.store.sealed import Sealed, content_beside_tensors, read_sealed, write_sealed
 
 FORMAT = 1
 MEASURED, WRITTEN, FILES = "measured.json", "files.json", "files of a run"
@@ -326,6 +326,15 @@ def bytes_of_models(path: Path) -> int | None:
     """What the trained models of a run take on disk; None for a run without."""
     files = list((path / MODELS).glob("*.safetensors"))
     return sum(file.stat().st_size for file in files) if files else None
+
+
+def reads_embeddings(path: Path) -> bool:
+    """Whether the models of a run read features that somebody else computed: no recipe says how of an image."""
+    file = next((path / MODELS).glob("*.safetensors"), None)
+    try:
+        return file is not None and any("size" not in recipe for recipe in content_beside_tensors(file)["recipes"])
+    except (SafetensorError, ValueError, KeyError, TypeError):  # whoever reads the model is told that it is damaged
+        return False
 
 
 def has_client_models(path: Path) -> bool:

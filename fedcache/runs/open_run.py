@@ -40,7 +40,7 @@ from fedcache.runs.results import SeedResult, files_of_clients, partition_sectio
 from fedcache.runs.row_sources import Preparation, RowSource, ShardRows, StoreRows
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels, drop, save_seed, seal, whole_seed
-from fedcache.runs.settings import hyperparameters, leaves_batchnorm_out
+from fedcache.runs.settings import hyperparameters, setting_notes
 from fedcache.runs.spec import ResolvedRun, check_participation, parse_seeds
 from fedcache.runs.training_device import on_device, training_device
 from fedcache.runs.trust_words import describe_privacy
@@ -321,14 +321,10 @@ def resolve_inputs(inputs: RunInputs, config: TrainConfig, observer: Observer) -
 
 
 def note_paper_choices(inputs: RunInputs, spec: ResolvedRun, observer: Observer) -> None:
-    """Say what was not asked for and matters: rounds and participation of the method's paper."""
+    """Say what was not asked for and matters, as rounds and participation of the paper, and what changes nothing."""
     config, method = spec.requested, inputs.method
-    if leaves_batchnorm_out(method, config):
-        observer.note(
-            f"bn=false: {method.name} is trained without BatchNorm, as --dp-noise would make its variances negative."
-        )
-    if config.preset == "tuned" and not method.tuned:
-        observer.note(f"Nothing of {method.name} was tuned: preset tuned is its paper's.")
+    for note in setting_notes(method, config):
+        observer.note(note)
     if method.one_shot and (config.rounds or 1) > 1:
         observer.warn(f"{method.name} takes one round; --rounds {config.rounds} changes nothing.")
     if config.rounds is None and not method.one_shot:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import StoreError, UsageError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.extract.backbones.own import known_name
 from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.plan import say_templates
@@ -22,6 +22,7 @@ from fedcache.federate.partition.partition import Client, Partition
 from fedcache.federate.partition.row_lists import RowLists
 from fedcache.process import Stop
 from fedcache.progress import Observer
+from fedcache.runs.client_stores import open_clients
 from fedcache.runs.features import RunFeatures, encoders_of_run, read_client_stores, read_images, read_store
 from fedcache.runs.partition_hints import hints_name_the_store
 from fedcache.runs.partitions import (
@@ -355,46 +356,3 @@ class ShardRows:
     def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
         """The arrays by name."""
         return {"backbones": [array_name(self.stores[0], key) for key in arrays]}
-
-
-def open_clients(folder: Path) -> list[Store]:
-    """The stores of a directory in client order.
-
-    Raises StoreError, when there are none, or they are not shards of one dataset with the same classes.
-    """
-    paths = sorted(folder.glob("*.zarr")) if folder.is_dir() else []
-    if not paths:
-        raise StoreError(f"{folder} holds no client stores.", "fedcache shard --partition NAME --out DIR makes them.")
-    stores = [Store.open(p) for p in paths]
-    for store in stores:
-        if "shard" not in store.dataset:
-            raise StoreError(f"{store.path} is not a client's store.", "fedcache shard --partition NAME --out DIR")
-    stores.sort(key=lambda s: int(s.dataset["shard"]["number"]))
-    first = stores[0]
-    numbers = [int(s.dataset["shard"]["number"]) for s in stores]
-    names = [str(s.dataset["shard"]["client"]) for s in stores]
-    for what, keys in (("number", [str(n) for n in numbers]), ("name", names)):
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            same = [s.path for s, key in zip(stores, keys, strict=True) if key == twice]
-            raise StoreError(
-                f"{len(same)} stores are of one client, by its {what} {twice}: {', '.join(map(str, same))}.",
-                "Remove or move away all but one of them.",
-            )
-    gone = sorted(set(range(max(numbers) + 1)) - set(numbers))
-    if gone:
-        raise StoreError(
-            f"{folder} lacks client {gone[0]}: it has {len(stores)} stores, numbered up to {max(numbers)}.",
-            "fedcache shard --partition NAME --out DIR writes what is missing.",
-        )
-    for store in stores[1:]:
-        for what, a, b in (
-            ("parent dataset", first.dataset["shard"]["parent"], store.dataset["shard"]["parent"]),
-            ("classes", first.samples.classes, store.samples.classes),
-        ):
-            if a != b:
-                raise StoreError(
-                    f"{store.path.name} and {first.path.name} differ in {what}.",
-                    "Cut all client stores from one store, with one partition.",
-                )
-    return stores

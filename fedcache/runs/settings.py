@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fedcache.config import TrainConfig
 from fedcache.federate.engine.hyperparameters import Value, has_batchnorm
 from fedcache.federate.engine.method import Method
+
+TURNED_OFF: dict[str, tuple[str, Callable[[Mapping[str, Value]], bool]]] = {
+    "momentum": ("opt=adam", lambda hp: hp.get("opt") == "adam"),
+    "dim": ("head=linear", lambda hp: hp.get("head") == "linear"),
+    "z_norm": ("head=linear", lambda hp: hp.get("head") == "linear"),
+    "bn": ("head=linear", lambda hp: hp.get("head") == "linear"),
+    "bn_mode": ("a model without BatchNorm", lambda hp: "bn" in hp and not has_batchnorm(hp)),
+    "reg_bias": ("bias=false", lambda hp: hp.get("bias") is False),
+    "rff_sigma": ("rff_dim=0", lambda hp: hp.get("rff_dim") == 0),
+}
+"""Hyperparameters -> the setting under which they are not read, in words and as a test of all of them."""
+
+
+def why_unread(name: str, hp: Mapping[str, Value]) -> str:
+    """Under which setting a hyperparameter is not read; "" for one that is."""
+    words, is_off = TURNED_OFF.get(name, ("", lambda _hp: False))
+    return words if is_off(hp) else ""
 
 
 def leaves_batchnorm_out(method: Method, config: TrainConfig) -> bool:
@@ -31,3 +48,18 @@ def with_schedule_rounds(settings: Mapping[str, Value], rounds: int) -> dict[str
     if "sched_rounds" in settings and settings["sched_rounds"] is None:
         return {**settings, "sched_rounds": rounds}
     return dict(settings)
+
+
+def setting_notes(method: Method, config: TrainConfig) -> list[str]:
+    """What is to say of the hyperparameters that were chosen, and of those that were set and are not read."""
+    notes = []
+    if leaves_batchnorm_out(method, config):
+        notes.append(
+            f"bn=false: {method.name} is trained without BatchNorm, as --dp-noise would make its variances negative."
+        )
+    if config.preset == "tuned" and not method.tuned:
+        notes.append(f"Nothing of {method.name} was tuned: preset tuned is its paper's.")
+    hp = hyperparameters(method, config)
+    unread = {name: why for name in config.set if (why := why_unread(name, hp))}
+    notes += [f"{name}={config.set[name]} changes nothing: it is not read under {why}." for name, why in unread.items()]
+    return notes

@@ -57,7 +57,7 @@ def _same(path: Path, dataset: Mapping[str, Any]) -> Manifest:
         raise StoreError(
             f"{path} holds {found.dataset['slug']} with digest {found.dataset['digest'][:12]}, "
             f"not {dataset['slug']} with digest {str(dataset['digest'])[:12]}.",
-            "Leave --store out, or choose another place.",
+            "Choose another place, or remove what is there.",
         )
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import StoreError, UsageError, unknown
 from fedcache.optional import need_arrow, need_h5py
 from fedcache.store.embedding_writers import WRITERS, Exported
 from fedcache.store.files import digest_of, make_private
@@ -105,15 +105,25 @@ def write_shards(
 ) -> list[Path]:
     """One store per client under ``out``, named by number and client; shards that are there already are kept.
 
-    ``clients`` are names with training rows and test rows, ``validation`` the rows that each chooses by.
+    ``clients`` are names with training rows and test rows, ``validation`` the rows that each chooses by. Raises
+    StoreError for a folder that holds stores of other clients, with which these could not be trained.
     """
+    width = len(str(max(0, len(clients) - 1)))
+    names = [
+        f"{number:0{width}d}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:80]}.zarr"
+        for number, (name, *_) in enumerate(clients)
+    ]
+    others = sorted({p.name for p in out.glob("*.zarr")} - set(names)) if out.is_dir() else []
+    if others:
+        raise StoreError(
+            f"{out} holds {len(others)} stores that are not of this partition, {others[0]} for one.",
+            "Name another folder:  --out DIR",
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     make_private(out)
-    width = len(str(max(0, len(clients) - 1)))
     made = []
     for number, (name, train, test) in enumerate(clients):
-        safe = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:80]
-        path = out / f"{number:0{width}d}-{safe}.zarr"
+        path = out / names[number]
         held = None if validation is None else validation[number]
         write_shard(
             store, path, client=name, number=number, train=train, test=test, validation=NONE if held is None else held

@@ -83,9 +83,10 @@ def read_details(path: Path) -> dict[str, Any]:
     commands = [["Train it again", command]] if command else []
     commands += [["Report of it", f"fedcache report {name} -o report.html"]]
     if has_model(path):
+        rows = "--dataset DATASET" if store is None else f"--store {shlex.quote(store.path.stem)} --split test"
         commands += [
             ["Predict with it", f"fedcache predict {name} IMAGES"],
-            ["Measure it", f"fedcache evaluate {name}"],
+            ["Measure it", f"fedcache evaluate {name} {rows}"],
         ]
     return {
         "curves": curves,

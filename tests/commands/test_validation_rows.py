@@ -164,6 +164,8 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
     assert run["accuracy"] == again["accuracy"]
     assert run["partition"]["digest"] == again["partition"]["digest"] != best["partition"]["digest"]
     printed = fedcache(*GRID, *words, "--validation", "0.3", "--retrain").out
+    assert printed.count("fedcache predict") == 1, "the model that was trained on all rows"
+    assert f"fedcache predict {again['digest'][:8]} --embeddings FILE" in printed
     assert f"Trained again on all training rows (the run was there already): fedavg lr={best['sweep']['lr']}" in printed
     assert "Chosen by validation accuracy: fedavg" in printed
     parts = fc.partition(store, "dirichlet", clients=4, alpha=1, validation=0.3)

@@ -129,6 +129,21 @@ def test_a_search_needs_rows_to_choose_by_rounds_to_prune_by_and_one_process(tmp
     assert not list((own_home / "runs").glob("*/result.json"))
 
 
+def test_a_search_over_what_is_not_read_is_refused_as_a_grid_is(tmp_path: Path) -> None:
+    ingested(tmp_path)
+    words = ("grid", "--method", "fedavg", *RUN, "--sampler", "optuna", "--trials", 2, "--sweep", "momentum=0..0.9")
+    refused = fedcache(*words)
+    assert refused.code == 2
+    assert "--sweep momentum changes nothing: momentum is not read under opt=adam." in refused.err
+    assert ok(*words, "--set", "opt=sgd").data["search"]["finished"] == 2
+    again = fedcache(*words, "--set", "opt=sgd").err
+    assert "2 trials were there already." in again
+    assert "--fresh" not in again
+    set_alone = fedcache("train", "--method", "fedavg", *RUN, "--set", "momentum=0.5")
+    assert "momentum=0.5 changes nothing: it is not read under opt=adam." in set_alone.err
+    assert "changes nothing" not in fedcache("train", "--method", "fedavg", *RUN).err
+
+
 def test_every_trial_is_the_run_that_training_its_point_alone_gives(tmp_path: Path) -> None:
     ingested(tmp_path)
     done = ok(*SEARCH, "--trials", 4).data

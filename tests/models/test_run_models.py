@@ -137,6 +137,9 @@ def test_a_run_ends_with_the_line_that_predicts(store: Path, tmp_path: Path) -> 
     one, own = fedcache(*FED3R).out, fedcache(*FEDPCL).out
     assert re.search(r"model of [\d.]+ MB:  fedcache predict \w{8} IMAGES$", one, re.MULTILINE)
     assert re.search(r"models of [\d.]+ MB:  fedcache predict \w{8} IMAGES --client NAME$", own, re.MULTILINE)
+    elsewhere = fedcache(*FED3R, "--runs", tmp_path / "other runs").out
+    (found,) = re.findall(r"fedcache predict '(.*)' IMAGES$", elsewhere, re.MULTILINE)
+    assert Path(found).parent == tmp_path / "other runs"
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "seed-0.safetensors").write_bytes(b"m")
     (line,) = model_lines(tmp_path, {"protocol": "personalised", "federation": {}})

@@ -197,7 +197,7 @@ def test_a_constant_is_no_evidence_however_often_it_is_repeated() -> None:
     assert [p.p is None for p in made.pairs] == [True, False]
     assert made.pairs[1].holm == made.pairs[1].p  # a family of one
     assert made.treatments[0].interval is None
-    assert any("t1 and t0 not tested: seeds repeat neither" in n for n in made.notes)
+    assert any("t1 and t0 not tested: neither of the two varies" in n for n in made.notes)
 
 
 @settings(max_examples=30, deadline=None)

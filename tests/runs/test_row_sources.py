@@ -16,9 +16,10 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.methods import METHODS
 from fedcache.process import Stop
 from fedcache.progress import Silent
+from fedcache.runs.client_stores import open_clients
 from fedcache.runs.features import RunInputs, read_client_stores
 from fedcache.runs.open_run import prepare_run, row_source
-from fedcache.runs.row_sources import InputCache, Preparation, ShardRows, StoreRows, open_clients
+from fedcache.runs.row_sources import InputCache, Preparation, ShardRows, StoreRows
 from fedcache.store.export import write_shards
 
 ROWS = 20
@@ -138,6 +139,18 @@ def sites(place: fc.Store, folder: Path) -> Path:
     return folder
 
 
+def test_shards_do_not_go_where_others_are(tmp_path: Path) -> None:
+    place, rows = store(), np.array([0, 1])
+    folder = sites(place, tmp_path / "sites")
+    assert sites(place, folder) == folder, "the same ones are there already"
+    with pytest.raises(FedcacheError) as caught:
+        write_shards(place, [("p", rows, rows)], folder)
+    assert caught.value.message == f"{folder} holds 1 stores that are not of this partition, 1-q.zarr for one."
+    assert caught.value.hint == "Name another folder:  --out DIR"
+    with pytest.raises(FedcacheError, match="with digest"):
+        write_shards(place, [("p", rows, rows), ("q", rows, rows)], folder)
+
+
 def test_rows_that_several_client_stores_hold_are_read_once(tmp_path: Path) -> None:
     place = store(text={"a": np.eye(2, 3, dtype=np.float32)})
     folder, heard = sites(place, tmp_path / "sites"), Heard()
@@ -219,6 +232,10 @@ def test_a_folder_without_client_stores_is_told_what_makes_them(tmp_path: Path) 
         assert (caught.value.code, caught.value.message, caught.value.hint) == (Exit.STORE, message, hint)
 
     make = "fedcache shard --partition NAME --out DIR"
+    refused(f"There is no directory {tmp_path / 'sites'}.", f"{make} makes client stores.")
+    (tmp_path / "site").mkdir()
+    refused(f"There is no directory {tmp_path / 'sites'}. Did you mean 'site'?", f"{make} makes client stores.")
+    (tmp_path / "sites").mkdir()
     refused(f"{tmp_path / 'sites'} holds no client stores.", f"{make} makes them.")
     folder = sites(store(), tmp_path / "sites")
     (folder / "0-p.zarr").rename(tmp_path / "p.zarr")

@@ -13,7 +13,7 @@ from pictures import folder
 
 import fedcache as fc
 from fedcache.errors import Exit, FedcacheError
-from fedcache.runs.row_sources import open_clients
+from fedcache.runs.client_stores import open_clients
 from fedcache.store.export import write_shards
 from fedcache.store.store import Store
 

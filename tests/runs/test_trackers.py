@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -297,6 +298,11 @@ def test_what_shows_a_tracked_run_is_said_when_it_ends(tmp_path: Path, monkeypat
     for specs in ([f"wandb:{tmp_path}", "tensorboard"], ["mlflow"], [server]):
         with choose.tracking(specs, Home(tmp_path), runs, heard):
             assert not any(spec.partition(":")[0] in said for said in heard.said for spec in specs if spec != server)
+    broken = SimpleNamespace(failed=True, close=lambda: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(choose, "tracker", lambda *_: broken)
+        with choose.tracking("tensorboard:/nowhere", Home(tmp_path), runs, heard):
+            pass
     assert sorted(heard.said) == [
         f"Tracked by mlflow:  mlflow ui --backend-store-uri sqlite:///'{runs / 'mlflow'}'/mlflow.db",
         f"Tracked by tensorboard:  tensorboard --logdir '{runs / 'tensorboard'}'",

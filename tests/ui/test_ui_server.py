@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable
@@ -131,6 +132,9 @@ def test_figures_are_those_of_the_results(client: Client, run: Path) -> None:
     assert {seed: len(curve) for seed, curve in details["curves"].items()} == {"0": 3, "1": 3}
     assert details["settings"]["batch"] == "4"
     assert details["commands"][0][1].startswith("fedcache train --method fedavg --store shapes-")
+    program, *measure = next(shlex.split(words) for what, words in details["commands"] if what == "Measure it")
+    assert program == "fedcache"
+    assert ok(*measure).data
     listed = {e["name"]: e["accuracy"] for e in ok("ls", "--runs").data["entries"]}
     assert {n: r["accuracy"] for n, r in found.items()} == listed
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.plugins import find, offer, plugins
 
 if TYPE_CHECKING:
@@ -80,8 +80,17 @@ def plugin_method(name: str) -> Method:
     return method
 
 
+def unknown_method(name: str) -> FedcacheError:
+    """The error for a name that is no method."""
+    known = sorted([*METHODS, *plugins("methods")])
+    return unknown(
+        "method", name, known, hint=f"Known: {', '.join(known)}\nA method of yours is known when it is installed:  pip "
+        "install -e FOLDER",
+    )  # fmt: skip
+
+
 def find_method(name: str) -> Method:
     """The method of that name; exit 2 with "did you mean" when there is none."""
     if name not in METHODS:
-        raise unknown("method", name, [*METHODS, *plugins("methods")])
+        raise unknown_method(name)
     return METHODS[name]

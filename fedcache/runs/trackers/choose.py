@@ -140,7 +140,7 @@ def _close(spec: str, made: Tracker, runs: Path, observer: Observer | None) -> N
     """Close it, and say what shows it, or what went wrong."""
     try:
         made.close()
-        command = look_at(spec, runs)
+        command = None if getattr(made, "failed", False) else look_at(spec, runs)
         if observer is not None and command is not None:
             observer.note(f"Tracked by {spec.partition(':')[0]}:  {command}")
     except Exception as error:

@@ -57,6 +57,11 @@ class SeedTracker(ABC):
         self._waiting: dict[Seed, list[Round]] = {}
         self._failed = False
 
+    @property
+    def failed(self) -> bool:
+        """Whether something could not be written."""
+        return self._failed
+
     @abstractmethod
     def begin(self, round_: Round) -> SeedLog:
         """Open the tracked run of a seed, of which this is the first round."""

@@ -27,6 +27,7 @@ from fedcache.federate.engines.flower.plan import Plan, write_app
 from fedcache.federate.engines.flower.processes import Process, free_port, need_flower, stop_all
 from fedcache.federate.engines.flower.site import state_of
 from fedcache.federate.engines.flower.site_names import server_folder
+from fedcache.runs.client_stores import check_client_folder
 from fedcache.store.files import make_private
 from fedcache.store.store import Store
 
@@ -197,7 +198,8 @@ def up(
     Raises:
         UsageError for a plan that these shards cannot have; StoreError without shards; MachineError.
     """
-    stores = sorted(shards.glob("*.zarr")) if shards.is_dir() else []
+    check_client_folder(shards)
+    stores = sorted(shards.glob("*.zarr"))
     if not stores:
         raise StoreError(f"{shards} holds no client stores.", "fedcache shard --partition NAME --out DIR makes them.")
     for path in stores:
