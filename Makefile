@@ -81,7 +81,7 @@ slow: $(VENV)/.dev
 
 # Both in one session, so that two long tests of one kind do not wait for each other.
 long: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'slow or durability'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=40 -m 'slow or durability'
 
 durability: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m durability
