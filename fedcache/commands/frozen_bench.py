@@ -73,8 +73,10 @@ def _command(study: Study) -> str:
     """The command without paths, which differ from machine to machine."""
     usual = read_study()
     words = [COMMAND, *(f"--on {label}=..." for label in study.data if study.data != usual.data)]
-    if set(study.backbones) != set(usual.backbones):
+    if any(usual.backbones.get(label) != backbone for label, backbone in study.backbones.items()):
         words.append(f"--backbones {','.join(study.backbones)}")
+    elif study.backbones.keys() != usual.backbones.keys():  # on the data that the study has for them
+        words += [f"--only backbone={label}" for label in study.backbones]
     for axis in ("partition", "treatment"):
         part = getattr(study, f"{axis}s")
         if part.keys() != getattr(usual, f"{axis}s").keys():
