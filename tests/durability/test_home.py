@@ -21,7 +21,7 @@ def attacked(*words: object) -> str:
 
 
 def test_no_file_of_a_home_is_changed_unseen(cases: Callable[[int, int], int]) -> None:
-    count = cases(60, 500)
+    count = cases(40, 500)
     assert f"{count} mutations" in attacked("--count", count)
 
 

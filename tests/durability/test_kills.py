@@ -84,7 +84,7 @@ def test_killed_extractions_resume_to_the_same_bytes(tmp_path, words, home, case
     assert apart(*words, "--store", whole, home=home).code == 0
     seconds = time.monotonic() - began
     expected, draw, killed, number = content(whole), random.Random(0), 0, 0
-    wanted = cases(6, 200)
+    wanted = cases(3, 200)
     while killed < wanted:
         part, number = tmp_path / f"part-{number}.zarr", number + 1
         for _ in range(6):  # several kills on the way of one store
