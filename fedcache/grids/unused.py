@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedcache.config import TrainConfig
@@ -45,19 +45,9 @@ def points_that_differ(
     lacking = methods_without(methods, [*sweeps, *config.set])
     said = [f"{', '.join(names)}: no hyperparameter {key}, trained without." for key, names in lacking.items()]
     points = combinations(methods, sweeps, lacking)
-    left: dict[tuple[str, tuple[tuple[str, str], ...]], None] = {}
-    unread: dict[str, str] = {}
-    read: set[str] = set()
-    for name, sweep in points:
-        method = find_method(name)
-        own = {split_key(k)[1]: v for k, v in sweep.items() if split_key(k)[0] == "set"}
-        mine = {h.name for h in method.hparams}  # others are refused by name when the point is prepared
-        hp = method.resolve(config.preset, {k: v for k, v in {**config.set, **own}.items() if k in mine})
-        off = {k: why for k in sweep if (why := _why_unread(k, hp))}
-        unread |= off
-        read |= {*sweep} - {*off}
-        left[name, tuple((k, v) for k, v in sweep.items() if k not in off)] = None
-    _refuse(unread, read, points[0][0])
+    unread, off = refuse_unread(points, config)
+    left = {(name, tuple((k, v) for k, v in sweep.items() if k not in own)): None
+            for (name, sweep), own in zip(points, off, strict=True)}  # fmt: skip
     said += [f"{key} is not read under {why}: trained without it there, once." for key, why in unread.items()]
     return [(name, dict(sweep)) for name, sweep in left], tuple(said)
 
@@ -67,22 +57,25 @@ def _why_unread(key: str, hp: Mapping[str, Value]) -> str:
     return why_unread(name, hp) if place == "set" else ""
 
 
-def refuse_unread(points: Sequence[GridPoint], config: TrainConfig) -> None:
-    """Refuse a swept key that none of some points reads, of which no method lacks any. Raises UsageError."""
+def refuse_unread(points: Sequence[GridPoint], config: TrainConfig) -> tuple[dict[str, str], list[set[str]]]:
+    """Swept keys that are not read: key -> under which setting, and those of each point.
+
+    Raises UsageError for a key that no point reads.
+    """
     unread: dict[str, str] = {}
-    read: set[str] = set()
+    off: list[set[str]] = []
     for name, sweep in points:
+        method = find_method(name)
         own = {split_key(k)[1]: v for k, v in sweep.items() if split_key(k)[0] == "set"}
-        hp = find_method(name).resolve(config.preset, {**config.set, **own})
-        off = {k: why for k in sweep if (why := _why_unread(k, hp))}
-        unread |= off
-        read |= {*sweep} - {*off}
-    _refuse(unread, read, points[0][0])
-
-
-def _refuse(unread: Mapping[str, str], read: Container[str], method: str) -> None:
+        mine = {h.name for h in method.hparams}  # others are refused by name when the point is prepared
+        hp = method.resolve(config.preset, {k: v for k, v in {**config.set, **own}.items() if k in mine})
+        why = {k: words for k in sweep if (words := _why_unread(k, hp))}
+        unread |= why
+        off.append({*why})
+    read = {k for (_, sweep), own in zip(points, off, strict=True) for k in sweep if k not in own}
     for key in (k for k in unread if k not in read):
         raise UsageError(
             f"--sweep {key} changes nothing: {split_key(key)[1]} is not read under {unread[key]}.",
-            f"Leave it out, or set what reads it; see  fedcache methods info {method}",
+            f"Leave it out, or set what reads it; see  fedcache methods info {points[0][0]}",
         )
+    return unread, off

@@ -139,6 +139,8 @@ def test_a_search_over_what_is_not_read_is_refused_as_a_grid_is(tmp_path: Path) 
     again = fedcache(*words, "--set", "opt=sgd").err
     assert "2 trials were there already." in again
     assert "--fresh" not in again
+    both = ("grid", "--method", "fedavg,fedprox", *RUN, "--sampler", "optuna", "--trials", 1, "--sweep", "lr=0.1..0.2")
+    assert ok(*both, "--set", "mu=0.1").data["search"]["finished"] == 1, "one of the methods has no mu"
     set_alone = fedcache("train", "--method", "fedavg", *RUN, "--set", "momentum=0.5")
     assert "momentum=0.5 changes nothing: it is not read under opt=adam." in set_alone.err
     assert "changes nothing" not in fedcache("train", "--method", "fedavg", *RUN).err
