@@ -278,6 +278,8 @@ class Grid:
     def frame(self) -> Any:
         """pandas columns, one row per point: method, every swept value, accuracy (mean and std over seeds), bytes.
 
+        Accuracies, on test rows and on those to choose by, are by ``scored_by``.
+
         Raises MachineError without pandas.
         """
         swept = list(dict.fromkeys(k for p in self.points for k in p.sweep))
@@ -287,8 +289,11 @@ class Grid:
                 "method": [p.method for p in self.points],
                 **{k: values_of([p.sweep.get(k) for p in self.points]) for k in swept},
                 **({"validation": [self.figure(p) for p in self.points]} if self.by_validation else {}),
-                "accuracy": [r["accuracy"]["mean"] for r in results],
-                "accuracy_std": [r["accuracy"]["std"] for r in results],
+                "accuracy": [self.score_of(p).mean for p in self.points],
+                "accuracy_std": [
+                    r["accuracy"]["std"] if self.scored_by == "own" else self.score_of(p).std
+                    for p, r in zip(self.points, results, strict=True)
+                ],
                 "worst10": [r["fairness"].get("worst10") for r in results],
                 "bytes_up": [r["traffic"]["exact"]["up_bytes"] for r in results],
                 "bytes_down": [r["traffic"]["exact"]["down_bytes"] for r in results],

@@ -145,6 +145,7 @@ def test_a_grid_shows_no_spread_where_every_seed_gives_the_same() -> None:
     (table,) = grid_answer(done, ["lr"]).renderables
     assert [tuple(row)[2:4] for row in table.rows] == [("50.00", "-"), ("50.00", "10.00")]
     assert "<td>0.00</td>" not in done._repr_html_()
+    assert done.frame()["accuracy_std"].tolist() == [0.0, 0.1]
     assert repr(done).endswith("fedavg lr=1, 0.5000)")
 
 
