@@ -96,7 +96,7 @@ def fedpcl_alone(rounds: int = 10) -> Row:
     """One run of FedPCL with Adam beside a clean loop, and beside one with a fused optimiser."""
     f = clean.federation(5, 100, 10, 1536)
     parts, tests = f.cut(), f.scored()
-    settings = {"opt": "adam", "lr": 1e-3, "denominator": "include"}
+    settings = {"opt": "adam", "lr": 1e-3, "denominator": "include", "bn": False}  # as the clean loop
     calls = {
         "clean loop": lambda: clean.fedpcl(parts, 10, rounds, clean.adam(), tests=tests),
         "clean loop, fused": lambda: clean.fedpcl(parts, 10, rounds, clean.adam(fused=True), tests=tests),

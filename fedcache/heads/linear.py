@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcache.heads.gram import GramBatch
+from fedcache.heads.products import affine_by_onednn, by_onednn, each_affine_by_onednn, each_times_transposed
 
 Tree = dict[str, Tensor]
 Uniform = Callable[[tuple[int, ...]], Tensor]
@@ -28,8 +29,10 @@ class _Batched(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, W: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(x, W)
+        if len(x) and by_onednn(x[0], W[0]):
+            return each_affine_by_onednn(x, W, b)
         if x.shape[-2] >= FEWEST_ROWS and _transposed(*W.shape[-2:]):
-            return torch.baddbmm(b.unsqueeze(-1), W, x.mT).mT.contiguous()
+            return torch.baddbmm(b.unsqueeze(-1), W, x.mT).mT
         out: Tensor = torch.baddbmm(b.unsqueeze(-2), x, W.mT)
         return out
 
@@ -38,7 +41,9 @@ class _Batched(torch.autograd.Function):
         (du,) = grads
         x, W = ctx.saved_tensors
         need_x, need_w, need_b = ctx.needs_input_grad
-        return du @ W if need_x else None, du.mT @ x if need_w else None, du.sum(-2) if need_b else None
+        dx = each_times_transposed(du, W.mT) if need_x else None
+        dW = each_times_transposed(du.mT, x.mT) if need_w else None
+        return dx, dW, du.sum(-2) if need_b else None
 
 
 def _transposed(classes: int, width: int) -> bool:
@@ -61,6 +66,8 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
         u = x.affine(W)
         return u if b is None else u + b.unsqueeze(-2)
     if W.dim() == 2:
+        if W.requires_grad and by_onednn(x, W):  # a step of local training, whose shape comes again
+            return affine_by_onednn(x, W, b)
         if not _transposed(*W.shape):  # looks at no number of rows: an exported program takes any
             return torch.nn.functional.linear(x, W, b)
         flat = x.reshape(-1, x.shape[-1])

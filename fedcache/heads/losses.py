@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
+from fedcache.heads.softmax import log_softmax
+
 MASKED = -1e30
 """Fills masked logits. Finite: with -inf a row whose candidates are all masked has a NaN gradient."""
 
@@ -13,13 +15,13 @@ MASKED = -1e30
 def cross_entropy(u: Tensor, y: Tensor, w: Tensor) -> Tensor:
     """Weighted cross-entropy of logits u [.., B, C] at class indices y [.., B]; returns [..]."""
     lead = u.shape[:-1]
-    log_p = torch.log_softmax(u, -1)  # one kernel; logsumexp is several
+    log_p = log_softmax(u)  # one kernel; logsumexp is several
     return (w * -log_p.gather(-1, y.expand(lead).unsqueeze(-1)).squeeze(-1)).sum(-1)
 
 
 def soft_cross_entropy(u: Tensor, q: Tensor, w: Tensor) -> Tensor:
     """Weighted ``-q . log softmax(u)`` for soft labels q [.., B, C]; returns [..]."""
-    return (w * -(q * torch.log_softmax(u, -1)).sum(-1)).sum(-1)
+    return (w * -(q * log_softmax(u)).sum(-1)).sum(-1)
 
 
 def proto_contrast(u: Tensor, y: Tensor, candidate: Tensor, include: bool) -> Tensor:
@@ -39,7 +41,7 @@ def proto_contrast(u: Tensor, y: Tensor, candidate: Tensor, include: bool) -> Te
     own = y.unsqueeze(-1)
     masked = torch.where(candidate, u, u.new_full((), MASKED))
     if include:  # one kernel; where y is no candidate the value says nothing either way
-        value = -torch.log_softmax(masked, -1).gather(-1, own).squeeze(-1)
+        value = -log_softmax(masked).gather(-1, own).squeeze(-1)
     else:
         value = torch.logsumexp(masked.scatter(-1, own, MASKED), -1) - u.gather(-1, own).squeeze(-1)
     return value * (candidate.sum(-1) > 1).to(value.dtype)
@@ -110,7 +112,7 @@ def set_contrast(u: Tensor, y: Tensor, w: Tensor, inside: Tensor, *, anchored: b
     if anchored:
         anchor = y.mT.unsqueeze(-2).expand(*u.shape[:-3], S, B, B)  # [.., S, l, a]: the class of row a
         return anchor_contrast(u.movedim(-2, -3).gather(-1, anchor).mT, y.mT, real.mT)
-    per_row = proto_contrast(u, y, mask, include)
+    per_row = proto_contrast(u, y, inside.unsqueeze(-3), include)
     rows = (w.unsqueeze(-1) * real).to(u.dtype)
     known = (w.unsqueeze(-1) * real.any(-1, keepdim=True)).sum(-2).clamp(min=torch.finfo(u.dtype).tiny)
     return (rows * per_row).sum(-2) / known
@@ -129,8 +131,8 @@ def not_true_divergence(u: Tensor, g: Tensor, y: Tensor, w: Tensor) -> Tensor:
         [..]; exactly 0 at u = g, with a gradient that is exactly 0 in the column of y.
     """
     index = y.expand(u.shape[:-1]).unsqueeze(-1)
-    log_u = torch.log_softmax(u.scatter(-1, index, MASKED), -1)
-    log_g = torch.log_softmax(g.expand(u.shape).scatter(-1, index, MASKED), -1)
+    log_u = log_softmax(u.scatter(-1, index, MASKED))
+    log_g = log_softmax(g.expand(u.shape).scatter(-1, index, MASKED))
     return (w * (log_g.exp() * (log_g - log_u)).sum(-1)).sum(-1)
 
 

@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fedcache.errors import FedcacheError, FederatedRunError
 from fedcache.heads.linear import Tree
+from fedcache.heads.products import onednn_works, times_transposed
 
 BLOCKS, NARROWEST = 8, 64
 """Products of columns, of which those below the diagonal are left out: at most so many, and none of fewer columns."""
@@ -35,13 +37,16 @@ def _triangle(width: int, device: torch.device) -> Tensor:
     return packed
 
 
+def _edges(width: int) -> list[int]:
+    count = max(1, min(BLOCKS, width // NARROWEST))
+    return [width * k // count for k in range(count + 1)]
+
+
 def gram(z: Tensor) -> Tensor:
     """Upper triangle of Z'Z, [.., D(D+1)/2] row by row; Z [.., n, D]. Blocks below the diagonal are skipped."""
     D = z.shape[-1]
     full = z.new_empty(*z.shape[:-2], D, D)
-    count = max(1, min(BLOCKS, D // NARROWEST))
-    edges = [D * k // count for k in range(count + 1)]
-    for a, b in pairwise(edges):
+    for a, b in pairwise(_edges(D)):
         torch.matmul(z[..., a:b].mT, z[..., a:], out=full[..., a:b, a:])
     return full.flatten(-2).index_select(-1, _triangle(D, z.device))
 
@@ -55,11 +60,31 @@ def gram_single(z: Tensor) -> Tensor:
     """
     single = z.float()
     if single.device.type == "cpu" and single.shape[-1] >= HALVED and single.shape[-2]:
-        return _gram_of_halves(single)
+        return _gram_by_onednn(single) if onednn_works() else _gram_of_halves(single)
     total = gram(single[..., :SINGLE_ROWS, :]).double()
     for start in range(SINGLE_ROWS, z.shape[-2], SINGLE_ROWS):
         total += gram(single[..., start : start + SINGLE_ROWS, :])
     return total
+
+
+def _gram_by_onednn(single: Tensor) -> Tensor:
+    """``gram_single`` of float32 rows [.., n, D], n > 0, by products of columns that oneDNN computes.
+
+    They take three fifths of the time of ssyrk. A last block is filled up with rows of zeros, which change nothing, as
+    oneDNN compiles a kernel for every number of rows.
+    """
+    lead, (n, D) = single.shape[:-2], single.shape[-2:]
+    made = single.new_empty((*lead, D * (D + 1) // 2), dtype=torch.float64)
+    edges = _edges(D)
+    for rows, out in zip(single.reshape(-1, n, D), made.view(-1, D * (D + 1) // 2), strict=True):
+        total = single.new_zeros(D, D, dtype=torch.float64)
+        for block in rows.split(SINGLE_ROWS):
+            missing = -len(block) % HALVED
+            columns = (pad(block, (0, 0, 0, missing)) if missing else block).mT.contiguous()
+            for a, b in pairwise(edges):
+                total[a:b, a:] += times_transposed(columns[a:b], columns[a:])
+        out.copy_(total.view(-1).index_select(0, _triangle(D, single.device)))
+    return made
 
 
 def _gram_of_halves(single: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
         if ctx.hp["opt"] == "adam":
             second = [p[f"opt/v/{n}"] for n in names]
             p["opt/t"] += 1.0
-            if fused and not ctx.lead:
+            if fused and len(ctx.lead) < 2:
                 _fused_adam(params, grads, first, second, p["opt/t"], plain[0], plain[1])
             else:
                 _adam(params, grads, first, second, p["opt/t"], lr, wd)
@@ -115,9 +115,14 @@ def _fused_adam(
     lr: float,
     wd: float,
 ) -> None:
-    # The fused kernels read memory in order, whatever the strides say; parameters are row-major.
+    # The fused kernels read memory in order, whatever the strides say; parameters are row-major. Clients on an axis
+    # are tensors of their own there, as each has its own number of steps.
+    def each(tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [row for t in tensors for row in t.unbind(0)] if count.dim() else list(tensors)
+
     torch._fused_adam_(
-        params, [g.contiguous() for g in grads], first, second, [], [count] * len(params),
+        each(params), each([g.contiguous() for g in grads]), each(first), each(second), [],
+        each([count] * len(params)),
         lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=wd, eps=EPS, amsgrad=False, maximize=False,
     )  # fmt: skip
 

@@ -15,12 +15,18 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import RoundTraffic, itemsize
 from fedcache.federate.execution.executor import Executor
 from fedcache.federate.execution.grid_batch import Sent
-from fedcache.federate.execution.memory_estimate import GRID_SET, WORKING_SET, ExecutionPlan, Load
+from fedcache.federate.execution.memory_estimate import GRID_SET, ExecutionPlan, Load
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.linear import Tree
 
 SMALL_HEAD = 64 << 10
-"""Heads up to this many bytes are batched whatever the optimiser."""
+"""Heads up to this many bytes are nearly all dispatch, which the points of a grid share as clients do."""
+
+CHUNK_SET = 32 << 20
+"""Four copies of the parameters of a chunk's clients (weights, gradient, moments) stay below this, as in the cache."""
+
+FEWEST = 4
+"""Clients that have to fit together, for larger heads to gain more by shared dispatch than they lose in the cache."""
 
 
 class Batched(Executor):
@@ -40,12 +46,12 @@ class Batched(Executor):
 
     @classmethod
     def cost(cls, method: Method, hp: Hp, load: Load) -> float:
-        """Below ``sequential`` for small heads, and for SGD on heads of which several fit into the cache."""
+        """Below ``sequential`` for small heads, and for heads of which several fit into the cache."""
         if not method.gradient or method.central or load.clients * load.points < 2:
             return 2.0
         small = load.head_bytes <= SMALL_HEAD
         # Points of a grid only share dispatch, which a head of this size has already left behind.
-        cached = hp.get("opt") == "sgd" and load.points == 1 and load.clients > 1 and fits_cache(load) > 1
+        cached = load.points == 1 and load.clients > 1 and fits_cache(load) >= FEWEST
         return 0.5 if small or cached else 2.0
 
     @classmethod
@@ -54,8 +60,7 @@ class Batched(Executor):
         load = points_together(method, load)
         if load.points == 1:
             return ExecutionPlan(cls.name, min(load.clients, chunk or fits_cache(load)))
-        points = max(1, min(load.points, GRID_SET // max(1, 4 * load.head_bytes)))
-        clients = max(1, GRID_SET // max(1, 4 * load.head_bytes * points))
+        clients, points = grid_chunk(load)
         return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points)
 
     def one_round(self, ids: Sequence[int], downs: Sequence[Tree]) -> list[RoundTraffic | None]:
@@ -102,7 +107,13 @@ class Batched(Executor):
 
 def fits_cache(load: Load) -> int:
     """Clients whose parameters fit the cache together."""
-    return max(1, WORKING_SET // max(1, 4 * load.head_bytes))
+    return max(1, CHUNK_SET // max(1, 4 * load.head_bytes))
+
+
+def grid_chunk(load: Load) -> tuple[int, int]:
+    """Clients and points that are computed together, of a grid whose rows are shared by its points."""
+    points = max(1, min(load.points, GRID_SET // max(1, 4 * load.head_bytes)))
+    return max(1, GRID_SET // max(1, 4 * load.head_bytes * points)), points
 
 
 def points_together(method: Method, load: Load) -> Load:

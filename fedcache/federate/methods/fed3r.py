@@ -90,8 +90,7 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
         total, count = class_sums(z, block, ctx.env.classes, weight, few)
         made = {"gram": product(z if owned is None else z * weight.sqrt().unsqueeze(-1), ctx), "class_sum": total}
         if ctx.hp["bias"]:
-            weighed = z if plain and owned is None else z * weight.unsqueeze(-1)
-            made |= {"sum": weighed.sum(-2), "count": count}
+            made |= {"sum": total.sum(-2), "count": count}
         return made
 
     return add_up(data, ctx, max(ctx.env.width, ctx.count("rff_dim")), sums)

@@ -38,6 +38,7 @@ from fedcache.federate.methods.common.switches import AGG, FEAT_POST, LOGIT_SCAL
 from fedcache.federate.methods.common.synthesis import SYNTHESIS, at_once, dealt, joined, synthetic, with_rows
 from fedcache.heads.losses import cross_entropy, soft_cross_entropy
 from fedcache.heads.projection import logits
+from fedcache.heads.softmax import softmax
 
 NAMES = ("W", "b")
 
@@ -49,7 +50,7 @@ def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
         q = x.new_full((*x.shape[:-1], ctx.env.classes), 1.0 / ctx.env.classes)
     else:
         u = affine(x, ctx.text)
-        q = torch.softmax(over(ctx.number("logit_scale"), u) * u, -1)
+        q = softmax(over(ctx.number("logit_scale"), u) * u)
     return {"rows/q": q, **keep_optimiser(down, NAMES, ctx)}
 
 
@@ -77,7 +78,7 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     real = (batch["w"] > 0).to(u.dtype).unsqueeze(-1)
     old = p["rows/q"].gather(-2, index)
     beta = over(ctx.number("beta"), u)
-    change = (beta - 1.0) * (old - torch.softmax(u.detach(), -1)) * real
+    change = (beta - 1.0) * (old - softmax(u.detach())) * real
     q = old + change
     # Padding points at the client's first row: increments are added, never written over it.
     updates = {"rows/q": p["rows/q"].scatter_add(-2, index, change)}

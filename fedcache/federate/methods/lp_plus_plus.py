@@ -40,6 +40,7 @@ from fedcache.federate.methods.common import (
     server_tensors,
 )
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare
+from fedcache.heads.softmax import softmax
 
 
 def names(hp: Hp) -> tuple[str, ...]:
@@ -92,7 +93,7 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     for iteration in range(1, ctx.count("epochs") + 1):
         ctx.env.watch()
         u = affine(x, p["W"], p.get("b")) + p["alpha"].unsqueeze(-2) * t
-        error = (u.softmax(-1) - Y) * (mask / n.unsqueeze(-1)).unsqueeze(-1)  # of each row in the mean loss
+        error = (softmax(u) - Y) * (mask / n.unsqueeze(-1)).unsqueeze(-1)  # of each row in the mean loss
         moved = {"W": error.mT @ x, "b": error.sum(-2)}
         pull = (error * t).sum(-2)
         summed = summed + pull if ctx.hp["alpha_grad"] == "sum" else pull

@@ -1,0 +1,104 @@
+"""Products of float32 matrices on the CPU by oneDNN, where they are worth it.
+
+torch multiplies float32 matrices by its BLAS, which on processors of another maker than its own leaves half of AVX-512
+unused: measured on an AMD EPYC, oneDNN, which torch brings for convolutions, takes half the time from some millions of
+multiplications on. It compiles a kernel for every shape, for about as much time as a product of that size takes, so it
+serves products of a shape that comes again: steps of local training, and blocks of a fixed number of rows.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LEAST = 1 << 20
+"""Multiplications from which on oneDNN is asked; below, a call of it costs more than it saves."""
+
+FEW = 16
+"""Rows below which it makes no difference which side of a product they are."""
+
+
+def times_transposed(a: Tensor, b: Tensor) -> Tensor:
+    """a b', [n, m], of matrices a [n, k] and b [m, k] in any order of memory; by oneDNN where ``by_onednn``."""
+    return _onednn(a, b, None) if by_onednn(a, b) else a @ b.mT
+
+
+def each_times_transposed(a: Tensor, b: Tensor) -> Tensor:
+    """a_i b_i', [M, n, m], of M pairs of matrices a [M, n, k] and b [M, m, k]; each as ``times_transposed``."""
+    if len(a) and by_onednn(a[0], b[0]):
+        return torch.stack([_onednn(one, other, None) for one, other in zip(a, b, strict=True)])
+    return torch.bmm(a, b.mT)
+
+
+def each_affine_by_onednn(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
+    """x_i W_i' + b_i, [M, B, C], of x [M, B, D], W [M, C, D] and b [M, C], for which ``by_onednn`` holds."""
+    B, C = x.shape[1], W.shape[1]
+    if FEW <= B <= C // 4:  # W_i x_i' takes four fifths of the time
+        return torch.stack([_onednn(own, rows, None) for rows, own in zip(x, W, strict=True)]).mT + b.unsqueeze(-2)
+    return torch.stack([_onednn(rows, own, shift) for rows, own, shift in zip(x, W, b, strict=True)])
+
+
+def affine_by_onednn(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    """x W' + b, [B, C], with gradients, of rows x [B, D] for which ``by_onednn`` holds."""
+    out: Tensor = _Affine.apply(x, W, b)
+    return out
+
+
+def by_onednn(a: Tensor, b: Tensor) -> bool:
+    """Whether a b' is a product for oneDNN: it depends on shapes, dtype and the processor alone, never on a clock."""
+    return (
+        a.dim() == 2
+        and a.dtype == b.dtype == torch.float32
+        and a.shape[0] * b.numel() >= LEAST
+        and a.device.type == b.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and onednn_works()
+    )
+
+
+@cache
+def onednn_works() -> bool:
+    """Whether the processor has AVX-512, and torch still has oneDNN's product, with the result of its own.
+
+    It is not of torch's public interface, so another release may rename or change it; ``a @ b.mT`` then serves.
+    """
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    a, b, c = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3) - 5.0, torch.arange(4.0)
+    try:
+        return torch.equal(_onednn(a, b, c), torch.addmm(c, a, b.mT))  # small integers, which float32 has exactly
+    except (AttributeError, TypeError, RuntimeError):
+        return False
+
+
+def _onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(_dense(a), _dense(b), bias, "none", [], "")
+    return out
+
+
+def _dense(t: Tensor) -> Tensor:
+    """The matrix without gaps, by rows or by columns: other strides oneDNN multiplies by a loop, 1,000 times slower."""
+    return t if t.is_contiguous() or t.mT.is_contiguous() else t.contiguous()
+
+
+class _Affine(torch.autograd.Function):
+    """``x W' + b`` and its gradients, each by ``times_transposed``; that of W comes out row-major."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, W)
+        return _onednn(x, W, b)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (du,) = grads
+        x, W = ctx.saved_tensors
+        need_x, need_w, need_b = ctx.needs_input_grad
+        return (
+            times_transposed(du, W.mT) if need_x else None,
+            times_transposed(du.mT, x.mT) if need_w else None,
+            du.sum(0) if need_b else None,
+        )

@@ -1,0 +1,93 @@
+"""Products by oneDNN and softmax along the quick axis: the same numbers as torch's plain operations."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcache.heads import products
+from fedcache.heads.linear import affine
+from fedcache.heads.softmax import log_softmax, softmax
+
+BIG = {"rows": 40, "width": 700, "classes": 64}
+"""1.8 million multiplications: enough for oneDNN."""
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
+
+
+def test_a_product_is_that_of_torch_in_every_order_of_memory():
+    exact = drawn(60, 300, dtype=torch.float64) @ drawn(80, 300, dtype=torch.float64).mT
+    wide = torch.zeros(60, 900)
+    wide[:, 200:500] = drawn(60, 300, dtype=torch.float64).float()
+    other = torch.zeros(700, 80)
+    other[100:400] = drawn(80, 300, dtype=torch.float64).float().mT
+    gaps = torch.zeros(80, 301)
+    gaps[:, :300] = other[100:400].mT
+    assert products.by_onednn(wide[:, 200:500], other[100:400].mT) == products.onednn_works()
+    for b in (other[100:400].mT, gaps[:, :300], other[100:400].mT.contiguous()):
+        torch.testing.assert_close(products.times_transposed(wide[:, 200:500], b).double(), exact, rtol=0, atol=1e-4)
+    expanded = products.times_transposed(wide[:1, 200:500].expand(60, -1), other[100:400].mT)
+    torch.testing.assert_close(expanded.double(), exact[:1].expand(60, -1), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("lead", [(), (3,)], ids=["one client", "three clients"])
+@pytest.mark.parametrize("rows", [1, 17, 40, 300])
+def test_a_map_and_its_gradients_are_those_of_torch(lead, rows):
+    width, classes = BIG["width"], BIG["classes"]
+    x, W, b = drawn(*lead, rows, width), drawn(*lead, classes, width), drawn(*lead, classes)
+    made = [t.clone().requires_grad_() for t in (x, W, b)]
+    plain = [t.double().requires_grad_() for t in (x, W, b)]
+    du = drawn(*lead, rows, classes)
+    u, exact = affine(*made), plain[0] @ plain[1].mT + plain[2].unsqueeze(-2)
+    torch.testing.assert_close(u.double(), exact, rtol=0, atol=1e-3)
+    got, want = torch.autograd.grad(u, made, du), torch.autograd.grad(exact, plain, du.double())
+    for a, e in zip(got, want, strict=True):
+        torch.testing.assert_close(a.double(), e, rtol=0, atol=1e-3)
+
+
+def test_what_is_small_or_no_float32_is_left_to_torch():
+    a, b = drawn(40, 700), drawn(64, 700)
+    assert not products.by_onednn(a[:1], b[:1])
+    assert not products.by_onednn(a.double(), b.double())
+    assert not products.by_onednn(a[None], b[None])
+
+
+def test_a_processor_without_avx512_uses_torchs_own_product():
+    code = (
+        "import torch; from fedcache.heads import products; from fedcache.heads.ridge import gram, gram_single\n"
+        "a, b = torch.ones(64, 256), torch.ones(128, 256)\n"
+        "assert not products.onednn_works() and not products.by_onednn(a, b)\n"
+        "assert torch.equal(products.times_transposed(a, b), torch.full((64, 128), 256.0))\n"
+        "assert torch.equal(gram_single(a), gram(a.double()))"
+    )
+    env = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env, timeout=120)
+
+
+@given(
+    lead=st.lists(st.integers(1, 4), max_size=2),
+    rows=st.sampled_from([1, 5, 130, 600]),
+    classes=st.integers(1, 20),
+    order=st.randoms(use_true_random=False),
+)
+def test_softmax_is_torchs_whatever_the_order_of_memory(lead, rows, classes, order):
+    shape = (*lead, rows, classes)
+    axes = list(range(len(shape)))
+    order.shuffle(axes)
+    lies = drawn(*(shape[a] for a in axes), dtype=torch.float64)
+    u = lies.permute([axes.index(i) for i in range(len(shape))]).requires_grad_()
+    assert u.shape == shape
+    for ours, torchs in ((softmax, torch.softmax), (log_softmax, torch.log_softmax)):
+        made, want = ours(u), torchs(u, -1)
+        torch.testing.assert_close(made, want, rtol=1e-13, atol=1e-13)
+        du = drawn(*shape, dtype=torch.float64)
+        got, exact = (torch.autograd.grad(f, u, du)[0] for f in (made, want))
+        torch.testing.assert_close(got, exact, rtol=1e-12, atol=1e-12)
