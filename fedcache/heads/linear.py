@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcache.heads.gram import GramBatch
-from fedcache.heads.products import affine_by_onednn, by_onednn, each_affine_by_onednn, each_times_transposed
+from fedcache.heads.products import by_onednn, each_affine_by_onednn, each_times_transposed
 
 Tree = dict[str, Tensor]
 Uniform = Callable[[tuple[int, ...]], Tensor]
@@ -21,7 +21,7 @@ FEWEST_ROWS = 16
 
 
 class _Batched(torch.autograd.Function):
-    """``baddbmm`` whose weight gradient comes out row-major, as the optimiser's fused kernels need it.
+    """``baddbmm``, or oneDNN's products, whose weight gradient comes out row-major, as fused optimisers need it.
 
     Autograd's own ``bmm`` returns it transposed, and copying it back costs as much as the GEMM for small batches.
     """
@@ -66,8 +66,9 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
         u = x.affine(W)
         return u if b is None else u + b.unsqueeze(-2)
     if W.dim() == 2:
-        if W.requires_grad and by_onednn(x, W):  # a step of local training, whose shape comes again
-            return affine_by_onednn(x, W, b)
+        if b is not None and W.requires_grad and by_onednn(x, W):  # a step of local training: its shape comes again
+            alone: Tensor = _Batched.apply(x[None], W[None], b[None])
+            return alone[0]
         if not _transposed(*W.shape):  # looks at no number of rows: an exported program takes any
             return torch.nn.functional.linear(x, W, b)
         flat = x.reshape(-1, x.shape[-1])

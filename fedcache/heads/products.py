@@ -1,15 +1,14 @@
 """Products of float32 matrices on the CPU by oneDNN, where they are worth it.
 
-torch multiplies float32 matrices by its BLAS, which on processors of another maker than its own leaves half of AVX-512
-unused: measured on an AMD EPYC, oneDNN, which torch brings for convolutions, takes half the time from some millions of
-multiplications on. It compiles a kernel for every shape, for about as much time as a product of that size takes, so it
-serves products of a shape that comes again: steps of local training, and blocks of a fixed number of rows.
+oneDNN, which torch brings for convolutions, takes half the time of torch's BLAS for products from some millions of
+multiplications on: measured on an AMD EPYC with AVX-512; without AVX-512 they take the same time, and no processor of
+another maker was tried. It compiles a kernel for every shape, in up to three times the time of a product of that size,
+so it serves products of a shape that comes again: steps of local training, and blocks of a fixed number of rows.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ LEAST = 1 << 20
 """Multiplications from which on oneDNN is asked; below, a call of it costs more than it saves."""
 
 FEW = 16
-"""Rows below which it makes no difference which side of a product they are."""
+"""Rows of a client from which on W x' is quicker than x W', where W has at least four times as many."""
 
 
 def times_transposed(a: Tensor, b: Tensor) -> Tensor:
@@ -29,22 +28,16 @@ def times_transposed(a: Tensor, b: Tensor) -> Tensor:
 def each_times_transposed(a: Tensor, b: Tensor) -> Tensor:
     """a_i b_i', [M, n, m], of M pairs of matrices a [M, n, k] and b [M, m, k]; each as ``times_transposed``."""
     if len(a) and by_onednn(a[0], b[0]):
-        return torch.stack([_onednn(one, other, None) for one, other in zip(a, b, strict=True)])
+        return _stacked([_onednn(one, other, None) for one, other in zip(a, b, strict=True)])
     return torch.bmm(a, b.mT)
 
 
 def each_affine_by_onednn(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
     """x_i W_i' + b_i, [M, B, C], of x [M, B, D], W [M, C, D] and b [M, C], for which ``by_onednn`` holds."""
     B, C = x.shape[1], W.shape[1]
-    if FEW <= B <= C // 4:  # W_i x_i' takes four fifths of the time
-        return torch.stack([_onednn(own, rows, None) for rows, own in zip(x, W, strict=True)]).mT + b.unsqueeze(-2)
-    return torch.stack([_onednn(rows, own, shift) for rows, own, shift in zip(x, W, b, strict=True)])
-
-
-def affine_by_onednn(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
-    """x W' + b, [B, C], with gradients, of rows x [B, D] for which ``by_onednn`` holds."""
-    out: Tensor = _Affine.apply(x, W, b)
-    return out
+    if FEW <= B <= C // 4:  # in four fifths of the time
+        return _stacked([_onednn(own, rows, None) for rows, own in zip(x, W, strict=True)]).mT + b.unsqueeze(-2)
+    return _stacked([_onednn(rows, own, shift) for rows, own, shift in zip(x, W, b, strict=True)])
 
 
 def by_onednn(a: Tensor, b: Tensor) -> bool:
@@ -84,21 +77,5 @@ def _dense(t: Tensor) -> Tensor:
     return t if t.is_contiguous() or t.mT.is_contiguous() else t.contiguous()
 
 
-class _Affine(torch.autograd.Function):
-    """``x W' + b`` and its gradients, each by ``times_transposed``; that of W comes out row-major."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, W)
-        return _onednn(x, W, b)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        (du,) = grads
-        x, W = ctx.saved_tensors
-        need_x, need_w, need_b = ctx.needs_input_grad
-        return (
-            times_transposed(du, W.mT) if need_x else None,
-            times_transposed(du.mT, x.mT) if need_w else None,
-            du.sum(0) if need_b else None,
-        )
+def _stacked(each: list[Tensor]) -> Tensor:
+    return torch.stack(each) if len(each) > 1 else each[0].unsqueeze(0)

@@ -66,6 +66,14 @@ def test_a_point_that_diverges_fails_alone(store: Path) -> None:
     assert info.value.code == 7
 
 
+def test_a_point_that_diverges_fails_alone_where_points_are_computed_one_by_one(store: Path) -> None:
+    words = ("grid", "--method", "fedavg", "--sweep", "lr=1e30,0.01", *IID, "--rounds", 2, "--aggregate", "trimmed:0.1")
+    done = fedcache(*words, "--execution", "batched", "--json")
+    assert done.code == 7, done.err
+    assert [p["sweep"]["lr"] for p in done.data["points"]] == ["0.01"]
+    assert [p["sweep"]["lr"] for p in done.data["failed"]] == ["1e30"]
+
+
 @pytest.mark.parametrize(
     ("words", "name", "joined"),
     [

@@ -15,18 +15,15 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import RoundTraffic, itemsize
 from fedcache.federate.execution.executor import Executor
 from fedcache.federate.execution.grid_batch import Sent
-from fedcache.federate.execution.memory_estimate import GRID_SET, ExecutionPlan, Load
+from fedcache.federate.execution.memory_estimate import GRID_SET, LARGE_SET, WORKING_SET, ExecutionPlan, Load
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.linear import Tree
 
 SMALL_HEAD = 64 << 10
 """Heads up to this many bytes are nearly all dispatch, which the points of a grid share as clients do."""
 
-CHUNK_SET = 32 << 20
-"""Four copies of the parameters of a chunk's clients (weights, gradient, moments) stay below this, as in the cache."""
-
-FEWEST = 4
-"""Clients that have to fit together, for larger heads to gain more by shared dispatch than they lose in the cache."""
+FEWEST, FEW = 4, 8
+"""Clients with larger heads that gain more by shared dispatch than they lose in the cache, and those that gain most."""
 
 
 class Batched(Executor):
@@ -60,7 +57,8 @@ class Batched(Executor):
         load = points_together(method, load)
         if load.points == 1:
             return ExecutionPlan(cls.name, min(load.clients, chunk or fits_cache(load)))
-        clients, points = grid_chunk(load)
+        points = max(1, min(load.points, GRID_SET // max(1, 4 * load.head_bytes)))
+        clients = max(1, GRID_SET // max(1, 4 * load.head_bytes * points))
         return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points)
 
     def one_round(self, ids: Sequence[int], downs: Sequence[Tree]) -> list[RoundTraffic | None]:
@@ -107,13 +105,8 @@ class Batched(Executor):
 
 def fits_cache(load: Load) -> int:
     """Clients whose parameters fit the cache together."""
-    return max(1, CHUNK_SET // max(1, 4 * load.head_bytes))
-
-
-def grid_chunk(load: Load) -> tuple[int, int]:
-    """Clients and points that are computed together, of a grid whose rows are shared by its points."""
-    points = max(1, min(load.points, GRID_SET // max(1, 4 * load.head_bytes)))
-    return max(1, GRID_SET // max(1, 4 * load.head_bytes * points)), points
+    client = max(1, 4 * load.head_bytes)
+    return max(1, WORKING_SET // client, min(FEW, LARGE_SET // client))
 
 
 def points_together(method: Method, load: Load) -> Load:

@@ -83,10 +83,7 @@ class Executor(ABC):
         """
 
     def train_round(self) -> list[RoundTraffic | None]:
-        """Sample, broadcast and compute one round.
-
-        Raises FedcacheError, what ended a run that is alone; of several points the others go on.
-        """
+        """Sample, broadcast and compute one round; what ends a point is in ``batch.failed``, and the others go on."""
         points = self.batch.points
         ids = points[0].sample(self.batch.participation)
         for point in points[1:]:
@@ -94,10 +91,7 @@ class Executor(ABC):
         downs = [point.down() for point in points]
         if not ids and points[0].trust.privacy is None:  # a private round is noise alone, and told all the same
             return [None if g in self.batch.failed else p.nobody_sends(downs[g]) for g, p in enumerate(points)]
-        found = self.one_round(ids, downs)
-        if self.batch.failed and len(points) == 1:
-            raise self.batch.failed[0]
-        return found
+        return self.one_round(ids, downs)
 
 
 class Sequential(Executor):

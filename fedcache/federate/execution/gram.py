@@ -28,7 +28,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, numel
 from fedcache.federate.engine.outcome import Snapshot, itemsize
-from fedcache.federate.execution.batched import Batched, fits_cache, grid_chunk, points_together
+from fedcache.federate.execution.batched import Batched, points_together
 from fedcache.federate.execution.cache import SameObject
 from fedcache.federate.execution.gram_states import GramMatrices, KeptCoordinates, is_first, restore
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache, Sent, split
@@ -174,8 +174,8 @@ class Gram(Batched):
     @classmethod
     def plan(cls, method: Method, load: Load, chunk: int | None) -> ExecutionPlan:
         """As many clients and points as fit the cache; ``rest`` is the chunk of those with many rows."""
+        rest = Batched.plan(method, load, chunk).chunk
         load = points_together(method, load)
-        rest = min(load.clients, chunk or (fits_cache(load) if load.points == 1 else grid_chunk(load)[0]))
         longest = int(load.dual_rows().max(initial=1))
         # coordinates, and a batch against everything that was sent (fedpcl: all clients' prototypes)
         against = load.batch * load.broadcast_bytes // max(1, load.outputs)

@@ -29,6 +29,9 @@ from fedcache.heads.linear import Tree
 WORKING_SET = 8 << 20
 """Four copies of a chunk's parameters (weights, gradient, momentum, output) stay below this: they fit the cache."""
 
+LARGE_SET = 32 << 20
+"""The same for a few clients with larger heads: at worst in the cache that cores share, and still quicker together."""
+
 GRID_SET = 128 << 20
 """The same for the points of a grid, whose shared rows pay for leaving the cache."""
 

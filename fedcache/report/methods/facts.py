@@ -78,6 +78,8 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
     executor = Sequential(GridBatch([job], ExecutionPlan(Sequential.name, 1)))
     for _ in range(rounds):
         executor.train_round()
+        if executor.batch.failed:
+            raise executor.batch.failed[0]
     first, done = job.traffic.rounds[0], job.traffic.rounds[-1]
     served = max(1, done.clients)
     keys = ("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down")

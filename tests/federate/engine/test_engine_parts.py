@@ -299,7 +299,9 @@ def test_the_lift_follows_bytes_and_optimiser():
     assert pick(fedavg, adam, 2_200_000, 100).name == "sequential"  # three of them fill what a chunk may
     projection = pick(fedavg, sgd, 535_000, 100)  # 600 rows are more than half of 1,024 features
     assert projection.name == "batched"
-    assert projection.chunk == (32 << 20) // (4 * 535_000)
+    assert projection.chunk == 8
+    assert pick(fedavg, adam, 41_000, 100).chunk * 41_000 * 4 <= 8 << 20
+    assert pick(fedavg, adam, 1_600_000, 100).chunk * 1_600_000 * 4 <= 32 << 20
     assert pick(fed3r, fed3r.resolve(), 41_000, 100).name == "sequential"
     assert pick(fedavg, sgd, 41_000, 1).name == "sequential"
     assert pick(fedavg, adam, 535_000, 100, "batched", 7).chunk == 7
