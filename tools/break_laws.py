@@ -52,7 +52,7 @@ B = Breakage
 LANES, ROUNDS, STEPS = "federate/engine/context.py", "federate/engine/run_state.py", "federate/engine/local_training.py"
 BATCH, BATCHED = "federate/execution/grid_batch.py", "federate/execution/batched.py"
 GRAM, GRAM_STATES = "federate/execution/gram.py", "federate/execution/gram_states.py"
-SAMPLING = "federate/engine/sampling.py"
+SAMPLING, OPTIMISER = "federate/engine/sampling.py", "federate/engine/optimiser.py"
 TIME, TIMED = "federate/engine/simulated_time.py", "federate/engine/timed_run.py"
 SNAPSHOTS, SCORE, METHODS = ("federate/engine/snapshots.py", "federate/engine/evaluate.py", "federate/methods/")
 WEIGHTS, BUFFERED = "federate/trust/weights.py", "federate/trust/buffered_uploads.py"
@@ -96,7 +96,7 @@ TABLE = (
       'job.met[state.meta["met"]] = True', 'job.met[state.meta["met"]] = False', "fst-cbdg"),
     B("executions_may_change_between_rounds", "draws depend on the execution", LANES,
       KEY, KEY.replace("c,", "c, self.axes,"), "fedavg"),
-    B("executions_may_change_between_rounds", "stacked Adam is a step ahead", STEPS,
+    B("executions_may_change_between_rounds", "stacked Adam is a step ahead", OPTIMISER,
       'p["opt/t"] += 1.0', 'p["opt/t"] += 1.0 + bool(ctx.lead)', "adam"),
     B("the_order_of_clients_does_not_matter", "sampling goes by place", SAMPLING,
       "sorted(self.eligible.tolist(), key=self.names.__getitem__)", "self.eligible.tolist()", "fedavg"),

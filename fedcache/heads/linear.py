@@ -29,7 +29,7 @@ class _Batched(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, W: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(x, W)
-        if len(x) and by_onednn(x[0], W[0]):
+        if by_onednn(x, W):
             return each_affine_by_onednn(x, W, b)
         if x.shape[-2] >= FEWEST_ROWS and _transposed(*W.shape[-2:]):
             return torch.baddbmm(b.unsqueeze(-1), W, x.mT).mT
@@ -85,6 +85,27 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
     else:
         u = x @ W.mT
     return u if b is None else u + b.unsqueeze(-2)
+
+
+def affine_gradients(x: Tensor, du: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of W and b behind ``u = x W' + b``, of a function whose gradient with respect to u is ``du``.
+
+    Args:
+        x: [.., N, D] rows; leading axes as those of ``du``, or 1.
+        du: [.., N, C].
+
+    Returns:
+        du' x [.., C, D], and the sum of du over rows [.., C].
+    """
+    if du.dim() == 4 and x.shape[0] == 1 and du.shape[0] > 1:  # as in ``affine``: one GEMM per client for all points
+        G, M, N, C = du.shape
+        folded = du.permute(1, 0, 3, 2).reshape(M, G * C, N) @ x[0]
+        dW = folded.view(M, G, C, -1).transpose(0, 1)
+    elif du.dim() == 3 and x.dim() == 3:
+        dW = each_times_transposed(du.mT, x.mT)
+    else:
+        dW = du.mT @ x
+    return dW, du.sum(-2)
 
 
 def init_linear(uniform: Uniform, out: int, fan_in: int, prefix: str = "") -> Tree:

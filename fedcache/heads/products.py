@@ -27,7 +27,7 @@ def times_transposed(a: Tensor, b: Tensor) -> Tensor:
 
 def each_times_transposed(a: Tensor, b: Tensor) -> Tensor:
     """a_i b_i', [M, n, m], of M pairs of matrices a [M, n, k] and b [M, m, k]; each as ``times_transposed``."""
-    if len(a) and by_onednn(a[0], b[0]):
+    if by_onednn(a, b):
         return _stacked([_onednn(one, other, None) for one, other in zip(a, b, strict=True)])
     return torch.bmm(a, b.mT)
 
@@ -41,11 +41,16 @@ def each_affine_by_onednn(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
 
 
 def by_onednn(a: Tensor, b: Tensor) -> bool:
-    """Whether a b' is a product for oneDNN: it depends on shapes, dtype and the processor alone, never on a clock."""
+    """Whether a b' is a product for oneDNN: it depends on shapes, dtype and the processor alone, never on a clock.
+
+    Both are matrices, or both M > 0 of them, of which each is asked about.
+    """
+    *lead, n, k = a.shape
     return (
-        a.dim() == 2
+        n * k * b.shape[-2] >= LEAST
+        and len(lead) < 2
+        and 0 not in lead
         and a.dtype == b.dtype == torch.float32
-        and a.shape[0] * b.numel() >= LEAST
         and a.device.type == b.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and onednn_works()

@@ -96,6 +96,7 @@ def _gram_of_halves(single: Tensor) -> Tensor:
 
     lead, (n, D) = single.shape[:-2], single.shape[-2:]
     made = single.new_empty((*lead, D * (D + 1) // 2), dtype=torch.float64)
+    edges = _edges(D)
     part = np.zeros((D, D), np.float32, order="F")
     upper = torch.from_numpy(part.T)  # the lower triangle by columns is the upper one by rows
     # As many threads as torch has: BLAS of another library asks nobody.
@@ -105,7 +106,8 @@ def _gram_of_halves(single: Tensor) -> Tensor:
             for start in range(0, n, SINGLE_ROWS):
                 ssyrk(1.0, rows[start : start + SINGLE_ROWS].numpy().T, c=part, overwrite_c=1, lower=1)
                 if total is not upper:
-                    total += upper
+                    for a, b in pairwise(edges):
+                        total[a:b, a:] += upper[a:b, a:]
             out.copy_(total.view(-1).index_select(0, _triangle(D, single.device)))
     return made
 

@@ -215,16 +215,17 @@ class ClientRng:
         with probability n^2 / 2^33, which is harmless for noise and why permutations come from ``generator``.
         """
         longest = max(counts, default=0)
-        out = torch.empty(len(self.clients), longest, width)
-        for drawn_rows, client, count in zip(out, self.clients, counts, strict=True):
-            source = torch.Generator().manual_seed(key_hash(self.seed, purpose, self.round, client, *key) & 0xFFFFFFFF)
+        ragged = min(counts, default=0) < longest
+        out = (torch.zeros if ragged else torch.empty)(len(self.clients), longest, width)
+        source, flat = torch.Generator(), out.view(-1)
+        for i, (client, count) in enumerate(zip(self.clients, counts, strict=True)):
+            source.manual_seed(key_hash(self.seed, purpose, self.round, client, *key) & 0xFFFFFFFF)
             wanted = count * width
-            if count == longest and wanted % 16 == 0:
-                torch.randn((count, width), generator=source, out=drawn_rows)
+            own = flat.narrow(0, i * longest * width, wanted)
+            if wanted % 16 == 0:
+                own.normal_(generator=source)
             else:
-                drawn = torch.randn(-(-wanted // 16) * 16, generator=source)
-                drawn_rows[:count] = drawn[:wanted].view(count, width)
-                drawn_rows[count:] = 0.0
+                own.copy_(torch.randn(-(-wanted // 16) * 16, generator=source)[:wanted])
         out = out.to(self.device, self.dtype)
         return out[0] if self.axes == 0 else out[None] if self.axes == 2 else out
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.deployed import DeployedModel
@@ -106,6 +107,10 @@ def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> np.n
     return owned
 
 
+TOGETHER = 64
+"""Clients whose soft labels are looked at together; each alone, they are nearly all dispatch."""
+
+
 def self_training(server: Tree, states: Mapping[int, Tree], labels: Mapping[int, Tensor], ctx: Ctx) -> dict[str, float]:
     """What to watch in FST-CBDG, over the clients that took part so far.
 
@@ -121,12 +126,15 @@ def self_training(server: Tree, states: Mapping[int, Tree], labels: Mapping[int,
     """
     equal, gamma = ctx.hp["sampling"] == "equal", ctx.number("gamma")
     right, bits, rows, dealt = 0, 0.0, 0, 0
-    for client in sorted(states):
-        q = states[client]["rows/q"]
-        right += int((q.argmax(-1) == labels[client]).sum())
+    for start in range(0, len(order := sorted(states)), TOGETHER):
+        some = order[start : start + TOGETHER]
+        each = [states[client]["rows/q"] for client in some]
+        q = torch.cat(each)
+        right += int((q.argmax(-1) == torch.cat([labels[client] for client in some])).sum())
         bits += float(entropy_bits(q.double()).sum())
-        rows += q.shape[0]
-        dealt += int(deficits(votes(q, torch.ones(q.shape[0], device=q.device)), gamma, equal=equal).sum())
+        rows += len(q)
+        real = pad_sequence([torch.ones(len(own), device=q.device) for own in each], batch_first=True)
+        dealt += int(deficits(votes(pad_sequence(each, batch_first=True), real), gamma, equal=equal).sum())
     drift = float(torch.linalg.matrix_norm(server["W"] - ctx.text))
     if not rows:
         return {"drift": drift}

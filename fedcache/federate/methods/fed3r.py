@@ -10,9 +10,10 @@ class are divided by the norm of its weights, in which the bias does not count (
 Only the upper triangle of A_i is computed and sent, D(D+1)/2 numbers; the bias column costs the feature sums and class
 counts, D + C more. Statistics are float64 and add up, so the model is the centralised ridge (T-K2).
 ``precision=float32`` (ours) multiplies blocks of rows in float32 and adds the products in float64: an entry of A is
-then off by at most 6.2e-5 sqrt(a_jj a_kk), and A by 6.2e-5 tr(A) (``gram_single``), so the model is the same where lam
-or the smallest eigenvalue of A is well above that. Limits: lam -> infinity gives lam W -> sum B (T-K5);
-``class_weight=local`` weighs a row by 1 / (the client's own n_c), which does depend on the partition.
+then off by at most 6.2e-5 sqrt(a_jj a_kk), and A by 6.2e-5 tr(A) (``gram_single``), a sum in B by 6.2e-5 of the sum of
+what it adds without signs, so the model is the same where lam or the smallest eigenvalue of A is well above that.
+Limits: lam -> infinity gives lam W -> sum B (T-K5); ``class_weight=local`` weighs a row by 1 / (the client's own n_c),
+which does depend on the partition.
 
 ``rff_dim`` > 0 works on random Fourier features made from the shared seed. Their bandwidth has to follow the scale of
 the features: ``rff_sigma=auto`` is the mean length of all clients' training rows, 1 for unit features (D-87). It costs
@@ -39,8 +40,9 @@ from fedcache.federate.engine.context import RunConstants, generator
 from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
-from fedcache.federate.methods.fedncm import FEW_ROWS, add_up, class_sums, predict
+from fedcache.federate.methods.fedncm import add_up, class_sums, predict
 from fedcache.heads.ridge import (
+    SINGLE_ROWS,
     drawn_fourier,
     fourier_features,
     gram,
@@ -66,14 +68,22 @@ def feature_map(x: Tensor, ctx: Ctx) -> Tensor:
     return fourier_features(z, *_drawn(ctx.rng.seed, ctx.env.width, dim, float(ctx.number("rff_sigma"))))
 
 
-def product(z: Tensor, ctx: Ctx) -> Tensor:
-    """Z'Z, packed, in float64; with ``precision=float32`` a sum of float32 products (``gram_single``)."""
-    return gram_single(z) if ctx.hp["precision"] == "float32" else gram(z)
+def sums_single(z: Tensor, block: ClientData, ctx: Ctx, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """``class_sums`` in float64 of rows z [.., R, D] that are added ``SINGLE_ROWS`` at a time in float32."""
+    C, R = ctx.env.classes, z.shape[-2]
+    lead, D, y = z.shape[:-2], z.shape[-1], block.labels(block.positions())
+    total = z.new_zeros(*lead, C, D, dtype=torch.float64)
+    for start in range(0, R, SINGLE_ROWS):
+        some = slice(start, start + SINGLE_ROWS)
+        own, at = z[..., some, :], y[..., some].unsqueeze(-1)
+        part = z.new_zeros(*lead, C, D)
+        total += part.index_add_(0, at[:, 0], own) if z.dim() == 2 else part.scatter_add_(-2, at.expand_as(own), own)
+    return total, weight.new_zeros(*lead, C).scatter_add_(-1, y, weight)
 
 
 def statistics(data: ClientData, ctx: Ctx) -> Tree:
     """A_i and B_i of the client (and, with a bias, what the column of ones adds to them)."""
-    owned = None
+    owned, single = None, ctx.hp["precision"] == "float32"
     if ctx.hp["class_weight"] == "local":  # n_c of all rows, before a block is weighed by it
         mask, y = data.mask().double(), data.labels(data.positions())
         owned = mask.new_zeros(*mask.shape[:-1], ctx.env.classes).scatter_add_(-1, y, mask)
@@ -81,14 +91,22 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()
         weight = mask.double()
-        z, plain = feature_map(x, ctx), bool((weight == 1.0).all())
-        if not plain:  # what is padded is no row
-            z = z * weight.unsqueeze(-1)
-        if owned is not None:
+        z = x if single and not ctx.count("rff_dim") else feature_map(x, ctx)
+        if single:
+            z = z.float()
+        if not bool((weight == 1.0).all()):  # what is padded is no row
+            z = z * weight.to(z.dtype).unsqueeze(-1)
+        if owned is None:
+            rooted = weighted = z
+        else:
             weight = weight / owned.clamp(min=1.0).gather(-1, block.labels(block.positions()))
-        few = 0 if ctx.hp["precision"] == "float32" else FEW_ROWS
-        total, count = class_sums(z, block, ctx.env.classes, weight, few)
-        made = {"gram": product(z if owned is None else z * weight.sqrt().unsqueeze(-1), ctx), "class_sum": total}
+            own = weight.to(z.dtype).unsqueeze(-1)
+            rooted, weighted = z * own.sqrt(), z * own
+        if single:
+            total, count = sums_single(weighted, block, ctx, weight)
+        else:
+            total, count = class_sums(z, block, ctx.env.classes, weight)
+        made = {"gram": gram_single(rooted) if single else gram(rooted), "class_sum": total}
         if ctx.hp["bias"]:
             made |= {"sum": total.sum(-2), "count": count}
         return made

@@ -43,7 +43,7 @@ def add_up(data: ClientData, ctx: Ctx, width: int, sums: Callable[[ClientData], 
     return total
 
 
-def class_sums(z: Tensor, data: ClientData, classes: int, weight: Tensor, few: int = FEW_ROWS) -> tuple[Tensor, Tensor]:
+def class_sums(z: Tensor, data: ClientData, classes: int, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of the rows of each class, [.., C, D], and their number, [.., C], in float64.
 
     Args:
@@ -51,10 +51,9 @@ def class_sums(z: Tensor, data: ClientData, classes: int, weight: Tensor, few: i
         data: labels.
         classes: C.
         weight: [.., R] weight of each row; 0 on padding.
-        few: rows up to which a product with 0 and 1 adds them.
     """
     y = data.labels(data.positions())
-    if z.dim() == 2 and len(z) > few and z.device.type == "cpu":
+    if z.dim() == 2 and len(z) > FEW_ROWS and z.device.type == "cpu":
         rows = z if bool((weight == 1.0).all()) else z * weight.unsqueeze(-1)
         total = z.new_zeros(classes, z.shape[1]).index_add_(0, y, rows)
         return total, z.new_zeros(classes).index_add_(0, y, weight)

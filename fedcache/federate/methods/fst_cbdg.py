@@ -29,14 +29,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import Batch, keep_optimiser, minibatches, train
+from fedcache.federate.engine.local_training import Batch, ClosedForm, keep_optimiser, minibatches, train
 from fedcache.federate.engine.method import Defaults, Method, server_tensors
 from fedcache.federate.engine.outcome import self_training
 from fedcache.federate.methods import central
 from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, affine, is_zero, model, over
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, LOGIT_SCALE, TRAINING, declare
-from fedcache.federate.methods.common.synthesis import SYNTHESIS, at_once, dealt, joined, synthetic, with_rows
-from fedcache.heads.losses import cross_entropy, soft_cross_entropy
+from fedcache.federate.methods.common.synthesis import SYNTHESIS, at_once, dealt, shares, synthetic, with_rows
+from fedcache.heads.linear import affine_gradients
+from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import logits
 from fedcache.heads.softmax import softmax
 
@@ -71,27 +72,41 @@ def classify(p: Tree, x: Tensor, ctx: Ctx) -> Tensor:
     return logits(model.head_of(ctx.hp), p, x)[0]
 
 
-def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
-    """L_iST + lambda L_tSamp, and the soft labels it was computed with."""
-    u = classify(p, batch["x"], ctx)
-    index = batch["i"].unsqueeze(-1).expand(u.shape)
-    real = (batch["w"] > 0).to(u.dtype).unsqueeze(-1)
-    old = p["rows/q"].gather(-2, index)
-    beta = over(ctx.number("beta"), u)
-    change = (beta - 1.0) * (old - softmax(u.detach())) * real
-    q = old + change
+def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
+    """dL/dW and dL/db of eq 8, after the soft labels have moved (eq 4), which ``p`` holds.
+
+    With f = softmax(u), u = s (W I + b), eq 3 has dL/du_j = w_j (f_j - q_j), since q_j sums to 1; eq 6 has the same
+    with 1 for the row's own class in the place of q. The new q_j is as far from f as q_j was, times beta.
+    """
+    f, q = softmax(classify(p, batch["x"], ctx)), p["rows/q"]
+    index = batch["i"].unsqueeze(-1).expand(f.shape)
+    old = q.gather(-2, index)
+    gap = f - old
+    change = (1.0 - over(ctx.number("beta"), f)) * gap
     # Padding points at the client's first row: increments are added, never written over it.
-    updates = {"rows/q": p["rows/q"].scatter_add(-2, index, change)}
+    q.scatter_add_(-2, index, change * (batch["w"] > 0).unsqueeze(-1))
     ablation = ctx.hp["ablation"]
-    value = u.new_zeros(ctx.lead) if ablation == "tsamp_only" else soft_cross_entropy(u, q, batch["w"])
-    if ablation == "ist_only" or is_zero(ctx.hp["lambda"]):
-        return value, updates
-    if "z" not in batch:
+    alone = ablation == "ist_only" or is_zero(ctx.hp["lambda"])
+    if not alone and "z" not in batch:
         epoch, t = batch["at"].tolist()
-        counted = (updates["rows/q"], batch["all"]) if "all" in batch else (q, batch["w"])
+        counted = (q, batch["all"]) if "all" in batch else (old + change, batch["w"])
         batch = {**batch, **at_once(dealt(*counted, ctx), ctx, epoch, t)}
-    fake = cross_entropy(classify(p, batch["z"], ctx), batch["k"], batch["kw"])
-    return joined(value, fake, batch, ctx), updates
+    share, fake_share = (1.0, 0.0) if alone else shares(batch, ctx)
+    parts = []
+    if ablation != "tsamp_only":
+        parts.append(affine_gradients(batch["x"], weighted(gap - change, batch["w"], share, ctx)))
+    if not alone:
+        own = batch["k"].expand(f.shape[:-2] + batch["k"].shape[-1:]).unsqueeze(-1)
+        f = softmax(classify(p, batch["z"], ctx))
+        error = f.scatter_add(-1, own, f.new_full((), -1.0).expand(own.shape))
+        parts.append(affine_gradients(batch["z"], weighted(error, batch["kw"], fake_share, ctx)))
+    return [sum(each[1:], each[0]) for each in zip(*parts, strict=True)] or [torch.zeros_like(p[n]) for n in NAMES]
+
+
+def weighted(error: Tensor, w: Tensor, share: float | Tensor, ctx: Ctx) -> Tensor:
+    """The gradient with respect to W I + b [.., B, C] of ``share`` times a weighted mean of cross-entropies."""
+    scale = over(ctx.number("logit_scale"), w) * over(share, w)
+    return error * (w if isinstance(scale, float) and scale == 1.0 else scale * w).unsqueeze(-1)
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -103,7 +118,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     def batches(now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         return schedule(now["rows/q"], data, ctx, epoch)
 
-    p = train(p, NAMES, ctx.count("epochs"), loss, down, data, ctx, batches=batches)
+    p = train(p, NAMES, ctx.count("epochs"), ClosedForm(gradients), down, data, ctx, batches=batches)
     return {k: p[k] for k in state}, {k: p[k] for k in NAMES}
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from method_calls import lanes
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine import feature_post, local_training
+from fedcache.federate.engine import feature_post, optimiser
 from fedcache.federate.engine.client_data import Data, stack_clients
 from fedcache.federate.engine.context import ClientRng, dot, over
 from fedcache.federate.engine.feature_post import prepare
@@ -405,16 +405,16 @@ KERNELS = {
 @pytest.mark.parametrize("change", KERNELS)
 @pytest.mark.parametrize("opt", ["sgd", "adam"])
 def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(change, opt):
-    assert local_training.fused_kernels_work()
+    assert optimiser.fused_kernels_work()
     fused = go("fedavg", {"opt": opt, "lr": 0.05}, execution="sequential")
     try:
         with pytest.MonkeyPatch.context() as patch:
-            local_training.fused_kernels_work.cache_clear()
+            optimiser.fused_kernels_work.cache_clear()
             KERNELS[change](patch, f"_fused_{opt}_")
-            assert not local_training.fused_kernels_work()
+            assert not optimiser.fused_kernels_work()
             assert gap(fused.server, go("fedavg", {"opt": opt, "lr": 0.05}, execution="sequential").server) < 1e-6
     finally:
-        local_training.fused_kernels_work.cache_clear()
+        optimiser.fused_kernels_work.cache_clear()
 
 
 def test_features_beyond_the_memory_budget_are_in_a_file_of_the_scratch_folder(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from method_calls import lanes
 from fedcache.federate.engine.context import generator
 from fedcache.federate.engine.outcome import entropy_bits
 from fedcache.federate.methods import fst_cbdg
-from fedcache.federate.methods.common.synthesis import at_once, joined, stratified, synthetic
+from fedcache.federate.methods.common.synthesis import at_once, shares, stratified, synthetic
 
 
 def states(out, name="rows/q"):
@@ -43,32 +43,66 @@ def test_decay_moves_self_training():
     assert gap(out.server["W"], data.text) > 1e-6
 
 
-def one_batch(settings, q_now, seed=0):
-    """loss and gradient of a batch of six rows; logits of random weights."""
+def one_batch(settings, q_now, *, points=(), seed=0):
+    """gradients of a batch of six rows, of which the last two are padding; logits of random weights."""
     g = torch.Generator().manual_seed(seed)
     text = torch.randn(4, 5, generator=g, dtype=torch.float64)
-    ctx = lanes("fst-cbdg", settings, classes=4, width=5, text=text)
-    p = {"W": torch.randn(4, 5, generator=g, dtype=torch.float64).requires_grad_(), "b": torch.zeros(4).double()}
+    lead = (*points, 1) if points else ()
+    ctx = lanes("fst-cbdg", settings, lead=lead, classes=4, width=5, text=text)
+    p = {"W": torch.randn(*lead, 4, 5, generator=g, dtype=torch.float64),
+         "b": torch.randn(*lead, 4, generator=g, dtype=torch.float64),
+         "rows/q": q_now.expand(*lead, 6, 4).clone()}  # fmt: skip
+    one = (1,) * len(lead)
     batch = {
-        "x": torch.randn(6, 5, generator=g, dtype=torch.float64),
-        "i": torch.arange(6),
-        "w": torch.full((6,), 1 / 6).double(),
+        "x": torch.randn(*one, 6, 5, generator=g, dtype=torch.float64),
+        "i": torch.tensor([0, 1, 2, 3, 0, 0]).expand(*one, 6),
+        "w": torch.tensor([1, 1, 1, 1, 0, 0]).expand(*one, 6) / 4.0,
+        "z": torch.randn(*lead, 3, 5, generator=g, dtype=torch.float64),
+        "k": torch.tensor([2, 0, 1]).expand(*lead, 3),
+        "kw": torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).expand(*lead, 3),
     }
-    value, updates = fst_cbdg.loss({**p, "rows/q": q_now}, batch, {}, ctx)
-    f = torch.softmax(batch["x"] @ p["W"].T, -1).detach()
-    return value, p["W"], batch["x"], f, updates["rows/q"].detach()
+    dW, db = fst_cbdg.gradients(p, batch, {}, ctx)
+    f = torch.softmax(float(ctx.hp["logit_scale"]) * (batch["x"] @ p["W"].mT + p["b"].unsqueeze(-2)), -1)
+    return p, batch, f, dW, db
+
+
+def soft_labels(n=6):
+    return torch.softmax(torch.randn(n, 4, generator=torch.Generator().manual_seed(9), dtype=torch.float64), -1)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 0.9])
 def test_the_gradient_is_the_distance_to_the_new_soft_labels(beta):  # T-F2: f - q = beta (f - q_old)
-    q_old = torch.softmax(torch.randn(6, 4, generator=torch.Generator().manual_seed(9), dtype=torch.float64), -1)
-    value, W, x, f, q = one_batch({"ablation": "ist_only", "beta": beta}, q_old)
-    assert torch.allclose(q, beta * q_old + (1 - beta) * f, atol=1e-14)  # eq 4
-    assert float(value.detach()) == pytest.approx(float(-(q * torch.log(f)).sum(1).mean()))  # eq 3
-    grad = torch.autograd.grad(value, W)[0]
-    assert torch.allclose(grad, beta * (f - q_old).T @ x / 6, atol=1e-14)
+    q_old = soft_labels()
+    p, batch, f, dW, _ = one_batch({"ablation": "ist_only", "beta": beta}, q_old)
+    wanted = torch.cat([beta * q_old[:4] + (1 - beta) * f[:4], q_old[4:]])  # padding moves nothing
+    assert torch.allclose(p["rows/q"], wanted, atol=1e-14)  # eq 4
+    assert torch.allclose(dW, beta * (f - q_old)[:4].T @ batch["x"][:4] / 4, atol=1e-14)
     if beta == 0.0:
-        assert float(grad.abs().max()) < 1e-15
+        assert float(dW.abs().max()) < 1e-15
+
+
+@pytest.mark.parametrize("points", [(), (3,)])
+@pytest.mark.parametrize("settings", [
+    {"ablation": "ist_only"}, {"ablation": "tsamp_only"}, {"lambda": 0.6}, {"lambda": 0.6, "logit_scale": 2.5},
+    {"tsamp_reduce": "joint", "lambda": 0.6}, {"ablation": "tsamp_only", "lambda": 0.0},
+], ids=str)  # fmt: skip
+def test_the_gradients_are_those_of_the_printed_loss(settings, points):
+    """Equations 3, 6 and 8, written as they are printed and differentiated by autograd."""
+    p, batch, f, dW, db = one_batch(settings, soft_labels(), points=points)
+    s, lam, how = settings.get("logit_scale", 1.0), settings.get("lambda", 1.0), settings.get("ablation")
+    W, b = p["W"].requires_grad_(), p["b"].requires_grad_()
+    q = 0.9 * soft_labels()[batch["i"]] + 0.1 * f
+    real = -(q * torch.log_softmax(s * (batch["x"] @ W.mT + b.unsqueeze(-2)), -1)).sum(-1)[..., :4].sum(-1)
+    told = torch.log_softmax(s * (batch["z"] @ W.mT + b.unsqueeze(-2)), -1)
+    fake = -told.gather(-1, batch["k"].unsqueeze(-1))[..., :2, 0].sum(-1)
+    real, fake = real * (how != "tsamp_only"), fake * (how != "ist_only")
+    if settings.get("tsamp_reduce") == "joint":  # of drawn rows, each weighs 0.5 here: it counts as half a row
+        value = (real + lam * fake / 2) / (4 + lam * 1)
+    else:
+        value = real / 4 + lam * fake / 2
+    expected = torch.autograd.grad(value.sum(), (W, b))
+    assert gap(expected[0], dW) < 1e-14
+    assert gap(expected[1], db) < 1e-14
 
 
 @pytest.mark.parametrize("execution", ["sequential", "batched"])
@@ -263,7 +297,8 @@ def test_the_joint_mean_counts_every_row_once(synth):
     fake = (drawn["kw"] * value).sum(-1)
     assert fake.tolist() == [9.0]
     batch = {**drawn, "w": torch.tensor([[0.5, 0.5, 0.0]]).double()}
-    assert joined(torch.tensor([5.0]).double(), fake, batch, ctx).tolist() == [(2 * 5 + 9) / 5]
+    real, share = shares(batch, ctx)
+    assert (5.0 * real + share * fake).tolist() == [(2 * 5 + 9) / 5]
 
 
 def test_the_server_alone_takes_a_mean_under_joint_too():

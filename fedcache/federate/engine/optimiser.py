@@ -1,0 +1,160 @@
+"""The optimisers: SGD with momentum and Adam, as steps on flat dicts whose state lives under ``opt/``.
+
+The arithmetic is torch.optim's (L2 weight decay added to the gradient, bias-corrected Adam). With plain floats and at
+most one leading axis torch's fused kernels run; of a grid every point and client has numbers of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from fedcache.federate.engine.context import Ctx, is_zero, over
+from fedcache.heads.linear import Tree
+
+Tensors = Sequence[Tensor]
+PerClient = float | Tensor
+"""One number for all clients, or one of each."""
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+
+def opt_names(names: Sequence[str], opt: str) -> tuple[str, ...]:
+    """Names of the optimiser's state for the trained ``names``."""
+    if opt == "adam":
+        return (*(f"opt/m/{n}" for n in names), *(f"opt/v/{n}" for n in names), "opt/t")
+    return tuple(f"opt/m/{n}" for n in names)
+
+
+def opt_init(p: Tree, names: Sequence[str], ctx: Ctx) -> Tree:
+    """Fresh optimiser state for ``names`` of ``p``: zeros, and one step count per client."""
+    core = len(ctx.lead)
+    state: Tree = {}
+    for name in opt_names(names, str(ctx.hp["opt"])):
+        if name == "opt/t":
+            state[name] = torch.zeros(ctx.lead, dtype=torch.float32, device=ctx.env.device)
+        else:
+            t = p[name.split("/", 2)[2]]
+            full = t.expand((*ctx.lead, *t.shape[core:]))
+            state[name] = torch.zeros_like(full)  # in the memory order of what it belongs to
+    return state
+
+
+def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> None:
+    """One optimiser step on ``names`` of ``p``, in place.
+
+    Args:
+        p: parameters and ``opt/`` state with full leading axes, owned by the caller.
+        names: what is stepped.
+        grads: one per name.
+        ctx: reads ``opt``, ``lr``, ``wd`` and, for SGD, ``momentum``.
+    """
+    params = [p[n] for n in names]
+    first = [p[f"opt/m/{n}"] for n in names]
+    lr, wd, momentum = ctx.number("lr"), ctx.number("wd"), ctx.number("momentum")
+    plain = [h for h in (lr, wd, momentum) if isinstance(h, float)]
+    fused = len(plain) == 3 and fused_kernels_work()
+    with torch.no_grad():
+        if ctx.hp["opt"] == "adam":
+            second = [p[f"opt/v/{n}"] for n in names]
+            p["opt/t"] += 1.0
+            if fused and len(ctx.lead) < 2:
+                _fused_adam(params, grads, first, second, p["opt/t"], plain[0], plain[1])
+            else:
+                _adam(params, grads, first, second, p["opt/t"], lr, wd)
+        elif fused and len(ctx.lead) < 2:  # of a grid, the first clients of a chunk are no block of memory
+            _fused_sgd(params, grads, first, plain[0], plain[1], plain[2])
+        else:
+            _sgd(params, grads, first, lr, wd, momentum)
+
+
+@cache
+def fused_kernels_work() -> bool:
+    """Whether torch still has its private fused kernels, and one step of each is the step that is written out here.
+
+    They are not of torch's public interface, so another release may rename or change them; the plain steps then serve.
+    """
+
+    def fresh() -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor]:
+        values = [torch.arange(1.0, 4.0, dtype=torch.float64) * scale for scale in (1.0, -0.5, 0.25, 0.125)]
+        p, g, m, v = ([t] for t in values)
+        return p, g, m, v, torch.tensor(3.0)
+
+    a, b = fresh(), fresh()
+    try:
+        _fused_sgd(*a[:3], 0.1, 0.01, 0.9)
+        _sgd(*b[:3], 0.1, 0.01, 0.9)
+        same = all(torch.allclose(x[0], y[0], rtol=1e-12) for x, y in zip(a[:3], b[:3], strict=True))
+        _fused_adam(*a, 0.1, 0.01)
+        _adam(*b, 0.1, 0.01)
+        # Adam's bias correction is in float32 in one of them.
+        return same and all(torch.allclose(x[0], y[0], rtol=1e-5) for x, y in zip(a[:4], b[:4], strict=True))
+    except (AttributeError, TypeError, RuntimeError):
+        return False
+
+
+def _fused_adam(
+    params: list[Tensor],
+    grads: Sequence[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    count: Tensor,
+    lr: float,
+    wd: float,
+) -> None:
+    # The fused kernels read memory in order, whatever the strides say; parameters are row-major. Clients on an axis
+    # are tensors of their own there, as each has its own number of steps.
+    def each(tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [row for t in tensors for row in t.unbind(0)] if count.dim() else list(tensors)
+
+    torch._fused_adam_(
+        each(params), each([g.contiguous() for g in grads]), each(first), each(second), [],
+        each([count] * len(params)),
+        lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=wd, eps=EPS, amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+def _fused_sgd(
+    params: list[Tensor], grads: Sequence[Tensor], first: list[Tensor], lr: float, wd: float, momentum: float
+) -> None:
+    # Without momentum there is nothing to remember, and the kernel insists on no buffers.
+    torch._fused_sgd_(
+        params, [g.contiguous() for g in grads], first if momentum else [],
+        lr=lr, weight_decay=wd, momentum=momentum,
+        dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+    )  # fmt: skip
+
+
+def _add_scaled(t: Tensor, other: Tensor, scale: PerClient) -> None:
+    """t += scale * other, in one pass."""
+    if isinstance(scale, Tensor):
+        t.addcmul_(other, scale)
+    else:
+        t.add_(other, alpha=scale)
+
+
+def _sgd(params: Tensors, grads: Tensors, first: Tensors, lr: PerClient, wd: PerClient, momentum: PerClient) -> None:
+    for t, g, m in zip(params, grads, first, strict=True):
+        if is_zero(momentum):
+            m.copy_(g)
+        else:
+            m.mul_(over(momentum, t)).add_(g)
+        if not is_zero(wd):
+            _add_scaled(m, t, over(wd, t))
+        _add_scaled(t, m, over(-lr, t))
+
+
+def _adam(
+    params: Tensors, grads: Tensors, first: Tensors, second: Tensors, count: Tensor, lr: PerClient, wd: PerClient
+) -> None:
+    steps = count.double()
+    for t, grad, m, v in zip(params, grads, first, second, strict=True):
+        g = grad + over(wd, t) * t
+        m.lerp_(g, 1.0 - BETA1)
+        v.mul_(BETA2).addcmul_(g, g, value=1.0 - BETA2)
+        scale = over((lr / (1.0 - BETA1**steps)).to(t.dtype), t)
+        root = over(torch.sqrt(1.0 - BETA2**steps).to(t.dtype), t)
+        t.sub_(scale * m / (v.sqrt() / root + EPS))
