@@ -217,7 +217,7 @@ class GridRun:
         if len(configs) == 1:
             return ""
         execution, _ = forecast_run(inputs, inputs.resolve(configs[0]), len(configs), place=self.request.runs)
-        if not find_executor(execution.name).joins_points:
+        if execution.points == 1 or not find_executor(execution.name).joins_points:
             return ""
         points, clients = execution.points, execution.chunk
         return f"They are one program: {execution.name}, {points} points and {clients} clients at once"

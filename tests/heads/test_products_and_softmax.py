@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fedcache.heads import products
 from fedcache.heads.linear import affine
+from fedcache.heads.projection import unit
 from fedcache.heads.softmax import log_softmax, softmax
 
 BIG = {"rows": 40, "width": 700, "classes": 64}
@@ -91,3 +92,16 @@ def test_softmax_is_torchs_whatever_the_order_of_memory(lead, rows, classes, ord
         du = drawn(*shape, dtype=torch.float64)
         got, exact = (torch.autograd.grad(f, u, du)[0] for f in (made, want))
         torch.testing.assert_close(got, exact, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+def test_rows_at_length_one_have_the_gradient_of_normalize(lead):
+    x = torch.relu(torch.randn(*lead, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
+    x[..., 2, :] = 0.0
+    g = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    x.requires_grad_()
+    assert torch.equal(unit(x), torch.nn.functional.normalize(x, dim=-1))
+    (ours,) = torch.autograd.grad(unit(x), x, g)
+    (theirs,) = torch.autograd.grad(torch.nn.functional.normalize(x, dim=-1), x, g)
+    assert torch.allclose(ours, theirs, rtol=1e-14)
+    assert torch.autograd.gradcheck(unit, torch.rand(*lead, 4, 3, dtype=torch.float64).add_(0.1).requires_grad_())

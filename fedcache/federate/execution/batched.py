@@ -46,16 +46,15 @@ class Batched(Executor):
         """Below ``sequential`` for small heads, and for heads of which several fit into the cache."""
         if not method.gradient or method.central or load.clients * load.points < 2:
             return 2.0
-        small = load.head_bytes <= SMALL_HEAD
-        # Points of a grid only share dispatch, which a head of this size has already left behind.
-        cached = load.points == 1 and load.clients > 1 and fits_cache(load) >= FEWEST
-        return 0.5 if small or cached else 2.0
+        cached = load.clients > 1 and fits_cache(load) >= FEWEST
+        return 0.5 if load.head_bytes <= SMALL_HEAD or cached else 2.0
 
     @classmethod
     def plan(cls, method: Method, load: Load, chunk: int | None) -> ExecutionPlan:
         """As many clients and points as fit the cache."""
         load = points_together(method, load)
-        if load.points == 1:
+        # Points only share dispatch, which larger heads have left behind: each is computed alone.
+        if load.points == 1 or load.head_bytes > SMALL_HEAD:
             return ExecutionPlan(cls.name, min(load.clients, chunk or fits_cache(load)))
         points = max(1, min(load.points, GRID_SET // max(1, 4 * load.head_bytes)))
         clients = max(1, GRID_SET // max(1, 4 * load.head_bytes * points))
@@ -95,7 +94,7 @@ class Batched(Executor):
             ctx, data = batch.ctx(chunk), first.rows(chunk, batch.axes)
             state, up = first.method.fit(down, batch.states(chunk, down), data, ctx)
             accepted = batch.accepts(up, state, chunk, pipeline, sent)
-            batch.store(chunk, state)
+            batch.store(chunk, state, whole=len(chunk) == len(order))
             # Uploads leave the chunk one by one, as they would leave the clients.
             for j, c in enumerate(chunk if accepted else ()):
                 own = batch.of_client(up, j)

@@ -176,6 +176,22 @@ def primal(grams: GramMatrices, client: int, coords: Tensor, bases: Sequence[Ten
     return W
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """What the clients of a chunk hold: stacked as ``fit`` returned it, and each client's part, views of it."""
+
+    clients: tuple[int, ...]
+    stacked: Tree  # [M, ..]
+    each: Sequence[Tree]
+
+    def alone(self) -> bool:
+        """Whether every tensor has an axis of these clients and all of its memory."""
+        return all(
+            t.shape[0] == len(self.clients) and t.is_contiguous() and t.untyped_storage().nbytes() == t.nbytes
+            for t in self.stacked.values()
+        )
+
+
 class ClientStates(MutableMapping[int, Tree]):
     """What clients hold: tensors, of which some may be kept as coordinates and are turned back when read.
 
@@ -185,6 +201,7 @@ class ClientStates(MutableMapping[int, Tree]):
     def __init__(self) -> None:
         self._trees: MutableMapping[int, Tree] = {}
         self._written: set[int] = set()  # clients whose tensors nobody else has
+        self._chunk: Chunk | None = None  # newer than what ``_trees`` has of its clients
         self.kept: dict[int, KeptCoordinates] = {}
         self.grams: GramMatrices | None = None
 
@@ -193,8 +210,36 @@ class ClientStates(MutableMapping[int, Tree]):
         """The file that they are in."""
         return self._trees if isinstance(self._trees, StateTable) else None
 
+    def hold(self, chunk: Chunk) -> None:
+        """Hold a chunk as it is, until one of its clients is read or written.
+
+        The next round may begin with it, which spares both copies, into the clients' own tensors and out of them.
+        """
+        if self._chunk is not None and self._chunk.clients == chunk.clients:
+            self._chunk = None  # what it had is older
+        self._settle()
+        if self.table is None and all(client in self._trees for client in chunk.clients) and chunk.alone():
+            self._chunk = chunk
+        else:
+            self._write_all(chunk)
+
+    def chunk(self, clients: Sequence[int]) -> Tree | None:
+        """The stacked tensors of these clients, if they are held as one chunk; not to be changed."""
+        return dict(self._chunk.stacked) if self._chunk and self._chunk.clients == tuple(clients) else None
+
+    def _settle(self) -> None:
+        """Give every client of the chunk its own tensors."""
+        if self._chunk is not None:
+            chunk, self._chunk = self._chunk, None
+            self._write_all(chunk)
+
+    def _write_all(self, chunk: Chunk) -> None:
+        for client, tree in zip(chunk.clients, chunk.each, strict=True):
+            self.write(client, tree)
+
     def move(self, to: MutableMapping[int, Tree]) -> None:
         """Hold them in ``to`` from now on: a file, or a dict for memory."""
+        self._settle()
         for client in self._trees:
             to[client] = self[client]
         self._trees = to
@@ -206,6 +251,7 @@ class ClientStates(MutableMapping[int, Tree]):
             self.table.close()
 
     def __getitem__(self, client: int) -> Tree:
+        self._settle()
         tree, kept = self._trees[client], self.kept.get(client)
         if kept is None:
             return tree
@@ -228,12 +274,14 @@ class ClientStates(MutableMapping[int, Tree]):
 
     def rest(self, client: int) -> Tree:
         """The tensors of a client that are not kept as coordinates."""
+        self._settle()
         kept = self.kept.get(client)
         tree = self._trees[client]
         return tree if kept is None else {n: t for n, t in tree.items() if n not in kept.coords}
 
     def held(self, client: int) -> list[Tensor]:
         """The tensors in memory behind a client, some of them shared with others."""
+        self._settle()
         kept = self.kept.get(client)
         behind = [] if kept is None else [*kept.coords.values(), *kept.bases, *kept.seen]
         return [*self._trees[client].values(), *behind]
@@ -246,6 +294,7 @@ class ClientStates(MutableMapping[int, Tree]):
 
     def keep(self, client: int, rest: Tree, kept: KeptCoordinates, grams: GramMatrices) -> None:
         """Hold a client as coordinates and the rest."""
+        self._settle()
         self._trees[client], self.kept[client], self.grams = rest, kept, grams
         self._written.discard(client)
 
@@ -255,6 +304,7 @@ class ClientStates(MutableMapping[int, Tree]):
         It takes the place of the one before: many small blocks, made anew every round among the temporaries of
         training, would leave holes that nothing fits into.
         """
+        self._settle()
         mine = client in self._written
         if self.table is not None:
             self._trees[client] = tree
@@ -269,11 +319,13 @@ class ClientStates(MutableMapping[int, Tree]):
             self._written.add(client)
 
     def __setitem__(self, client: int, tree: Tree) -> None:
+        self._settle()
         self._trees[client] = tree
         self.kept.pop(client, None)
         self._written.discard(client)
 
     def __delitem__(self, client: int) -> None:
+        self._settle()
         del self._trees[client]
         self.kept.pop(client, None)
         self._written.discard(client)

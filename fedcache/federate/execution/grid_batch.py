@@ -24,7 +24,7 @@ from fedcache.federate.engine.method import numel
 from fedcache.federate.engine.outcome import RoundTraffic
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.cache import POOLED, LruCache, SameObject
-from fedcache.federate.execution.gram_states import GramMatrices, copy_tree
+from fedcache.federate.execution.gram_states import Chunk, GramMatrices, copy_tree
 from fedcache.federate.execution.memory_estimate import ExecutionPlan
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.federate.trust.update_validation import all_bounded, is_bounded
@@ -127,6 +127,8 @@ class GridBatch:
 
     def states(self, order: Sequence[int], down: Tree) -> Tree:
         """What the clients of a chunk hold, stacked; those that are new enter."""
+        if self.axes == 1 and (held := self.points[0].states.chunk(order)) is not None:
+            return held
         entered = self.enter(down, [c for c in order if c not in self.points[0].states])
         return self.stacked(
             [
@@ -154,9 +156,16 @@ class GridBatch:
         ]
         return [{c: {**made[0][c], **tree} for c, tree in point.items()} for point in made]
 
-    def store(self, order: Sequence[int], state: Tree) -> None:
-        """Give every client of a chunk its own part of the states that ``fit`` returned."""
+    def store(self, order: Sequence[int], state: Tree, *, whole: bool = False) -> None:
+        """Give every client of a chunk its own part of the states that ``fit`` returned.
+
+        Where the chunk is the ``whole`` round, the next may be of the same clients: it is held as it is.
+        """
         if not state:
+            return
+        if whole and self.axes == 1:
+            each = [split(state, j, self.rows_of(c)) for j, c in enumerate(order)]
+            self.points[0].states.hold(Chunk(tuple(order), state, each))
             return
         for g, point in enumerate(self.points):
             mine = self.of_point(state, g)

@@ -318,7 +318,10 @@ def test_the_lift_follows_bytes_and_optimiser():
     )  # most rows are with the large
     many = pick(fedavg, sgd, 41_000, 100, rows=(50,) * 100, points=240)
     assert (many.name, many.points) == ("gram", 240)
-    assert pick(fedavg, adam, 535_000, 100, points=48).name == "sequential"
+    large = pick(fedavg, adam, 535_000, 100, points=48)  # eight clients at once, and one point after another
+    assert (large.name, large.chunk, large.points) == ("batched", 8, 1)
+    assert pick(fedavg, adam, 41_000, 100, points=48).points == 48
+    assert pick(fedavg, adam, 2_200_000, 100, points=48).name == "sequential"
     with pytest.raises(FedcacheError, match="chunk is 0"):
         pick(fedavg, sgd, 1, 1, "batched", 0)
 

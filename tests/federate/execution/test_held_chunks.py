@@ -1,0 +1,92 @@
+"""What the clients of a chunk hold between rounds: stacked, until somebody reads a client."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from federation import federation, gap, go
+
+from fedcache.federate.execution.gram_states import Chunk, ClientStates
+from fedcache.federate.execution.state_table import StateTable
+
+
+def chunk(clients, value):
+    stacked = {"W": torch.full((len(clients), 2, 3), float(value)) + torch.arange(len(clients)).view(-1, 1, 1)}
+    return Chunk(tuple(clients), stacked, [{"W": stacked["W"][j]} for j in range(len(clients))])
+
+
+def entered(*clients):
+    states = ClientStates()
+    for c in clients:
+        states[c] = {"W": torch.zeros(2, 3)}
+    return states
+
+
+def test_the_same_clients_find_their_tensors_as_they_are():
+    states, held = entered(3, 5), chunk((3, 5), 1.0)
+    states.hold(held)
+    assert states.chunk([3, 5])["W"] is held.stacked["W"]
+    assert states.chunk([5, 3]) is None
+    assert states.chunk([3]) is None
+    states.hold(chunk((3, 5), 7.0))
+    assert [float(states[c]["W"].mean()) for c in (3, 5)] == [7.0, 8.0]
+
+
+@pytest.mark.parametrize("then", ["read", "write", "another chunk", "set", "delete", "move", "rest", "held"])
+def test_nothing_of_a_chunk_is_lost_whatever_comes_next(then):
+    states, held = entered(3, 5, 6, 7), chunk((3, 5), 1.0)
+    states.hold(held)
+    other = {"W": torch.full((2, 3), 9.0)}
+    {
+        "read": lambda: states[7],
+        "write": lambda: states.write(6, other),
+        "another chunk": lambda: states.hold(chunk((6, 7), 4.0)),
+        "set": lambda: states.__setitem__(6, other),
+        "delete": lambda: states.__delitem__(6),
+        "move": lambda: states.move({}),
+        "rest": lambda: states.rest(6),
+        "held": lambda: states.held(6),
+    }[then]()
+    assert [float(states[c]["W"].mean()) for c in (3, 5)] == [1.0, 2.0]
+    assert states.chunk([3, 5]) is None  # from here on their own tensors count
+    held.stacked["W"].zero_()
+    assert float(states[3]["W"].mean()) == 1.0  # copies
+
+
+def test_a_later_write_of_one_client_is_not_undone_by_the_chunk_before():
+    states = entered(3, 5)
+    states.hold(chunk((3, 5), 1.0))
+    states.write(5, {"W": torch.full((2, 3), 9.0)})
+    assert [float(states[c]["W"].mean()) for c in (3, 5)] == [1.0, 9.0]
+
+
+def test_only_tensors_that_have_their_memory_alone_are_held():
+    """A view would keep what it is cut from; a tensor that clients share has no place for each of them."""
+    for stacked in (torch.zeros(4, 2, 3)[:2], torch.zeros(2, 3, 2).mT, torch.zeros(1, 2, 3)):
+        states = entered(3, 5)
+        states.hold(Chunk((3, 5), {"W": stacked}, [{"W": torch.ones(2, 3)}, {"W": torch.ones(2, 3)}]))
+        assert states.chunk([3, 5]) is None
+        assert float(states[5]["W"].mean()) == 1.0
+
+
+def test_new_clients_and_those_in_a_file_are_written_at_once(tmp_path):
+    states = entered(3)
+    states.hold(chunk((3, 5), 1.0))
+    assert 5 in states
+    assert states.chunk([3, 5]) is None
+    states.move(StateTable(tmp_path / "table", 8, torch.device("cpu")))
+    states.hold(chunk((3, 5), 4.0))
+    assert states.chunk([3, 5]) is None
+    assert float(states[5]["W"].mean()) == 5.0
+    states.close()
+
+
+@pytest.mark.parametrize("participation", [None, 3])
+@pytest.mark.parametrize("method", ["fedpcl", "fedrep", "scaffold", "fst-cbdg"])
+def test_rounds_that_hold_chunks_are_those_that_read_every_client(method, participation):
+    """Scoring after every round reads all clients, which splits the chunk; without it one stays for all rounds."""
+    data, clients = federation()
+    how = {"rounds": 4, "participation": participation, "execution": "batched", "chunk": 64}
+    kept, read = (go(method, {}, data, clients, eval_every=n, **how) for n in (4, 1))
+    assert gap(kept.server, read.server) == 0.0
+    assert gap(dict(kept.states), dict(read.states)) == 0.0
