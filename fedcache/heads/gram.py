@@ -11,7 +11,7 @@ one tensor of coordinates [.., k + n, U]: k rows that each repeat c_j, then A; a
 It is exact for SGD; not for Adam, whose second moment depends on the coordinates.
 
 Inside, the client axis comes first and grid points last, (M, rows, U, G): one GEMM per client serves all points, and a
-step's gradient is an addition of whole rows.
+step's gradient is an addition of whole rows. In memory the last two change places from ``WIDE`` outputs on.
 """
 
 from __future__ import annotations
@@ -21,6 +21,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+WIDE = 64
+"""Outputs from which on those of a point lie together in memory: sums over them are then sums along rows. Few outputs
+are quicker with the points along rows."""
+
+
+def zeros(like: Tensor, clients: int, rows: int, outputs: int, points: int) -> Tensor:
+    """(M, R, U, G) in the order of memory that suits so many outputs."""
+    if outputs >= WIDE:
+        return like.new_zeros(clients, rows, points, outputs).mT
+    return like.new_zeros(clients, rows, outputs, points)
+
+
+def points_first(t: Tensor) -> bool:
+    """Whether [.., U, G] has the outputs of a point together in memory."""
+    return t.stride(-2) < t.stride(-1) and t.shape[-1] > 1
 
 
 @dataclass(frozen=True)
@@ -71,28 +87,34 @@ class GramBatch:
     def outputs(self, W: Tensor) -> Tensor:
         """The forward pass."""
         basis, B = self.basis, self._at.shape[1]
-        full = inner(W, basis.axes)
-        M, _, U, G = full.shape
-        k, R = basis.seen.shape[1:3]
+        full, seen = inner(W, basis.axes), basis.seen
+        swapped = points_first(full)
+        if swapped:
+            full, seen = full.mT, seen.mT
+        M, last = len(full), full.shape[2:]
+        k, R = seen.shape[1:3]
         n = basis.gram.shape[2]
         c, A = full[:, :k], full[:, k:]
         K = basis.gram.reshape(M * R, n).index_select(0, self._rows).view(M, B, n)
-        u = torch.bmm(K, A.reshape(M, n, U * G)).view(M, B, U, G)
+        u = torch.bmm(K, A.reshape(M, n, -1)).view(M, B, *last)
         for j in range(k):
-            rows = basis.seen[:, j].reshape(M * R, U, -1).index_select(0, self._rows).view(M, B, U, -1)
-            u.addcmul_(rows, c[:, j].unsqueeze(1))
-        return outer(u, basis.axes)
+            rows = seen[:, j].reshape(M * R, *seen.shape[3:]).index_select(0, self._rows)
+            u.addcmul_(rows.view(M, B, *seen.shape[3:]), c[:, j].unsqueeze(1))
+        return outer(u.mT if swapped else u, basis.axes)
 
-    def moved(self, du: Tensor) -> Tensor:
-        """The coordinates of dL/dW for dL/du [.., B, U]: its rows, added where they came from."""
+    def moved(self, du: Tensor, like: Tensor) -> Tensor:
+        """Coordinates of dL/dW for dL/du [.., B, U]: its rows, added where they came from; in memory as ``like``."""
         basis, B = self.basis, self._at.shape[1]
         d = inner(du, basis.axes)
-        M, _, U, G = d.shape
+        swapped = points_first(inner(like, basis.axes))
+        if swapped:
+            d = d.mT
+        M, last = len(d), d.shape[2:]
         k, n = basis.seen.shape[1:3]
-        out = d.new_zeros(M, k + n, U, G)
+        out = d.new_zeros(M, k + n, *last)
         rows = (self._first * (k + n) + k + self._at).flatten()
-        out.view(M * (k + n), U * G).index_add_(0, rows, d.reshape(M * B, U * G))
-        return outer(out, basis.axes)
+        out.view(M * (k + n), -1).index_add_(0, rows, d.reshape(M * B, -1))
+        return outer(out.mT if swapped else out, basis.axes)
 
 
 class _Outputs(torch.autograd.Function):
@@ -101,8 +123,9 @@ class _Outputs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, W: Tensor, span: GramBatch) -> Tensor:
         ctx.span = span
+        ctx.save_for_backward(W)
         return span.outputs(W)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.span.moved(grads[0]), None
+        return ctx.span.moved(grads[0], *ctx.saved_tensors), None

@@ -34,7 +34,7 @@ from fedcache.federate.execution.gram_states import GramMatrices, KeptCoordinate
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache, Sent, split
 from fedcache.federate.execution.memory_estimate import GRID_SET, WORKING_SET, ExecutionPlan, Load, free_memory
 from fedcache.federate.trust.pipeline import UploadPipeline
-from fedcache.heads.gram import GramBasis, GramBatch, inner, outer
+from fedcache.heads.gram import GramBasis, GramBatch, inner, outer, zeros
 from fedcache.heads.linear import Tree
 
 GRAM_SHARE = 0.25
@@ -93,7 +93,8 @@ class ChunkBases:
             self.seen.append(self.grams.forward(self.clients, base))
         else:
             own = [self.grams.forward([c], b)[0] for c, b in zip(self.clients, base, strict=True)]
-            out = own[0].new_zeros(len(own), *own[0].shape)
+            longest, U, G = own[0].shape
+            out = zeros(own[0], len(own), longest, U, G)
             for to, part in zip(out, own, strict=True):
                 to[: len(part)] = part
             self.seen.append(out)
@@ -102,7 +103,7 @@ class ChunkBases:
     def unit(self, number: int, bases: int, points: int) -> Tensor:
         """The coordinates of basis ``number`` itself: c = 1, A = 0."""
         M, n, U = self.seen[0].shape[:3]
-        out = self.seen[0].new_zeros(M, bases + n, U, points)
+        out = zeros(self.seen[0], M, bases + n, U, points)
         out[:, number] = 1.0
         return outer(out, self.axes)
 
@@ -336,7 +337,7 @@ class Gram(Batched):
 def _padded(parts: Sequence[Sequence[Tensor]], rows: int) -> Tensor:
     """[point][client] tensors [r, U] -> (M, rows, U, G), zero past each client's rows."""
     first = parts[0][0]
-    out = first.new_zeros(len(parts[0]), rows, first.shape[1], len(parts))
+    out = zeros(first, len(parts[0]), rows, first.shape[1], len(parts))
     for g, of_point in enumerate(parts):
         for j, part in enumerate(of_point):
             out[j, : len(part), :, g] = part

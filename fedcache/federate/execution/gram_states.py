@@ -18,7 +18,7 @@ from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.stored_rows import Features
 from fedcache.federate.execution.cache import SameObject
 from fedcache.federate.execution.state_table import StateTable
-from fedcache.heads.gram import GramBasis, GramBatch
+from fedcache.heads.gram import WIDE, GramBasis, GramBatch, points_first
 from fedcache.heads.linear import Tree
 
 FIRST = ("W", "P.W")
@@ -120,34 +120,40 @@ class GramMatrices:
     def forward(self, clients: Sequence[int], base: Tensor) -> Tensor:
         """X B' [M, n, U, G] of each client for bases [G, U, D] that clients share."""
         G, U, D = base.shape
-        flat = base.permute(1, 0, 2).reshape(U * G, D)  # columns in the inner order (U, G)
-        longest = max(self.n[c] for c in clients)
-        out = self.packed.new_zeros(len(clients), longest, U * G)
+        M, longest = len(clients), max(self.n[c] for c in clients)
+        swapped = U >= WIDE
+        flat = base.reshape(G * U, D) if swapped else base.permute(1, 0, 2).reshape(U * G, D)
+        last = (G, U) if swapped else (U, G)
         block = self.block(clients)
         if block is not None:
             u = _thin_product(flat, block) if thin(len(flat)) else block @ flat.mT
-            if len(u) == len(clients) * longest:
-                return u.reshape(len(clients), longest, U, G)
+            if len(u) == M * longest:
+                out = u.reshape(M, longest, *last)
+                return out.mT if swapped else out
             parts = torch.split(u, [self.n[c] for c in clients])
         else:
             parts = tuple(self.of(c) @ flat.mT for c in clients)
+        out = self.packed.new_zeros(M, longest, *last)
         for to, part in zip(out, parts, strict=True):
-            to[: len(part)] = part
-        return out.view(len(clients), longest, U, G)
+            to[: len(part)] = part.view(-1, *last)
+        return out.mT if swapped else out
 
     def back(self, clients: Sequence[int], A: Tensor, weights: Sequence[float]) -> Tensor:
         """sum_m w_m A_m' X_m [G, U, D] for A [M, n, U, G]."""
-        M, _, U, G = A.shape
+        swapped = points_first(A)
+        A = A.mT if swapped else A
+        M, _, first, second = A.shape
         scaled = A.flatten(2) * A.new_tensor(weights).view(M, 1, 1)
         cut = [scaled[m, : self.n[c]] for m, c in enumerate(clients)]
         block = self.block(clients)
         if block is not None:
             total = torch.cat(cut).mT @ block
         else:
-            total = A.new_zeros(U * G, self.packed.shape[1])
+            total = A.new_zeros(first * second, self.packed.shape[1])
             for part, c in zip(cut, clients, strict=True):
                 total.addmm_(part.mT, self.of(c))
-        return total.view(U, G, -1).permute(1, 0, 2)
+        total = total.view(first, second, -1)
+        return total if swapped else total.permute(1, 0, 2)
 
 
 def _thin_product(flat: Tensor, rows: Tensor) -> Tensor:
