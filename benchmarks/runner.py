@@ -42,6 +42,7 @@ def in_process(family: str) -> list[Row]:
         out = Path(folder) / "rows.json"
         places = os.pathsep.join(p for p in (str(HERE.parent), os.environ.get("PYTHONPATH", "")) if p)
         env = {**os.environ, "OMP_NUM_THREADS": "1", "FEDCACHE_HOME": str(Path(folder) / "home"), "PYTHONPATH": places}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its compiled files
         words = [sys.executable, "-m", "benchmarks", "--family", family, "--out", str(out)]
         try:
             done = subprocess.run(words, env=env, check=False, stderr=subprocess.PIPE, text=True, timeout=LIMIT)

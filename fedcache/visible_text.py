@@ -24,6 +24,8 @@ def visible(text: str, *, lines: bool = False) -> str:
     >>> visible("two\nlines"), visible("two\nlines", lines=True)
     ('two\\x0alines', 'two\nlines')
     """
+    if text.isascii() and text.isprintable():  # nearly all texts
+        return text
     return (_HIDDEN if lines else _HIDDEN_IN_LINE).sub(_number, text)
 
 

@@ -68,6 +68,18 @@ class StoredRun:
         """Its method's name."""
         return str(self.result["method"])
 
+    @cached_property
+    def facts(self) -> dict[str, str]:
+        """See the function ``facts``; pages ask for those of every run many times."""
+        r = self.result
+        made = {"method": self.method, "backbones": " + ".join(map(str, r["backbones"]))}
+        made |= {k: str(r[k]) for k in _IDENTITY if k in r}
+        scored = [one["round"] for one in r["accuracy"].get("per_round", ())]
+        made["eval_every"] = str(scored[0]) if len(scored) > 1 else "0"
+        made |= {f"set.{k}": value_words(v) for k, v in r["hyperparameters"].items()}
+        made |= {f"trust.{k}": value_words(v) for k, v in r.get("trust", {}).items() if not isinstance(v, dict | list)}
+        return made
+
     @property
     def digest(self) -> str:
         """The name of its directory."""
@@ -339,15 +351,8 @@ def _open(path: Path) -> StoredRun | LeftOut:
 
 
 def facts(entry: StoredRun) -> dict[str, str]:
-    """What a run was asked to do, as words: method, backbones, partition, every hyperparameter."""
-    r = entry.result
-    made = {"method": entry.method, "backbones": " + ".join(map(str, r["backbones"]))}
-    made |= {k: str(r[k]) for k in _IDENTITY if k in r}
-    scored = [one["round"] for one in r["accuracy"].get("per_round", ())]
-    made["eval_every"] = str(scored[0]) if len(scored) > 1 else "0"
-    made |= {f"set.{k}": value_words(v) for k, v in r["hyperparameters"].items()}
-    made |= {f"trust.{k}": value_words(v) for k, v in r.get("trust", {}).items() if not isinstance(v, dict | list)}
-    return made
+    """What a run was asked to do, as words: method, backbones, partition, every hyperparameter. Not to be changed."""
+    return entry.facts
 
 
 def value_words(value: object) -> str:

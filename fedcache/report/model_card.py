@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scipy import stats
+import scipy
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
@@ -142,7 +142,7 @@ def accuracy_lines(
         if correct is None or rows is None or abs(correct - round(correct)) > 1e-6:
             lines.append(f"Seed {seed}: {100 * value:.2f} %, {over}.")
             continue
-        ci = stats.binomtest(round(correct), rows).proportion_ci(LEVEL, method="wilson")
+        ci = scipy.stats.binomtest(round(correct), rows).proportion_ci(LEVEL, method="wilson")
         lines.append(
             f"Seed {seed}: {100 * value:.2f} %, {over} ({rows:,}); 95 % Wilson interval {100 * ci.low:.2f} to "
             f"{100 * ci.high:.2f} %."

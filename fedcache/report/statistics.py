@@ -2,6 +2,8 @@
 
 Values of one treatment in several blocks (seeds, clients, settings) are paired by block. Nothing here depends on the
 order of the blocks: what is resampled is sorted first.
+
+``scipy.stats`` takes most of a second to import; scipy imports it when it is first asked for, which few pages do.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 TESTS = ("wilcoxon", "ttest")
 LEAST_BLOCKS = 3
@@ -44,7 +47,7 @@ def interval(values: Floats, level: float) -> tuple[float, float] | None:
     if count < FEW_BLOCKS:
         mean, half = float(values.mean()), student_half(values, level)
         return mean - half, mean + half
-    found = stats.bootstrap(
+    found = scipy.stats.bootstrap(
         (np.sort(values),),
         np.mean,
         n_resamples=RESAMPLES,
@@ -65,7 +68,7 @@ def student_half(values: Floats, level: float) -> float:
 @lru_cache(maxsize=256)
 def student_quantile(level: float, freedom: int) -> float:
     """The t beyond which 1 - level lies on both sides together."""
-    return float(stats.t.ppf(0.5 + level / 2, freedom))
+    return float(stdtrit(freedom, 0.5 + level / 2))
 
 
 def interval_words(count: int) -> str:
@@ -92,8 +95,8 @@ def p_value(test: str, differences: Floats) -> float | None:
     if not d.any():
         return 1.0
     if test == "wilcoxon":
-        return float(stats.wilcoxon(d).pvalue)
-    return None if constant(d) else float(stats.ttest_1samp(d, 0.0).pvalue)
+        return float(scipy.stats.wilcoxon(d).pvalue)
+    return None if constant(d) else float(scipy.stats.ttest_1samp(d, 0.0).pvalue)
 
 
 def holm(found: Sequence[float | None]) -> list[float | None]:
@@ -110,7 +113,14 @@ def holm(found: Sequence[float | None]) -> list[float | None]:
 
 def mean_ranks(values: Floats) -> Floats:
     """Mean rank over blocks of [T, B] values as [T]; 1 is the highest value, equals share the mean of their ranks."""
-    return np.asarray(stats.rankdata(-np.round(values, DIGITS), axis=0).mean(1), np.float64)
+    return np.asarray(np.mean([_ranks(block) for block in -np.round(values, DIGITS).T], 0), np.float64)
+
+
+def _ranks(values: Floats) -> Floats:
+    """Ranks of [T] values from 1 for the smallest; equals share the mean of theirs."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Floats = (np.cumsum(count) - (count - 1) / 2.0)[place]
+    return ranks
 
 
 def friedman(values: Floats) -> tuple[float, float]:
@@ -118,7 +128,7 @@ def friedman(values: Floats) -> tuple[float, float]:
     rounded = np.round(values, DIGITS)
     if not np.ptp(rounded, axis=0).any():  # all tied in every block: 0/0
         return 0.0, 1.0
-    found = stats.friedmanchisquare(*rounded)
+    found = scipy.stats.friedmanchisquare(*rounded)
     return float(found.statistic), float(found.pvalue)
 
 
@@ -128,7 +138,7 @@ def critical_difference(treatments: int, blocks: int, level: float) -> float:
     CD = q_alpha sqrt(k (k + 1) / (6 N)), where q_alpha is the studentized range of k groups and infinitely many degrees
     of freedom, divided by sqrt(2).
     """
-    q = float(stats.studentized_range.ppf(level, treatments, np.inf)) / math.sqrt(2)
+    q = float(scipy.stats.studentized_range.ppf(level, treatments, np.inf)) / math.sqrt(2)
     return q * math.sqrt(treatments * (treatments + 1) / (6 * blocks))
 
 

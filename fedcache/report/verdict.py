@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
-from scipy import stats
 
 from fedcache.report.caution_words import unlike_tests
 from fedcache.report.drawing import percent, size
@@ -169,7 +169,7 @@ def _student(values: Floats, level: float, over: str) -> Estimate | None:
 
 
 def _normal(level: float) -> float:
-    return float(stats.norm.ppf(0.5 + level / 2))
+    return NormalDist().inv_cdf(0.5 + level / 2)
 
 
 def verdict(title: str, named: Named, score: str) -> Verdict:
