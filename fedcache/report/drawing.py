@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from xml.etree import ElementTree
 
 from fedcache.errors import UsageError, closest
@@ -101,6 +101,7 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> s
     """
     import matplotlib
     from cycler import cycler
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     told: dict[str, tuple[list[str], str | Sequence[str]]] = {}
@@ -127,8 +128,12 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> s
     with warnings.catch_warnings(), matplotlib.rc_context(style):
         # A script that the font lacks is measured as boxes here and drawn by the browser's own fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(WIDTH, height), dpi=72, layout="constrained")
+        FigureCanvasSVG(figure)
         fill(figure.add_subplot(), marks)
+        # Laid out here and no more by savefig, which would draw everything once for it.
+        cast(Any, figure.get_layout_engine()).execute(figure)
+        figure.set_layout_engine(None)
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return _themed(buffer.getvalue(), ident, told, says)
 

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from fedcache.errors import FedcacheError, StoreError, UsageError
-from fedcache.extract.planning.image_places import ImagePlaces
+from fedcache.extract.planning.find_images import ImagePlaces, read_images
 from fedcache.models.measures import Mistake, Mistakes
 from fedcache.models.request import ModelOptions
 from fedcache.progress import Silent
@@ -146,8 +146,6 @@ def gallery(ident: str, label: str, mistakes: Mistakes, on: tuple[str, str], pla
     """
     if not mistakes.most:
         return []
-    from fedcache.extract.planning.find_images import read_images  # with all that opens datasets
-
     images = read_images(Store.open(mistakes.store), [m.row for m in mistakes.most], places)
     shown = tuple(
         Thumbnail(thumbnail_uri(images[m.row]), m, f"{percent(m.probability)} %")

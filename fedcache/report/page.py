@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import FedcacheError, MachineError, UsageError
-from fedcache.extract.planning.image_places import ImagePlaces
+from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.progress import Observer, Silent
 from fedcache.report.drawing import need_matplotlib, short
 from fedcache.report.figures import data, grids

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedcache.errors import UsageError
 from fedcache.extract.inputs import IMAGES
-from fedcache.extract.planning.image_places import ImagePlaces
+from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.report.caution_words import caution_lines
 from fedcache.report.comparison_output import caption, differences, sentences
 from fedcache.report.drawing import Plot

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import FedcacheError, StoreError
+from fedcache.extract.planning.find_store import more_features
 from fedcache.parsing import parse_toml
 from fedcache.store.store import Store
 from fedcache.store.text_features import find_text, text_of_array
@@ -48,8 +49,6 @@ def check_text(store: Store, key: str) -> None:
     current = find_text(store.manifest, name, None, None)
     if current is None or current is text_of_array(store.manifest, key):
         return
-    from fedcache.extract.planning.find_store import more_features  # with all that opens datasets
-
     made, read = (str(of.get("weights"))[:12] for of in (current["meta"], recipe))
     raise StoreError(
         f"The text features of {name} were made with weights {made}, those of the images ({key}) with {read}.",
