@@ -233,7 +233,11 @@ def test_a_command_that_handles_no_signal_ends_with_130_by_either(
 
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(runs, "listed", lambda *_: signal.raise_signal(number))
-    done = fedcache("runs", "list")
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # by shells, of what they run in the background
+    try:
+        done = fedcache("runs", "list")
+    finally:
+        signal.signal(signal.SIGINT, ignored)
     assert done.code == Exit.INTERRUPTED
     assert "Traceback" not in done.err
     assert signal.getsignal(signal.SIGTERM) is before
