@@ -79,7 +79,7 @@ class Head:
 
 
 class _Unit(torch.autograd.Function):
-    """``normalize`` over the last axis, with its gradient (g - z (z . g)) / |x| in a third of autograd's operations."""
+    """``normalize`` over the last axis, with its gradient, (g - z (z . g)) / |x|, in four operations."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
