@@ -43,9 +43,7 @@ def measured(made: Any, method: str, settings: dict[str, Any], rounds: int, **ho
     before = status("VmRSS")
     out = made.ours(method, settings, rounds=rounds, **how)
     peak = status("VmHWM") - before
-    held = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for c in out.states for t in out.states.held(c)
-    }
+    held = {t.data_ptr(): t.nbytes for c in out.states for t in out.states.held(c)}  # several share one memory block
     rows = [len(c.train) for c in made.clients]
     packed = sum(rows) * made.data.x.shape[2] * 4 + sum(n * n * 4 for n in rows) if out.execution == "gram" else 0
     return {

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 GRACE = 2.0
 """Seconds that a process has to put things in order after it was told to stop at once."""
@@ -150,10 +150,22 @@ def keep_freed_memory() -> bool:
     Returns:
         whether the allocator could be told: only glibc can. Elsewhere it is slower, not wrong.
     """
+    mallopt = _of_glibc("mallopt")
+    return mallopt is not None and bool(mallopt(M_MMAP_THRESHOLD, MOST)) and bool(mallopt(M_TRIM_THRESHOLD, MOST))
+
+
+def return_freed_memory() -> None:
+    """Give the kernel back what this process has freed until now; a few milliseconds. Only glibc can be told."""
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """A function of the C library; None where it has no such function."""
     import ctypes  # every command imports this module, and few call this
 
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        return cast(Callable[..., int], getattr(ctypes.CDLL(None), name))
     except (AttributeError, OSError, TypeError):
-        return False
-    return bool(mallopt(M_MMAP_THRESHOLD, MOST)) and bool(mallopt(M_TRIM_THRESHOLD, MOST))
+        return None

@@ -210,3 +210,11 @@ def test_memory_is_kept_only_where_the_c_library_can(monkeypatch):
     assert asked[:2] == [(-3, 2**31 - 1), (-1, 2**31 - 1)], "as malloc.h names them: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD"
     monkeypatch.setattr("ctypes.CDLL", lambda _name: SimpleNamespace())
     assert process.keep_freed_memory() is False
+    process.return_freed_memory()  # does nothing there
+
+
+def test_freed_memory_is_returned_by_glibc_alone(monkeypatch):
+    asked = []
+    monkeypatch.setattr("ctypes.CDLL", lambda _name: SimpleNamespace(malloc_trim=asked.append))
+    process.return_freed_memory()
+    assert asked == [0]

@@ -33,9 +33,11 @@ from fedcache.federate.execution.cache import SameObject
 from fedcache.federate.execution.gram_states import GramMatrices, KeptCoordinates, is_first, restore
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache, Sent, split
 from fedcache.federate.execution.memory_estimate import GRID_SET, WORKING_SET, ExecutionPlan, Load, free_memory
+from fedcache.federate.execution.tensor_blocks import TensorBlocks
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.gram import GramBasis, GramBatch, inner, outer, zeros
 from fedcache.heads.linear import Tree
+from fedcache.process import return_freed_memory
 
 GRAM_SHARE = 0.25
 """Of the memory that is free when a run starts, what Gram matrices and the packed rows may take."""
@@ -140,6 +142,7 @@ class Gram(Batched):
         self.grams = (batch.cache or GridCache()).grams(batch.points[0])
         for point, snapshot in zip(batch.points, snapshots, strict=False):
             restore(point.states, snapshot, self.grams)
+        self._begun = False  # whether a round was trained
 
     @classmethod
     def serves(cls, method: Method, hp: Hp, load: Load) -> str:
@@ -192,6 +195,9 @@ class Gram(Batched):
         self.fit_chunks([c for c in order if c not in self.grams.n], self.batch.plan.rest, down, pipeline, sent)
         for start in range(0, len(few), self.batch.plan.chunk):
             self._fit_in_coordinates(few[start : start + self.batch.plan.chunk], down, pipeline, sent)
+        if not self._begun:  # most clients enter in the first round, by full maps between what stays of them
+            return_freed_memory()
+            self._begun = True
 
     def _fit_in_coordinates(
         self, order: Sequence[int], down: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]
@@ -314,7 +320,8 @@ class Gram(Batched):
                     continue
                 tree = point.states[c] if c in point.states else entered[g][c]
                 maps = tuple(SameObject(t) for n, t in sorted(tree.items()) if is_first(n))
-                others, kept = _begin(self.grams, c, tree, twins.get(maps), point.states.kept.get(order[0]))
+                before = point.states.kept.get(order[0])
+                others, kept = _begin(self.grams, c, tree, twins.get(maps), before, point.states.blocks)
                 twins[maps] = kept
                 point.states.keep(c, others, kept, self.grams)
 
@@ -350,6 +357,7 @@ def _begin(
     tree: Mapping[str, Tensor],
     twin: KeptCoordinates | None,
     before: KeptCoordinates | None,
+    blocks: TensorBlocks,
 ) -> tuple[Tree, KeptCoordinates]:
     """A client's maps become bases, shared in memory with those that began with the same ones.
 
@@ -359,6 +367,7 @@ def _begin(
         tree: what it holds.
         twin: the same client of a point that began with the same tensors.
         before: another client of this point.
+        blocks: where bases and their products are kept.
 
     Returns:
         the tensors that are no map, and the maps as coordinates.
@@ -370,8 +379,9 @@ def _begin(
             bases.append(twin.bases[j])
             seen.append(twin.seen[j])
             continue
-        bases.append(before.bases[j] if before is not None and torch.equal(before.bases[j], t) else t)
-        seen.append(grams.of(client) @ bases[-1].mT)
+        shared = before is not None and torch.equal(before.bases[j], t)
+        bases.append(before.bases[j] if before is not None and shared else blocks.copy(t))
+        seen.append(blocks.copy(grams.of(client) @ bases[-1].mT))
     k, n = len(maps), grams.n[client]
     coords = {}
     for j, (name, t) in enumerate(maps.items()):

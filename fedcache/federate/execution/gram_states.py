@@ -18,6 +18,7 @@ from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.stored_rows import Features
 from fedcache.federate.execution.cache import SameObject
 from fedcache.federate.execution.state_table import StateTable
+from fedcache.federate.execution.tensor_blocks import TensorBlocks, same_outline
 from fedcache.heads.gram import WIDE, GramBasis, GramBatch, points_first
 from fedcache.heads.linear import Tree
 
@@ -208,6 +209,7 @@ class ClientStates(MutableMapping[int, Tree]):
         self._trees: MutableMapping[int, Tree] = {}
         self._written: set[int] = set()  # clients whose tensors nobody else has
         self._chunk: Chunk | None = None  # newer than what ``_trees`` has of its clients
+        self.blocks = TensorBlocks()
         self.kept: dict[int, KeptCoordinates] = {}
         self.grams: GramMatrices | None = None
 
@@ -299,30 +301,40 @@ class ClientStates(MutableMapping[int, Tree]):
         return {**maps, **self._trees[client]}
 
     def keep(self, client: int, rest: Tree, kept: KeptCoordinates, grams: GramMatrices) -> None:
-        """Hold a client as coordinates and the rest."""
+        """Hold a client as a copy of its coordinates and of the rest; bases and their products as they are."""
         self._settle()
-        self._trees[client], self.kept[client], self.grams = rest, kept, grams
-        self._written.discard(client)
+        self._trees[client], self.grams = self.blocks.copy_tree(rest), grams
+        self.kept[client] = replace(kept, coords=self.blocks.copy_tree(kept.coords))
+        self._written.add(client)
 
     def write(self, client: int, tree: Tree, coords: Tree | None = None) -> None:
         """Hold a copy of the tensors, and of the coordinates for a client that is kept in them.
 
-        It takes the place of the one before: many small blocks, made anew every round among the temporaries of
-        training, would leave holes that nothing fits into.
+        It takes the place of the one before where that has the same shapes.
         """
         self._settle()
         mine = client in self._written
         if self.table is not None:
             self._trees[client] = tree
         else:
-            self._trees[client] = copy_tree(tree, self._trees[client] if mine else None)
+            self._trees[client] = self._copied(tree, self._trees[client] if mine else None)
         if coords is None:
             self.kept.pop(client, None)
         else:
             old = self.kept[client]
-            self.kept[client] = replace(old, coords=copy_tree(coords, old.coords if mine else None))
+            self.kept[client] = replace(old, coords=self._copied(coords, old.coords if mine else None))
         if self.table is None:
             self._written.add(client)
+
+    def _copied(self, tree: Tree, into: Tree | None) -> Tree:
+        """A copy, in the memory of ``into`` where that has the same names, shapes and dtypes."""
+        if into is None:
+            return self.blocks.copy_tree(tree)
+        if not same_outline(tree, into):  # a block would keep its old place for as long as its neighbours
+            return {k: t.clone(memory_format=torch.contiguous_format) for k, t in tree.items()}
+        for k, t in tree.items():
+            into[k].copy_(t)
+        return into
 
     def __setitem__(self, client: int, tree: Tree) -> None:
         self._settle()
@@ -363,7 +375,7 @@ def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices
         if key.startswith(("coords/", "base/")):
             place, number, name = key.split("/", 2)
             if place == "coords":
-                coords.setdefault(int(number), {})[name] = t.clone()
+                coords.setdefault(int(number), {})[name] = t  # ``keep`` copies it
             else:
                 bases.setdefault(int(number), {})[int(name)] = t.clone()
     known: list[Tensor] = []
@@ -376,13 +388,3 @@ def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices
         rest = {n: t for n, t in states[client].items() if n not in coords[client]}
         made = KeptCoordinates(coords[client], own, [grams.of(client) @ b.mT for b in own])
         states.keep(client, rest, made, grams)
-
-
-def copy_tree(tree: Tree, into: Tree | None = None) -> Tree:
-    """A copy in memory of its own, or in that of ``into`` where names, shapes and dtypes are the same."""
-    shapes = {k: (t.shape, t.dtype) for k, t in tree.items()}
-    if into is None or shapes != {k: (t.shape, t.dtype) for k, t in into.items()}:
-        return {k: t.clone(memory_format=torch.contiguous_format) for k, t in tree.items()}
-    for k, t in tree.items():
-        into[k].copy_(t)
-    return into

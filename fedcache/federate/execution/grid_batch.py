@@ -24,7 +24,7 @@ from fedcache.federate.engine.method import numel
 from fedcache.federate.engine.outcome import RoundTraffic
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.cache import POOLED, LruCache, SameObject
-from fedcache.federate.execution.gram_states import Chunk, GramMatrices, copy_tree
+from fedcache.federate.execution.gram_states import Chunk, GramMatrices
 from fedcache.federate.execution.memory_estimate import ExecutionPlan
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.federate.trust.update_validation import all_bounded, is_bounded
@@ -143,7 +143,10 @@ class GridBatch:
         return points[0] if self.axes == 1 else {k: torch.stack([p[k] for p in points]) for k in points[0]}
 
     def enter(self, down: Tree, new: Sequence[int]) -> list[dict[int, Tree]]:
-        """What clients hold that take part for the first time, per point; ``new`` keeps the order of falling rows."""
+        """What clients hold that take part for the first time, per point; ``new`` keeps the order of falling rows.
+
+        The tensors are views of those of all of them.
+        """
         first = self.points[0]
         state = first.method.enter(down, first.rows(new, self.axes), self.ctx(new)) if new else {}
         if not state:
@@ -151,7 +154,7 @@ class GridBatch:
         # Tensors without an axis of points are equal for all: the first point's are made, and the others share them.
         differing = {k: t for k, t in state.items() if t.shape[0] > 1}
         made = [
-            {c: copy_tree(split(self.of_point(own, g), j, self.rows_of(c))) for j, c in enumerate(new)}
+            {c: split(self.of_point(own, g), j, self.rows_of(c)) for j, c in enumerate(new)}
             for g, own in enumerate([state] + [differing] * (len(self.points) - 1))
         ]
         return [{c: {**made[0][c], **tree} for c, tree in point.items()} for point in made]
