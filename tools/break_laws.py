@@ -107,7 +107,7 @@ TABLE = (
       "self.states.update({c: dict(state) for c in range(len(self.training_clients))})", "solo and sequential"),
     B("who_is_not_sampled_sends_nothing_and_keeps_its_state", "a stacked state reaches the next client too",
       GRAM_STATES,
-      "self._trees[client] = copy_tree(", "self._trees[(client + 1) % 4] = self._trees[client] = copy_tree(",
+      "self._trees[client] = self._copied(", "self._trees[(client + 1) % 4] = self._trees[client] = self._copied(",
       "solo and batched"),
     B("who_is_not_sampled_sends_nothing_and_keeps_its_state", "the broadcast is charged to everybody", ROUNDS,
       "self.traffic.down[c] += got + text", "self.traffic.down += got", "fedavg"),
