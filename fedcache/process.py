@@ -7,6 +7,7 @@ with 100 classes.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -140,6 +141,17 @@ def end_at_once() -> None:
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(INTERRUPTED)
+
+
+@contextmanager
+def seldom_collected() -> Iterator[None]:
+    """Look for unreachable cycles after 100,000 new objects instead of 700: a tenth of the time of many small ones."""
+    before = gc.get_threshold()
+    gc.set_threshold(max(before[0], 100_000) if before[0] else 0, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def keep_freed_memory() -> bool:

@@ -13,6 +13,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.config import Home
 from fedcache.errors import Exit
 from fedcache.extract.planning.find_images import ImagePlaces
+from fedcache.process import seldom_collected
 from fedcache.report.page import write_report
 
 RunQuery = Annotated[
@@ -67,9 +68,11 @@ def report(
     Example: fedcache report -o report.html
     """
     places = ImagePlaces(Home.from_environment(), pairs(data, "--data")) if with_images else None
-    made = write_report(
-        runs or [], out, runs_directory(root), title=title, embed=embed, score=score, images=places, observer=observer
-    )
+    root = runs_directory(root)
+    with seldom_collected():
+        made = write_report(
+            runs or [], out, root, title=title, embed=embed, score=score, images=places, observer=observer
+        )
     lines = [f"{made.path}: {made.runs} runs, {made.bytes / 1e6:.2f} MB."]
     if with_images:
         held = f"{made.images} of {made.mistakes} images of mistakes" if made.mistakes else "no image of mistakes"

@@ -11,10 +11,9 @@ from typing import Any
 
 from fedcache.config import TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
-from fedcache.parsing import parse_toml
 from fedcache.report.find_runs import LeftOut, StoredRun, every_run, facts
 from fedcache.report.run_names import labels, setting_name
-from fedcache.runs.directory import PLACES, bytes_of_models
+from fedcache.runs.directory import PLACES, bytes_of_models, train_table
 from fedcache.runs.remembered import usual_run, usual_settings
 from fedcache.runs.running import is_running
 from fedcache.runs.score import SCORES, score_of
@@ -85,7 +84,7 @@ def state_of(one: StoredRun | LeftOut) -> str:
 def _entry(one: StoredRun | LeftOut) -> dict[str, Any]:
     common = {"name": one.path.name, "path": str(one.path), "state": state_of(one), "tags": _tags(one.path)}
     if isinstance(one, LeftOut):
-        asked = asked_of(one.path)
+        asked = train_table(one.path)
         backbones, store = list(asked.get("backbones", ())), str(asked.get("store", ""))
         return {
             **common,
@@ -111,15 +110,6 @@ def _entry(one: StoredRun | LeftOut) -> dict[str, Any]:
     }
 
 
-def asked_of(folder: Path) -> dict[str, Any]:
-    """The table ``[train]`` of a run's ``config.toml``; {} where that cannot be read."""
-    try:
-        table = parse_toml((folder / "config.toml").read_text(encoding="utf-8"))["train"]
-    except (OSError, ValueError, KeyError):
-        return {}
-    return dict(table) if isinstance(table, Mapping) else {}
-
-
 def finished_run(name: str, root: Path) -> StoredRun:
     """The one finished run of a name. Raises UsageError for none and several, as the run's own error for one that is
     not whole.
@@ -140,7 +130,7 @@ def set_apart(entry: StoredRun) -> list[dict[str, str]]:
         usual, own = usual_settings(method, preset), usual_run(method)
     except FedcacheError:  # a method of somebody's own that is not here: nothing to compare with
         usual, own = {}, {}
-    asked = asked_of(entry.path)
+    asked = train_table(entry.path)
     for item in fields(TrainConfig):
         if item.name in asked and item.name not in NO_SETTING and item.name != "preset":
             default = own.get(item.name, item.default)
@@ -174,7 +164,7 @@ def figures_of(entry: StoredRun) -> dict[str, float | None]:
 
 def settings_of(entry: StoredRun) -> dict[str, str]:
     """Everything that was asked of a run, as words."""
-    r, asked = entry.result, asked_of(entry.path)
+    r, asked = entry.result, train_table(entry.path)
     made = {"dataset": f"{r['dataset']['slug']} {r['dataset']['digest'][:8]}", "features": " ".join(r["arrays"])}
     made |= {"partition": f"{setting_name(entry).partition(', ')[2]} {r['partition']['digest'][:8]}"}
     made |= {key: _said(value) for key, value in asked.items() if key not in NO_SETTING}

@@ -16,6 +16,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -194,10 +195,28 @@ def file_digest(name: str, raw: bytes) -> str:
     if name != "config.toml":
         return sha256_hex(raw)
     try:
-        table = parse_toml(raw.decode())["train"]
+        table = config_table(raw.decode())
         return digest_of({key: value for key, value in table.items() if key not in PLACES})
     except (ValueError, KeyError, AttributeError, TypeError):
         return sha256_hex(raw)
+
+
+@lru_cache(maxsize=1024)
+def config_table(text: str) -> Mapping[str, Any]:
+    """The ``[train]`` table of a ``config.toml`` with that text, not to be changed: a report asks twice for each run.
+
+    Raises ValueError, KeyError or TypeError for what is no such file.
+    """
+    table: Mapping[str, Any] = parse_toml(text)["train"]
+    return table
+
+
+def train_table(run: Path) -> dict[str, Any]:
+    """The ``[train]`` table that made the run in a directory; {} when it is not readable."""
+    try:
+        return dict(config_table((run / "config.toml").read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def is_of_run(name: str) -> bool:

@@ -8,18 +8,9 @@ from typing import Any
 
 from fedcache.errors import FedcacheError, StoreError
 from fedcache.extract.planning.find_store import more_features
-from fedcache.parsing import parse_toml
+from fedcache.runs.directory import train_table
 from fedcache.store.store import Store
 from fedcache.store.text_features import find_text, text_of_array
-
-
-def train_table(run: Path) -> dict[str, Any]:
-    """The ``[train]`` table that made the run in a directory; {} when it is not readable."""
-    try:
-        table: dict[str, Any] = parse_toml((run / "config.toml").read_text(encoding="utf-8"))["train"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return table
 
 
 def store_behind(run: Path, result: Mapping[str, Any]) -> Store | None:

@@ -17,7 +17,8 @@ from fedcache.models.evaluate import LabelledRows
 from fedcache.models.predictor import array_keys
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs.client_stores import open_clients
-from fedcache.runs.origin import store_behind, train_table
+from fedcache.runs.directory import train_table
+from fedcache.runs.origin import store_behind
 from fedcache.runs.partitions import load_partition
 from fedcache.runs.predict_run import result_of
 from fedcache.store.content import row_digests

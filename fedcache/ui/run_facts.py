@@ -20,8 +20,8 @@ from fedcache.report.find_runs import StoredRun, value_words
 from fedcache.report.run_names import setting_name
 from fedcache.report.run_origin import command_of
 from fedcache.runs.choice import choice_value, validation_value
-from fedcache.runs.directory import WRITTEN, check_files, has_model, measured_of, read_result, rounds_of
-from fedcache.runs.origin import store_behind, train_table
+from fedcache.runs.directory import WRITTEN, check_files, has_model, measured_of, read_result, rounds_of, train_table
+from fedcache.runs.origin import store_behind
 from fedcache.runs.run import is_claimed
 from fedcache.runs.running import is_running
 from fedcache.runs.score import score_of

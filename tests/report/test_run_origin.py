@@ -14,7 +14,8 @@ from fedcache.federate.methods import METHODS
 from fedcache.report.find_runs import StoredRun, gather
 from fedcache.report.page import recipes_of
 from fedcache.report.run_origin import RunStore, command_of, store_of_run
-from fedcache.runs.origin import store_behind, train_table
+from fedcache.runs.directory import train_table
+from fedcache.runs.origin import store_behind
 
 DEALT = {"scheme": "dirichlet", "name": "", "args": {"alpha": 0.5, "clients": 3, "least": None}, "seed": 0,
          "digests": ["p"]}  # fmt: skip
