@@ -27,8 +27,8 @@ RESIDENT = 768 << 20
 IN_MEMORY = 256 << 20
 """Bytes of float32 features that are read into memory all the same: a cast for every gather costs more than they do."""
 
-AROUND = 64 << 10
-"""Bytes that the system maps around the one that is read."""
+AROUND = 2 << 20
+"""Bytes that the system may map around the one that is read: 64 KB on most, and up to a huge page of its cache."""
 
 
 @dataclass
@@ -89,15 +89,15 @@ class StoredRows:
     def __getitem__(self, key: Any) -> Tensor:
         rows, *others = key if isinstance(key, tuple) else (key,)
         if isinstance(rows, Tensor):
-            self._touch(rows)
-        read = self._read(self.stored[(rows, *others[:1])])
+            read = self._read(self._gather(self.stored[(slice(None), *others[:1])], rows))
+        else:
+            read = self._read(self.stored[(rows, *others[:1])])
         return read[(..., *others[1:])]  # columns of what was made of whole rows
 
     def take(self, index: Tensor) -> Tensor:
         """Rows ``index`` [K] of the matrix [N V, D], of which row n V + v is view v of row n; [K, D]."""
         V, D = self.shape[1:]
-        self._touch(index // V if V > 1 else index)
-        return self._read(self.stored.reshape(-1, D).index_select(0, index))
+        return self._read(self._gather(self.stored.reshape(-1, D), index, V))
 
     def _read(self, rows: Tensor) -> Tensor:
         read = rows.to(torch.float32, copy=self.post is not None)  # never write what is mapped
@@ -107,19 +107,36 @@ class StoredRows:
             read = made.to(self.device)
         return read.to(self.dtype)
 
-    def _touch(self, rows: Tensor) -> None:
-        """Count what a gather maps at most: around each of its rows, and all from the first to the last."""
-        if self.release is None or not len(rows) or self.stored.nbytes <= RESIDENT:
-            return
+    def _gather(self, source: Tensor, index: Tensor, views: int = 1) -> Tensor:
+        """source[index] of the rows, or of the matrix of all views; mapped rows in parts, of which each may stay."""
+        if self.release is None or not len(index) or self.stored.nbytes <= RESIDENT:
+            return source[index]
+        if (most := self._maps(index, views)) <= RESIDENT:
+            self._touch(most)
+            return source[index]
+        out = source.new_empty((index.numel(), *source.shape[1:]))
+        for part in index.flatten().argsort().tensor_split(-(-most // RESIDENT)):
+            rows = index.flatten()[part]
+            self._touch(self._maps(rows, views))
+            out[part] = source[rows]
+        return out.reshape(*index.shape, *source.shape[1:])
+
+    def _maps(self, index: Tensor, views: int) -> int:
+        """Bytes that a gather maps at most: what lies around each of its rows, and all from the first to the last."""
         size = self.stored[0].nbytes
-        span = (int(rows.max()) - int(rows.min()) + 1) * size + AROUND
-        self._touched.nbytes += min(rows.numel() * (size + AROUND), span)
+        span = (int(index.max()) - int(index.min())) // views + 1
+        return min(index.numel() * (size + AROUND), span * size + AROUND)
+
+    def _touch(self, most: int) -> None:
+        """Count what a gather is about to map, and give back what is mapped when that may not stay."""
+        self._touched.nbytes += most
         if self._touched.nbytes > RESIDENT:
             # That was the most it can be. Giving back and mapping again costs more than to ask what it is.
             self._touched.nbytes = mapped_bytes(self._touched.nbytes)
         if self._touched.nbytes > RESIDENT:
-            self._touched.nbytes = 0
-            self.release()
+            self._touched.nbytes = most
+            if self.release is not None:
+                self.release()
 
 
 def stored_rows(readers: Sequence[Reader], feat_post: str) -> StoredRows | None:

@@ -121,6 +121,30 @@ def test_pages_are_given_back_and_rows_stay_what_they_are(store, monkeypatch):
     assert len(asked) == 4
 
 
+def test_rows_from_all_over_are_gathered_in_parts_that_may_stay(store, monkeypatch):
+    """The system may map two megabytes around a row: a few hundred scattered ones would map all of a large array."""
+    monkeypatch.setenv("FEDCACHE_MEMORY", "0")
+    found = stored_rows([reader_of(store, "half")], "none")
+    whole = prepare([reader_of(store, "half")], "none")
+    size = found.stored[0].nbytes
+    monkeypatch.setattr(stored, "AROUND", 3 * size)
+    monkeypatch.setattr(stored, "RESIDENT", N // 4 * size)
+    gathered, released = [], []
+    monkeypatch.setattr(stored, "mapped_bytes", lambda most: gathered.append(most) or most)
+    rows = replace(found, release=lambda: (released.append(1), found.release()))
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
+    for index in (order, order.reshape(2, -1)[:, ::3], torch.cat([order, order])):
+        released.clear()
+        assert torch.equal(rows[index, 0], whole[index, 0])
+        assert len(released) >= 3
+    assert torch.equal(rows.take(order), whole[order, 0])
+    assert max(gathered) <= 2 * (N // 4 + 4) * size, "each part is within what may stay, beside what stayed"
+    released.clear()
+    for start in range(0, N, 2):  # neighbours are gathered at once
+        assert torch.equal(rows[order.sort().values[start : start + 2], 0], whole[start : start + 2, 0])
+    assert len(released) <= 2 * 4 * 4
+
+
 def test_a_mapped_array_is_the_array_and_no_write_reaches_a_file(store):
     for backbone in ("half", "single"):
         mapped = map_rows(reader_of(store, backbone))
