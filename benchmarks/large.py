@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
@@ -97,7 +98,10 @@ def rows() -> list[Row]:
             f"{floor:.2f} s: at least {(floor + each) / floor:.2f}"
         )
         name, target = "ingest of 10^6 x 256", "<= 2 x (copy + sha256)"
-        made = _row(name, target, 2.0, seconds, "ingest", "copy + sha256", "")
+        ratios = [a / b for a, b in zip(seconds["ingest"], seconds["copy + sha256"], strict=True)]
+        middle = median(ratios)  # of the best of each, one would be of a disk with nothing else to write
+        detail = f"median of 5 turns; best: {shown(seconds)}; 1 thread computes, 1 reads and sums"
+        made = make_row(name, target, middle, quartiles(ratios), middle <= 2.0, detail=detail)
         if not made["met"] and floor + each > 2.0 * floor:
             made["roofline"] = why
         return [made, *_trained(Store.open(place / "s.zarr"))]

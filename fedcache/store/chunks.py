@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, InternalError
+from fedcache.store.equal_strings import EqualStrings
 from fedcache.store.files import at_once, canonical_json, fsync_directory, read_whole, write_atomic
 
 CRC_BYTES = 4
@@ -194,9 +195,11 @@ def make_directories(path: Path) -> None:
 def encode_strings(values: Sequence[str]) -> bytes:
     """vlen-utf8: count, then length and bytes of each value, all lengths 4 bytes little-endian."""
     count = struct.pack("<I", len(values))
-    if len(widths := set(map(len, values))) == 1 and (text := "".join(values)).isascii():
+    if not isinstance(values, EqualStrings) and len(widths := set(map(len, values))) == 1:
+        values = EqualStrings("".join(values), *widths) if widths != {0} else values
+    if isinstance(values, EqualStrings) and (text := values.text).isascii():
         # As many bytes each, as numbered rows have: columns of one table.
-        (width,) = widths
+        width = values.length
         table = np.empty((len(values), 4 + width), np.uint8)
         table[:, :4] = np.frombuffer(struct.pack("<I", width), np.uint8)
         table[:, 4:] = np.frombuffer(text.encode("ascii"), np.uint8).reshape(len(values), width)
@@ -207,7 +210,7 @@ def encode_strings(values: Sequence[str]) -> bytes:
     return count + b"".join(chain.from_iterable(pairs))
 
 
-def decode_strings(raw: bytes) -> tuple[str, ...]:
+def decode_strings(raw: bytes) -> Sequence[str]:
     """The inverse of ``encode_strings``. Raises ValueError, for bytes it does not write."""
     if (found := _decode_equal(raw)) is not None:
         return found
@@ -227,7 +230,7 @@ def decode_strings(raw: bytes) -> tuple[str, ...]:
     return tuple(out)
 
 
-def _decode_equal(raw: bytes) -> tuple[str, ...] | None:
+def _decode_equal(raw: bytes) -> EqualStrings | None:
     """The strings where all are ASCII of one length, as numbered rows are; else None."""
     if len(raw) < 8:
         return None
@@ -237,8 +240,7 @@ def _decode_equal(raw: bytes) -> tuple[str, ...] | None:
     table = np.frombuffer(raw, np.uint8, offset=4).reshape(count, 4 + length)
     if (table[:, :4] != table[0, :4]).any() or (table[:, 4:] > 127).any():
         return None
-    text = table[:, 4:].tobytes().decode("ascii")
-    return tuple([text[at : at + length] for at in range(0, len(text), length)])
+    return EqualStrings(table[:, 4:].tobytes().decode("ascii"), length)
 
 
 def read_checked(path: Path, crc: int | None, what: str, *, size: int | None = None) -> bytes:

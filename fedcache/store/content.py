@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,7 @@ from fedcache.store.chunks import array_bytes
 from fedcache.store.content_array import NOT_FINITE, ContentArray, lost_rows
 from fedcache.store.embedding_columns import GROUP
 from fedcache.store.embedding_files import Embeddings, assemble
+from fedcache.store.equal_strings import EqualStrings
 from fedcache.store.file_rows import FileRows
 from fedcache.store.files import digest_of, make_private, sha256_hex
 from fedcache.store.groups import Group, GroupStore, put_groups
@@ -134,7 +136,7 @@ def arrange(
     count, names = len(embeddings.names), embeddings.names
     features = {key: _named(key, values) for key, values in embeddings.features.items()}
     order: Any = slice(None)
-    if not all(a < b for a, b in pairwise(names)):
+    if not (names.increasing if isinstance(names, EqualStrings) else all(a < b for a, b in pairwise(names))):
         repeated = [name for name, times in Counter(names).items() if times > 1]
         if repeated:
             raise UsageError(
@@ -186,15 +188,28 @@ def _read_once(
     arrays = {key: ContentArray(values, dtypes[key], size, key, drop=drop) for key, values in features.items()}
     digests, crcs = {key: hashlib.sha256() for key in arrays}, {key: list[int]() for key in arrays}
     uid, ok = np.empty((count, 16), np.uint8), np.ones(count, bool)
-    observer.start("Reading features", count, "rows")
-    for number, blocks in enumerate(zip(*(arrays[key].blocks() for key in sorted(arrays)), strict=True)):
-        start = number * size
-        for key, rows in zip(sorted(arrays), blocks, strict=True):
+    of_chunks = zip(*(arrays[key].blocks() for key in sorted(arrays)), strict=True)
+
+    def read_next() -> tuple[NDArray[Any], ...] | None:
+        """The next block of every array, with its part of their sums; None after the last."""
+        blocks = next(of_chunks, None)
+        for key, rows in zip(sorted(arrays), blocks or (), strict=bool(blocks)):
             digests[key].update(_bytes_of(rows).data)
             crcs[key].append(arrays[key].chunk_crc(rows))
-            ok[start + lost_rows(rows)] = False
-        uid[start : start + len(blocks[0])] = _digests(np.concatenate([_bytes_of(rows) for rows in blocks], axis=1))
-        observer.advance(len(blocks[0]))
+        return blocks
+
+    observer.start("Reading features", count, "rows")
+    with ThreadPoolExecutor(1) as pool:  # files and sums of whole blocks leave the interpreter to the sums of rows
+        start, ahead = 0, pool.submit(read_next)
+        while (blocks := ahead.result()) is not None:
+            ahead = pool.submit(read_next)
+            for rows in blocks:
+                ok[start + lost_rows(rows)] = False
+            own = [_bytes_of(rows) for rows in blocks]
+            stop = start + len(own[0])
+            uid[start:stop] = _digests(own[0] if len(own) == 1 else np.concatenate(own, axis=1))
+            observer.advance(stop - start)
+            start = stop
     observer.stop()
     made = [replace(array, digest=digests[key].hexdigest(), crcs=tuple(crcs[key])) for key, array in arrays.items()]
     return made, uid, ok

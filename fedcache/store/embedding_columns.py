@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError, unknown
+from fedcache.store.equal_strings import numbered
 from fedcache.store.file_rows import FEATURES, FileRows, stem_of
 from fedcache.store.groups import Group, usable_group_name
 from fedcache.store.words import MISSING, NO_VALUE, Unread, Words, signs_alone
@@ -297,7 +298,7 @@ def _splits_of(path: Path, key: str, values: Any, count: int) -> tuple[NDArray[n
 
 def find_names(
     path: Path, raw: Mapping[str, Any], asked: str | None, count: int
-) -> tuple[str | None, tuple[str, ...], list[str]]:
+) -> tuple[str | None, Sequence[str], list[str]]:
     """The column that names the rows, their names, and what should be said; without a column rows are numbered.
 
     A column that only sounds like names, and repeats or has empty rows, is none. Integers are filled up with zeros, so
@@ -320,8 +321,7 @@ def find_names(
         if "" not in names and len(set(names)) == count:
             return key, names, said
         said.append(f"{key} repeats or is empty, so it names no rows.")
-    width = len(str(count - 1))
-    return None, tuple(map(f"{{:0{width}d}}".format, range(count))), said
+    return None, numbered(count), said
 
 
 def _names(values: Any) -> tuple[str, ...]:

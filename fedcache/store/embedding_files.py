@@ -9,7 +9,7 @@ also reads tables as other programs write them (``table_readers``).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class Embeddings:
     labels: NDArray[np.int32]  # int [N], -1 unknown
     domains: NDArray[np.int16]  # int [N]
     splits: NDArray[np.uint8] | None  # int [N], 0 train, 1 test, 2 validation; None when the file does not say
-    names: tuple[str, ...]  # N names
+    names: Sequence[str]  # N names
     classes: tuple[str, ...]  # class names
     domain_names: tuple[str, ...]  # domain names
     # [C, D] per backbone name, features of the class names

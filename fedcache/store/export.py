@@ -154,7 +154,7 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
     entries = {key: text_of_array(store.manifest, key) for key in keys}
     rows = Exported(
         columns,
-        names=[s.name[i] for i in good],
+        names=[s.name[int(i)] for i in good],
         groups={name: store.group(name).take(good) for name in store.groups},
         texts={
             key: read_text(store.path, backbone_of(store.manifest, key), entry)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError, unknown
 from fedcache.notebooks import data_frame
 from fedcache.store import chunks as files
+from fedcache.store.equal_strings import EqualStrings
 from fedcache.store.groups import Group
 from fedcache.store.journal import journals
 from fedcache.store.manifest import COLUMNS, Manifest
@@ -32,7 +33,7 @@ class Samples:
 
     uid: NDArray[np.uint8]  # uint8 [N, 16], identity of the image
     # N names inside the dataset, sorted; of a store that grew, those it had and then the new ones
-    name: tuple[str, ...]
+    name: Sequence[str]
     label: NDArray[np.int32]  # int32 [N], -1 unknown
     domain: NDArray[np.int16]  # int16 [N]
     split: NDArray[np.uint8]  # uint8 [N], 0 train, 1 test, 2 validation
@@ -54,7 +55,8 @@ class Samples:
                     f"{key} holds {out[key].min()}..{out[key].max()}, but there are {len(names)} names.",
                     f"Give one name per {key}.",
                 )
-        return Samples(name=tuple(self.name), classes=tuple(self.classes), domains=tuple(self.domains), **out)
+        name = self.name if isinstance(self.name, EqualStrings) else tuple(self.name)
+        return Samples(name=name, classes=tuple(self.classes), domains=tuple(self.domains), **out)
 
 
 def held_out(

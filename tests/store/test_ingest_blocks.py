@@ -6,6 +6,7 @@ import hashlib
 import tracemalloc
 import zipfile
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fedcache.store import content as contents
 from fedcache.store.chunks import all_finite, decode_strings, encode_strings
 from fedcache.store.content import arrange, chunk_rows_for
 from fedcache.store.embedding_files import open_embeddings, read_embeddings
+from fedcache.store.equal_strings import EqualStrings, numbered
 from fedcache.store.file_rows import FileRows
 from fedcache.store.samples import held_out
 from fedcache.store.store import Store
@@ -208,3 +210,36 @@ def test_features_in_memory_are_whole(tmp_path: Path) -> None:
     found: Any = read_embeddings(write(tmp_path / "e.npy", values(9, 6))).features["e"]
     assert isinstance(found, np.ndarray)
     assert found.shape == (9, 1, 6)
+
+
+@given(st.integers(1, 4), st.integers(0, 30), st.data())
+def test_numbered_names_are_cut_out_of_one_text_and_are_what_a_tuple_is(length, count, data):
+    words = tuple(f"{i % 10**length:0{length}d}" for i in range(max(1, count)))
+    found = decode_strings(encode_strings(words))
+    assert isinstance(found, EqualStrings)
+    assert (len(found), tuple(found), repr(found)) == (len(words), words, repr(words))
+    assert found == words
+    assert words == found
+    assert found != list(words[:-1])
+    assert found != "".join(words)
+    assert found[: len(words)] is found
+    place = data.draw(st.slices(len(words)))
+    assert tuple(found[place]) == words[place]
+    for number in (0, len(words) - 1, -1, -len(words)):
+        assert found[number] == words[number]
+    for number in (len(words), -len(words) - 1):
+        with pytest.raises(IndexError):
+            found[number]
+
+
+@pytest.mark.parametrize("words", ["000102", "000000", "0100", "00", "äöü", "öäü"])
+def test_names_of_one_length_know_whether_they_are_in_order(words):
+    found = EqualStrings(words, 2 if words.isascii() else 1)
+    assert found.increasing == all(a < b for a, b in pairwise(tuple(found)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 11, 100, 1001])
+def test_rows_are_numbered_in_the_order_of_their_letters(count):
+    found = numbered(count)
+    assert found == tuple(f"{i:0{len(str(count - 1))}d}" for i in range(count))
+    assert found.increasing
