@@ -234,6 +234,8 @@ def _table(cells: Cells, blocks: Sequence[str]) -> Floats:
 
 def _distinct(names: Sequence[str]) -> list[str]:
     """Names of clients; those that come again get a number, so that none takes the place of another."""
+    if len(set(names)) == len(names):
+        return list(names)
     seen: Counter[str] = Counter()
     made = []
     for name in names:

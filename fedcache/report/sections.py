@@ -120,6 +120,8 @@ def comparison_of(title: str, named: runs.Named, score: str) -> Comparison | Non
     """
     first = [pair for pair in named if not pair[1].pooled_rows][:MOST_COMPARED]
     names, entries = [n for n, _ in first], [e for _, e in first]
+    if len(entries) < 2:
+        return None
     seeds = all(len(e.result["seeds"]) >= LEAST_BLOCKS or e.test_rows for e in entries)
     over = "seeds" if seeds else "clients"
     if over == "clients" and (score == "pooled" or any(len(e.clients.names) < LEAST_BLOCKS for e in entries)):

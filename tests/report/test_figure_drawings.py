@@ -326,7 +326,10 @@ def features_of(x: np.ndarray, label: list[int], parts: list[tuple[list[int], li
     table = ClientTable.of(clients, np.empty(0, np.int64))
     store = SimpleNamespace(
         readable=lambda: np.array(more.get("ok", [1] * len(x))),
-        arrays={"k": SimpleNamespace(recipe={"backbone": "near"}), "l": SimpleNamespace(recipe={})},
+        arrays={
+            key: SimpleNamespace(recipe=recipe, chunk_rows=2, shape=(len(x), 1, 2), dtype="float32")
+            for key, recipe in {"k": {"backbone": "near"}, "l": {}}.items()
+        },
         path=more.get("path"),
         manifest=more.get("manifest"),
     )
@@ -357,10 +360,29 @@ def test_prototypes_are_means_over_all_rows_and_over_those_of_each_client() -> N
 def test_test_rows_are_sampled_evenly_readable_and_labelled() -> None:
     few = features_of(PLANE, [0, 0, 1, 0, 2, 0, 1, -1, 0, 0], [([], [9, 0, 2]), ([], [0, 7, 8])],
                       ok=[1, 1, 1, 1, 1, 1, 1, 1, 0, 1])  # fmt: skip
-    assert data.sampled(few).tolist() == [0, 2, 9]
+    assert data.sampled(few, "k").tolist() == [0, 2, 9]
     for rows, kept in ((600, 600), (601, 301), (1200, 600), (1201, 401)):
         place = features_of(np.zeros((rows, 2)), [0] * rows, [([], list(range(rows)))])
-        assert len(data.sampled(place)) == kept
+        assert len(data.sampled(place, "k")) == kept
+
+
+def test_of_a_large_array_few_chunks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "MOST_AVERAGED", 30)
+    monkeypatch.setattr(data, "MOST_POINTS", 12)
+    monkeypatch.setattr(data, "READ_BYTES", 3 * 2 * 2 * 4)  # three chunks of two rows of two numbers
+    clients = [([0, 20 + i, 40 + i], list(range(i, 100, 9))) for i in range(9)]
+    place = features_of(np.ones((100, 2)), [0] * 100, clients)
+    rows = data.sampled(place, "k")
+    assert len(rows) == 12
+    assert len(np.flatnonzero(np.diff(rows) > 1)) == 2, "three blocks of neighbours"
+    read: list[int] = []
+    place.features = lambda key, rows: read.extend(rows.tolist()) or np.ones((len(rows), 2), np.float32)
+    _, names, _ = data._prototypes(place, "k")
+    # clients 0 and 1 lie in chunks 0, 10 and 20; the third would add two more
+    assert names == ["ink", "c0: ink", "c1: ink"]
+    assert len({row // 2 for row in read}) <= 3 + 3 * (data.MOST_AVERAGED // 3 // 2 + 1)
+    monkeypatch.setattr(data, "READ_BYTES", 1)
+    assert data._prototypes(place, "k")[1] == ["ink", "c0: ink"], "the first client is shown all the same"
 
 
 def test_features_in_two_dimensions_are_dots_of_their_class_with_its_mean_as_a_star(drawn: Drawn) -> None:

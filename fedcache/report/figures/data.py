@@ -12,6 +12,7 @@ from fedcache.errors import MachineError, unknown
 from fedcache.report.drawing import INK, SERIES, Cell, Marks, Plot, legend_below, name_places, plot, short
 from fedcache.report.figures.grids import squares
 from fedcache.report.run_origin import RunStore
+from fedcache.store.chunks import array_bytes
 from fedcache.store.text_features import read_text, text_of_array
 
 EMBEDDINGS = ("pca", "tsne", "umap", "none")
@@ -25,6 +26,8 @@ MOST_AVERAGED = 1 << 17
 ROWS_AT_ONCE = 1 << 12
 BLOCKS = 96
 """Blocks of neighbouring rows that are read of very many, evenly spread: neighbours lie in one chunk of the store."""
+READ_BYTES = 1 << 30
+"""Of an array whose chunks are large, what is read of them for one of these samples: a chunk is verified as a whole."""
 MOST_CLIENTS, MOST_CLASSES = 60, 60
 MOST_LEGEND = 20
 """Classes up to which a legend names their colours and shapes."""
@@ -102,21 +105,27 @@ def _size_legend(axes: Any, cell: float, most: int) -> None:
     axes.figure.legend(dots_of, names, loc="outside lower left", ncols=3, handletextpad=0.4, columnspacing=1.2)
 
 
-def sampled(source: RunStore) -> NDArray[np.int64]:
+def sampled(source: RunStore, key: str) -> NDArray[np.int64]:
     """At most ``MOST_POINTS`` readable, labelled test rows, evenly spread; the same for the same store."""
     columns, ok = source.columns, source.store.readable().astype(bool)
     tests = source.partition.table.tested_by_clients
     tests = tests[ok[tests] & (columns.label[tests] >= 0)]
     if len(tests) > MOST_AVERAGED:
-        return even_blocks(tests, MOST_POINTS)
+        return even_blocks(tests, MOST_POINTS, most_chunks(source, key))
     step = max(1, -(-len(tests) // MOST_POINTS))
     spread: NDArray[np.int64] = tests[::step]
     return spread
 
 
-def even_blocks(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """At most ``most`` of ascending rows, as evenly spread blocks of neighbours."""
-    blocks = min(BLOCKS, most)
+def most_chunks(source: RunStore, key: str) -> int:
+    """Chunks of an array that are read for one sample of rows."""
+    array = source.store.arrays[key]
+    return max(1, READ_BYTES // array_bytes((array.chunk_rows, *array.shape[1:]), array.dtype))
+
+
+def even_blocks(rows: NDArray[np.int64], most: int, blocks: int = BLOCKS) -> NDArray[np.int64]:
+    """At most ``most`` of ascending rows, as at most ``blocks`` evenly spread blocks of neighbours."""
+    blocks = min(BLOCKS, most, blocks)
     starts = np.linspace(0, len(rows) - most // blocks, blocks).astype(np.int64)
     spread: NDArray[np.int64] = rows[(starts[:, None] + np.arange(most // blocks)).ravel()]
     return spread
@@ -125,7 +134,7 @@ def even_blocks(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     """Test rows, class prototypes and clients' prototypes of one backbone in two dimensions."""
     columns = source.columns
-    rows = sampled(source)
+    rows = sampled(source, key)
     if len(rows) < 3 or how == "none":
         return None
     x = source.features(key, rows)
@@ -179,12 +188,16 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
     columns, table = source.columns, source.partition.table
     sums: dict[int, tuple[NDArray[np.float64], int]] = {}
     own: list[tuple[str, NDArray[np.float64]]] = []
+    chunks: set[int] = set()
     for client in table[:MOST_PROTOTYPES]:
+        chunks |= set((client.train // source.store.arrays[key].chunk_rows).tolist())
+        if own and len(chunks) > most_chunks(source, key):
+            break  # their rows lie all over a large store
         for c, mine in _by_class(source, key, client.train):
             own.append((f"{client.name}: {columns.classes[c]}", mine.mean(0)))
     rows = table.train.rows
     if len(rows) > MOST_AVERAGED:
-        rows = even_blocks(np.sort(rows), MOST_AVERAGED)
+        rows = even_blocks(np.sort(rows), MOST_AVERAGED, most_chunks(source, key))
     for start in range(0, len(rows), ROWS_AT_ONCE):
         for c, mine in _by_class(source, key, rows[start : start + ROWS_AT_ONCE]):
             before = sums.get(c, (np.zeros(mine.shape[1]), 0))
@@ -299,7 +312,7 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
             break
     else:
         return None
-    rows = sampled(source)
+    rows = sampled(source, key)
     x = source.features(key, rows)
     x = x[np.isfinite(x).all(1)]
     if not len(x):
