@@ -55,6 +55,8 @@ LINES = (
     Line("memory, methods with client state", "memory", "<= 1.2 x (state + a chunk's working set)"),
     Line("growth, 10,000 clients, time", "memory", "linear in the clients of a round"),
     Line("growth, 10,000 clients, memory", "memory", "flat in the number of clients"),
+    Line("a round of 100 of 10^6 clients", "scale", "<= 1.3 x that of 10^3"),
+    Line("memory of 10^6 clients", "scale", "<= 200 MB above that of 10^3"),
     Line("a finished run again", "startup", "<= 0.8 s"),
     Line("a stored grid of 240 points again", "startup", "<= 1.5 s"),
     Line("report of 240 runs", "startup", "<= 2.5 s"),

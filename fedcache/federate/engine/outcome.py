@@ -96,14 +96,24 @@ def classes_owned(label: np.ndarray) -> int:
     return len(np.unique(label[label >= 0]))
 
 
+ROWS_AT_ONCE = 1 << 18
+"""Rows of which classes are counted together."""
+
+
 def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> np.ndarray:
     """int64 [M]: ``classes_owned`` of every client; ``label`` [N] is of all rows."""
-    rows, sizes = all_train_rows(clients), train_sizes(clients)
-    owner, known = np.repeat(np.arange(len(clients)), sizes), label[rows]
-    owner, known = owner[known >= 0], known[known >= 0].astype(np.int64)
-    classes = int(known.max(initial=0)) + 1
-    pairs = sorted_once(owner * classes + known)  # each class of each client once
-    owned: np.ndarray = np.bincount(pairs // classes, minlength=len(clients))
+    rows, ends = all_train_rows(clients), np.cumsum(train_sizes(clients))
+    classes, owned = int(label.max(initial=0)) + 1, np.zeros(len(clients), np.int64)
+    first = 0
+    while first < len(clients):  # as many clients at once as have about ``ROWS_AT_ONCE`` rows, and one at least
+        start = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, start + ROWS_AT_ONCE, "right")))
+        known = label[rows[start : int(ends[last - 1])]]
+        owner = np.repeat(np.arange(last - first), np.diff(ends[first:last], prepend=start))
+        owner, known = owner[known >= 0], known[known >= 0].astype(np.int64)
+        pairs = sorted_once(owner * classes + known)  # each class of each client once
+        owned[first:last] = np.bincount(pairs // classes, minlength=last - first)
+        first = last
     return owned
 
 
