@@ -196,8 +196,9 @@ def test_the_held_out_fifth_has_the_smallest_uids(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 40))
     label = np.array(data.draw(st.lists(st.integers(-1, 2), min_size=n, max_size=n)), np.int32)
     domain = np.array(data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)), np.int16)
-    uid = np.array(data.draw(st.lists(st.binary(min_size=16, max_size=16), min_size=n, max_size=n)))
-    uid = np.frombuffer(b"".join(bytes(u).ljust(16, b"\0") for u in uid), np.uint8).reshape(n, 16)
+    eight = st.sampled_from([bytes(8), b"\0" * 7 + b"\1", b"\xff" * 8]) | st.binary(min_size=8, max_size=8)
+    halves = data.draw(st.lists(st.tuples(eight, eight), min_size=n, max_size=n))  # many with the same first half
+    uid = np.frombuffer(b"".join(first + second for first, second in halves), np.uint8).reshape(n, 16)
     chosen = held_out(label, domain, uid, np.ones(n, bool))
     for group in {(d, k) for d, k in zip(domain.tolist(), label.tolist(), strict=True)}:
         rows = [i for i in range(n) if (int(domain[i]), int(label[i])) == group]
