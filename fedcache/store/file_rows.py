@@ -51,7 +51,7 @@ def explain_damage(path: Path) -> Iterator[None]:
         raise UsageError(
             f"{path} could not be read as {ending_of(path)}: {type(error).__name__}: {said}",
             "Object arrays and pickles are never read; write plain numbers."
-            if ending_of(path) in (".npy", ".npz")
+            if "allow_pickle" in said
             else f"Write it again, whole and as {ending_of(path)}.",
         ) from error
 
