@@ -63,6 +63,7 @@ class GramMatrices:
         self.packed = x[torch.from_numpy(np.asarray(every, np.int64)).to(x.device), 0]
         self.gram = {c: (r := self.of(c)) @ r.mT for c in order}
         self._kept: dict[tuple[int, ...], Tensor] = {}
+        self._kept_bytes = 0
         self._beside: dict[tuple[int, bytes], tuple[Tensor, dict[SameObject, Tensor]]] = {}
 
     def of(self, client: int) -> Tensor:
@@ -87,9 +88,9 @@ class GramMatrices:
         out = self.packed.new_zeros(len(clients), longest, longest)
         for to, c in zip(out, clients, strict=True):
             to[: self.n[c], : self.n[c]] = self.gram[c]
-        size = out.numel() * out.element_size()
-        if size + sum(t.numel() * t.element_size() for t in self._kept.values()) <= CACHE_BYTES:
+        if self._kept_bytes + out.nbytes <= CACHE_BYTES:
             self._kept[key] = out
+            self._kept_bytes += out.nbytes
         return out
 
     def beside(self, client: int, x: Features, rows: Tensor, bases: Sequence[Tensor]) -> GramBasis:
