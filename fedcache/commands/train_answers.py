@@ -65,6 +65,11 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}{untrained}"]
     lines += [f"  {line}" for line in caution_lines(result)]
     lines.append(f"  {what}; {setting}, {result['execution']}")
+    drawn = [d for d in accuracy.get("eval_clients", ()) if d["standard_error"] is not None]
+    if drawn:
+        scored, errors = drawn[0]["scored"], ", ".join(percent(d["standard_error"]) for d in drawn)
+        of = f"{scored:,} of {part['clients']:,} clients"
+        lines.append(f"  {of} were drawn and scored; standard error {errors} points")
     lines += score_lines(result)
     if (held := result.get("validation")) is not None:
         of_seeds = "" if held["std"] is None else f" +- {percent(held['std'])}"
@@ -87,7 +92,7 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
         lines.append(
             "  per domain   " + "  ".join(f"{name} {percent(value)}" for name, value in accuracy["per_domain"].items())
         )
-    if fair.get("std_pp") is not None and not (result["protocol"] == "global" and fair["std_pp"] == 0):
+    if fair.get("std_pp") is not None and not (result["protocol"] == "global" and fair["std_pp"] < 1e-9):
         parts = [f"mean {percent(fair['mean'])}", f"std {fair['std_pp']:.2f} points"]
         parts += [f"{name} {percent(fair[key])}" for key, (name, _) in TAILS.items() if fair[key] is not None]
         few = [f"{name} at least {least}" for key, (name, least) in TAILS.items() if fair[key] is None]

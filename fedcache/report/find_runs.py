@@ -22,6 +22,7 @@ from fedcache.runs.directory import (
     read_pruned,
     read_result,
     rounds_of,
+    train_table,
 )
 from fedcache.runs.run import is_claimed
 from fedcache.runs.tags import OF_TAG, tags_of
@@ -47,6 +48,13 @@ CLAIMED = (
 """What must be read with such figures."""
 
 _IDENTITY = ("preset", "rounds", "participation", "dtype", "execution")
+
+USUAL: dict[str, object] = {
+    "client_sampling": "uniform", "availability": None, "client_dropout": 0.0, "client_clusters": None,
+    "clusters_per_round": 1, "asynchronous": None, "staleness_power": 0.5, "client_durations": None,
+    "eval_clients": None,
+}  # fmt: skip
+"""Who takes part and who is scored: what is said of a run where it is not this."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,8 @@ class StoredRun:
         made |= {k: str(r[k]) for k in _IDENTITY if k in r}
         scored = [one["round"] for one in r["accuracy"].get("per_round", ())]
         made["eval_every"] = str(scored[0]) if len(scored) > 1 else "0"
+        asked = train_table(self.path)
+        made |= {k: value_words(asked[k]) for k, usual in USUAL.items() if asked.get(k) not in (None, usual)}
         made |= {f"set.{k}": value_words(v) for k, v in r["hyperparameters"].items()}
         made |= {f"trust.{k}": value_words(v) for k, v in r.get("trust", {}).items() if not isinstance(v, dict | list)}
         return made

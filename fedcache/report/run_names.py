@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from fedcache.report.find_runs import AS_CLAIMED, StoredRun, facts
+from fedcache.report.find_runs import AS_CLAIMED, USUAL, StoredRun, facts
 from fedcache.report.select_runs import partition_name
 
 _ALWAYS = ("method", "backbones")
@@ -37,12 +37,15 @@ def setting_names(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
 
 
 def differing(entries: Sequence[StoredRun]) -> list[str]:
-    """Names of the facts that are not the same in all entries that have them, method and backbones first."""
+    """Names of the facts that are not the same in all entries that have them, method and backbones first.
+
+    Where a run says nothing of who takes part, that is as usual.
+    """
     told = [facts(e) for e in entries]
     names = list(dict.fromkeys(name for f in told for name in f))
-    varied = [n for n in names if len({f[n] for f in told if n in f}) > 1]
+    varied = [n for n in names if len({f.get(n) for f in told if n in f or n in USUAL}) > 1]
     # A hyperparameter whose values differ only between methods says nothing that the method's name does not.
-    free = [n for n in varied if n in _ALWAYS or _varies_within(n, told)]
+    free = [n for n in varied if n in _ALWAYS or n in USUAL or _varies_within(n, told)]
     return sorted(free, key=lambda n: (n not in _ALWAYS, names.index(n)))
 
 

@@ -224,3 +224,14 @@ def test_wrong_words_of_who_takes_part_are_answered(store: Path, words: tuple[st
     assert why in refused.err
     for option in (("--client-dropout", "0.1"), ("--client-clusters", 3)):
         assert fedcache("train", "--method", "central", *option, *WORDS).code == 2
+
+
+def test_who_takes_part_and_who_is_scored_tells_runs_apart_and_is_said(store: Path) -> None:
+    words = ("train", "--method", "solo", *WORDS, "--set", "bn=false", "--set", "batch=1")
+    said = fedcache(*words, "--eval-clients", 300).out
+    assert f"300 of {M:,} clients were drawn and scored; standard error " in said
+    ok(*words, "--eval-clients", 200)
+    ok(*words, "--eval-clients", 300, "--client-dropout", 0.5)
+    told = [run["differs"].split() for run in ok("runs", "list").data["entries"]]
+    listed = {" ".join(word for word in words if not word.startswith("execution=")) for words in told}
+    assert listed == {"eval_clients=300", "eval_clients=200", "client_dropout=0.5 eval_clients=300"}

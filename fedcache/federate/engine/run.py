@@ -165,7 +165,8 @@ def run_points(
             if state is None:
                 job.start()
             jobs.append(job)
-        load = measure_load(jobs, jobs[0].sampler.planned(jobs[0].round, spec.participation), spec.rounds)
+        # Of the first round also where a run is resumed, which is then computed as it was begun.
+        load = measure_load(jobs, jobs[0].sampler.planned(0, spec.participation), spec.rounds)
         load = replace(load, points=max(spec.grid_points, len(jobs)))
         chosen = choose(method, hps[0], load, spec.execution, spec.chunk)
         if not jobs[0].trust.plain:
