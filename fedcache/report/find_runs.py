@@ -81,11 +81,11 @@ class StoredRun:
         """See the function ``facts``; pages ask for those of every run many times."""
         r = self.result
         made = {"method": self.method, "backbones": " + ".join(map(str, r["backbones"]))}
+        asked = train_table(self.path)
+        made |= {k: value_words(asked[k]) for k, usual in USUAL.items() if asked.get(k) not in (None, usual)}
         made |= {k: str(r[k]) for k in _IDENTITY if k in r}
         scored = [one["round"] for one in r["accuracy"].get("per_round", ())]
         made["eval_every"] = str(scored[0]) if len(scored) > 1 else "0"
-        asked = train_table(self.path)
-        made |= {k: value_words(asked[k]) for k, usual in USUAL.items() if asked.get(k) not in (None, usual)}
         made |= {f"set.{k}": value_words(v) for k, v in r["hyperparameters"].items()}
         made |= {f"trust.{k}": value_words(v) for k, v in r.get("trust", {}).items() if not isinstance(v, dict | list)}
         return made

@@ -46,7 +46,7 @@ def differing(entries: Sequence[StoredRun]) -> list[str]:
     varied = [n for n in names if len({f.get(n) for f in told if n in f or n in USUAL}) > 1]
     # A hyperparameter whose values differ only between methods says nothing that the method's name does not.
     free = [n for n in varied if n in _ALWAYS or n in USUAL or _varies_within(n, told)]
-    return sorted(free, key=lambda n: (n not in _ALWAYS, names.index(n)))
+    return sorted(free, key=lambda n: (n not in _ALWAYS, n not in USUAL, names.index(n)))
 
 
 def _varies_within(name: str, told: Sequence[Mapping[str, str]]) -> bool:

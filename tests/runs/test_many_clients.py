@@ -234,4 +234,4 @@ def test_who_takes_part_and_who_is_scored_tells_runs_apart_and_is_said(store: Pa
     ok(*words, "--eval-clients", 300, "--client-dropout", 0.5)
     told = [run["differs"].split() for run in ok("runs", "list").data["entries"]]
     listed = {" ".join(word for word in words if not word.startswith("execution=")) for words in told}
-    assert listed == {"eval_clients=300", "eval_clients=200", "client_dropout=0.5 eval_clients=300"}
+    assert listed == {"eval_clients=300", "eval_clients=200", "eval_clients=300 client_dropout=0.5"}
