@@ -145,7 +145,7 @@ def end_at_once() -> None:
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Look for unreachable cycles after 100,000 new objects instead of 700: a tenth of the time of many small ones."""
+    """Look for unreachable cycles after 100,000 new objects instead of 700: a report makes millions of them."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], 100_000) if before[0] else 0, *before[1:])
     try:

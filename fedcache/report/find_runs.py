@@ -6,11 +6,12 @@ import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fedcache.config import TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.report.select_runs import OF, selector
 from fedcache.runs.client_columns import ClientColumns, client_columns
@@ -49,11 +50,9 @@ CLAIMED = (
 
 _IDENTITY = ("preset", "rounds", "participation", "dtype", "execution")
 
-USUAL: dict[str, object] = {
-    "client_sampling": "uniform", "availability": None, "client_dropout": 0.0, "client_clusters": None,
-    "clusters_per_round": 1, "asynchronous": None, "staleness_power": 0.5, "client_durations": None,
-    "eval_clients": None,
-}  # fmt: skip
+_WHO = ("client_sampling", "availability", "client_dropout", "client_clusters", "clusters_per_round", "asynchronous",
+        "staleness_power", "client_durations", "eval_clients")  # fmt: skip
+USUAL = {f.name: f.default for f in fields(TrainConfig) if f.name in _WHO}
 """Who takes part and who is scored: what is said of a run where it is not this."""
 
 

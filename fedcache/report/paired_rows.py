@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-import scipy
+from scipy.special import bdtr
 
 from fedcache.report.find_runs import StoredRun
 from fedcache.report.statistics import DIGITS, Floats
@@ -22,29 +22,16 @@ PERSONAL = ("personalised", "everywhere")
 
 
 @dataclass(frozen=True)
-class RowGap:
-    """How far one run lies above another over test rows.
+class RowDifference:
+    """One run minus another over test rows.
 
     Attributes:
         rows: different test rows that both were scored on.
+        gained: rows that the first gets right more often, over clients and seeds.
+        lost: rows that the other gets right more often.
         difference: of the accuracies, a fraction.
         interval: of it, over test rows: difference -+ z sqrt(R / (R - 1) sum_r e_r^2), with e_r = d_r - difference w_r,
             where row r adds d_r to the difference and has the weight w_r of all; None for one row.
-    """
-
-    rows: int
-    difference: float
-    interval: tuple[float, float] | None
-
-
-@dataclass(frozen=True)
-class RowDifference:
-    """One run minus another over test rows, tested.
-
-    Attributes:
-        rows, difference, interval: as of ``RowGap``.
-        gained: rows that the first gets right more often, over clients and seeds.
-        lost: rows that the other gets right more often.
         p: two-sided. Where every row that differs counts the same, of McNemar's exact test: the binomial of ``gained``
             among ``gained + lost``. Else of a z-test with the variance above.
         test: mcnemar | z.
@@ -59,12 +46,6 @@ class RowDifference:
     p: float
     test: str
     holm: float | None = None
-
-
-def row_gap(one: StoredRun, other: StoredRun, metric: str, level: float) -> RowGap | None:
-    """``row_difference`` without a test."""
-    seeds = _of_seeds(one, other, metric)
-    return None if seeds is None else _gap(*_adding(seeds), level)
 
 
 def row_difference(one: StoredRun, other: StoredRun, metric: str, level: float) -> RowDifference | None:
@@ -82,16 +63,6 @@ def row_difference(one: StoredRun, other: StoredRun, metric: str, level: float) 
     Raises:
         DamagedRunError for test rows that are not what was written.
     """
-    seeds = _of_seeds(one, other, metric)
-    return None if seeds is None else _tested(*_adding(seeds), level)
-
-
-Rows = tuple[np.ndarray, Floats, Floats]
-"""Numbers of rows, what each adds to the difference, and its weight; weights have the sum 1."""
-
-
-def _of_seeds(one: StoredRun, other: StoredRun, metric: str) -> list[Rows] | None:
-    """The rows that both were scored on, seed by seed; None as ``row_difference`` says."""
     kinds = {one.result.get("protocol") in PERSONAL, other.result.get("protocol") in PERSONAL}
     if metric == "accuracy" and len(kinds) == 1:
         metric = "client_mean" if kinds == {True} else "once"
@@ -102,8 +73,11 @@ def _of_seeds(one: StoredRun, other: StoredRun, metric: str) -> list[Rows] | Non
     if not ours or not theirs or not seeds:
         return None
     found = [_of_seed(ours[seed], theirs[seed], metric) for seed in seeds]
-    whole = [f for f in found if f is not None]
-    return whole if len(whole) == len(found) else None
+    return None if None in found else _tested([f for f in found if f is not None], level)
+
+
+Rows = tuple[np.ndarray, Floats, Floats]
+"""Numbers of rows, what each adds to the difference, and its weight; weights have the sum 1."""
 
 
 def _of_seed(ours: TestRows, theirs: TestRows, metric: str) -> Rows | None:
@@ -170,31 +144,23 @@ def rows_of_run(
 
 def sign_test(gained: int, lost: int) -> float:
     """Two-sided p of ``gained`` among ``gained + lost`` fair throws: twice the smaller tail, at most 1."""
-    return min(1.0, 2.0 * float(scipy.special.bdtr(min(gained, lost), gained + lost, 0.5)))
+    return min(1.0, 2.0 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
 
 
-def _adding(seeds: list[Rows]) -> tuple[Floats, Floats]:
-    """``_joined``, without what is rounding alone."""
+def _tested(seeds: list[Rows], level: float) -> RowDifference:
     adds, weights = _joined(seeds)
-    return np.where(np.abs(adds) < 10.0**-DIGITS / len(adds), 0.0, adds), weights
-
-
-def _gap(adds: Floats, weights: Floats, level: float) -> RowGap:
-    difference = float(adds.sum())
-    if len(adds) < 2:
-        return RowGap(len(adds), difference, None)
-    half = NormalDist().inv_cdf(0.5 + level / 2.0) * _spread(adds, weights)
-    return RowGap(len(adds), difference, (difference - half, difference + half))
-
-
-def _tested(adds: Floats, weights: Floats, level: float) -> RowDifference:
-    gap = _gap(adds, weights, level)
-    gained, lost = int((adds > 0).sum()), int((adds < 0).sum())
+    count = len(adds)
+    adds = np.where(np.abs(adds) < 10.0**-DIGITS / count, 0.0, adds)
+    difference, gained, lost = float(adds.sum()), int((adds > 0).sum()), int((adds < 0).sum())
     sizes = np.abs(adds[adds != 0])
-    exact = gap.rows < 2 or not len(sizes) or bool(np.ptp(sizes) <= 1e-9 * sizes.max())
+    if count < 2:
+        return RowDifference(count, gained, lost, difference, None, 1.0, "mcnemar")
+    spread = _spread(adds, weights)
+    half = NormalDist().inv_cdf(0.5 + level / 2.0) * spread
+    exact = not len(sizes) or bool(np.ptp(sizes) <= 1e-9 * sizes.max())
     if exact:
         p = sign_test(gained, lost)
     else:
-        spread = _spread(adds, weights)
-        p = math.erfc(abs(gap.difference) / spread / math.sqrt(2.0)) if spread > 0 else 0.0
-    return RowDifference(gap.rows, gained, lost, gap.difference, gap.interval, p, "mcnemar" if exact else "z")
+        p = math.erfc(abs(difference) / spread / math.sqrt(2.0)) if spread > 0 else 0.0
+    interval = (difference - half, difference + half)
+    return RowDifference(count, gained, lost, difference, interval, p, "mcnemar" if exact else "z")

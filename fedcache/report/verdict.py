@@ -12,7 +12,7 @@ import numpy as np
 from fedcache.report.caution_words import unlike_tests
 from fedcache.report.drawing import percent, size
 from fedcache.report.find_runs import StoredRun, facts
-from fedcache.report.paired_rows import row_gap, rows_of_run
+from fedcache.report.paired_rows import row_difference, rows_of_run
 from fedcache.report.statistics import LEAST_BLOCKS, Floats, constant, student_half, student_quantile
 from fedcache.runs.choice import DIGITS, has_validation, order_of_run, validation_value
 from fedcache.runs.score import LEVEL, rows_interval, score_of
@@ -119,7 +119,7 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
     gaps = _over_seeds(one, other, score)
     if gaps is not None:
         return _student(gaps, level, "seeds")
-    over_rows = row_gap(one, other, METRIC[score], level)
+    over_rows = row_difference(one, other, METRIC[score], level)
     if over_rows is not None and over_rows.interval is not None and math.isclose(
         over_rows.difference, _gap_of_common_seeds(one, other, score), abs_tol=1e-9
     ):  # fmt: skip

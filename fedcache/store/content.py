@@ -193,7 +193,7 @@ def _read_once(
     def read_next() -> tuple[NDArray[Any], ...] | None:
         """The next block of every array, with its part of their sums; None after the last."""
         blocks = next(of_chunks, None)
-        for key, rows in zip(sorted(arrays), blocks or (), strict=bool(blocks)):
+        for key, rows in () if blocks is None else zip(sorted(arrays), blocks, strict=True):
             digests[key].update(_bytes_of(rows).data)
             crcs[key].append(arrays[key].chunk_crc(rows))
         return blocks

@@ -114,9 +114,10 @@ class StoredRows:
         if (most := self._maps(index, views)) <= RESIDENT:
             self._touch(most)
             return source[index]
-        out = source.new_empty((index.numel(), *source.shape[1:]))
-        for part in index.flatten().argsort().tensor_split(-(-most // RESIDENT)):
-            rows = index.flatten()[part]
+        flat = index.flatten()
+        out = source.new_empty((len(flat), *source.shape[1:]))
+        for part in flat.argsort().tensor_split(-(-most // RESIDENT)):
+            rows = flat[part]
             self._touch(self._maps(rows, views))
             out[part] = source[rows]
         return out.reshape(*index.shape, *source.shape[1:])
