@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,10 +73,34 @@ def predict(
 
     home, stop = Home.from_environment(), Stop()
     with stop_on_signals(stop.ask, observer.note):
-        found = predict_run(place, images or (), model, rows, config, home, observer, stop)
-    if out is not None:
-        write_predictions(out, found, rows.top)
-    return predictions_answer(found, rows.top, out)
+        answer = Answer(keep_all=observer.as_json)
+        found = answer.told(predict_run(place, images or (), model, rows, config, home, observer, stop))
+        if out is not None:
+            write_predictions(out, found, rows.top)
+        deque(found, maxlen=0)  # without a file nobody has asked for them yet
+    return predictions_answer(answer, rows.top, out)
+
+
+@dataclass
+class Answer:
+    """What is said of predictions: the first of them and how many there are; all of them only for ``--json``."""
+
+    keep_all: bool
+    rows: int = 0
+    lost: int = 0  # that could not be read
+    first_lost: Prediction | None = None
+    shown: list[Prediction] = field(default_factory=list)  # the first ``SHOWN``; with ``keep_all`` all
+
+    def told(self, rows: Iterable[Prediction]) -> Iterator[Prediction]:
+        """The rows as they are, each counted."""
+        for row in rows:
+            self.rows += 1
+            if row.reason:
+                self.lost += 1
+                self.first_lost = self.first_lost or row
+            if self.keep_all or self.rows <= SHOWN:
+                self.shown.append(row)
+            yield row
 
 
 def check_one_named(places: Mapping[str, object], what: str, example: str) -> None:
@@ -124,32 +150,33 @@ def check_apart(out: Path | None, place: Path, model: ModelOptions, files: Itera
         raise UsageError(f"-o {out} would write over {what}.", "Choose another -o.")
 
 
-def predictions_answer(rows: list[Prediction], top: int, out: Path | None) -> CommandResult:
+def predictions_answer(answer: Answer, top: int, out: Path | None) -> CommandResult:
     """Predictions for a person: the first of them, and how many there are.
 
     Raises CorruptionError, when none of the rows could be read.
     """
-    lost = [row for row in rows if row.reason]
-    if len(lost) == len(rows) == 1:
+    first, lost = answer.first_lost, answer.lost
+    if first is not None and lost == answer.rows == 1:
+        raise CorruptionError(f"{first.name} could not be read: {first.reason}.", "Give an image that a viewer opens.")
+    if first is not None and lost == answer.rows:
         raise CorruptionError(
-            f"{lost[0].name} could not be read: {lost[0].reason}.", "Give an image that a viewer opens."
-        )
-    if lost and len(lost) == len(rows):
-        raise CorruptionError(
-            f"None of {len(rows):,} rows could be read; the first: {lost[0].name}: {lost[0].reason}.",
+            f"None of {lost:,} rows could be read; the first: {first.name}: {first.reason}.",
             "Give images that a viewer opens.",
         )
+    rows = answer.shown[:SHOWN]
     ranks = [name for rank in range(top) for name in ((f"class {rank + 1}" if top > 1 else "class"), "probability")]
     # Reasons are long, and most tables have none.
-    why = ("reason",) if any(row.reason for row in rows[:SHOWN]) else ()
-    cells = [(*_cells(row, top), *(row.reason for _ in why)) for row in rows[:SHOWN]]
+    why = ("reason",) if any(row.reason for row in rows) else ()
+    cells = [(*_cells(row, top), *(row.reason for _ in why)) for row in rows]
     shown = TextTable("", ("name", *ranks, *why), cells)
-    lines = [f"{len(rows) - len(lost):,} classified" + (f", {len(lost):,} could not be read" if lost else "")]
-    if len(rows) > SHOWN:
-        lines.append(f"{len(rows) - SHOWN:,} more" + (f" in {out}" if out is not None else "; -o FILE.csv writes all."))
+    lines = [f"{answer.rows - lost:,} classified" + (f", {lost:,} could not be read" if lost else "")]
+    if answer.rows > SHOWN:
+        lines.append(
+            f"{answer.rows - SHOWN:,} more" + (f" in {out}" if out is not None else "; -o FILE.csv writes all.")
+        )
     elif out is not None:
         lines.append(str(out))
-    data = {"rows": [row.to_dict() for row in rows], "out": None if out is None else str(out)}
+    data = {"rows": [row.to_dict() for row in answer.shown], "out": None if out is None else str(out)}
     return CommandResult(data, lines, Exit.QUARANTINED if lost else Exit.OK, [shown])
 
 

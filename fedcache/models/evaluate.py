@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax, logsumexp
 from scipy.stats import binomtest
 
 from fedcache.errors import StoreError, unknown
-from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.engine.outcome import macro_f1
+from fedcache.models.file_features import FileFeatures, features_of_file
 from fedcache.models.measures import (
     LEVEL,
     ClientSpread,
@@ -32,12 +32,12 @@ from fedcache.models.measures import (
     mean_bins,
 )
 from fedcache.models.predictor import Predictor
-from fedcache.models.sources import arrays_of_file, rows_of_split
-from fedcache.store.embedding_files import read_embeddings
+from fedcache.models.sources import rows_of_split
+from fedcache.store.embedding_files import open_embeddings
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 
-MOST_KEPT = 256 << 20
+MOST_KEPT = 64 << 20
 """Bytes of scores that are kept to fit a temperature; of more rows, every k-th counts."""
 NEVER = -1e20
 """No class that a model may predict has a log-probability below it: scores in place of absent classes are -1e30 times
@@ -56,7 +56,7 @@ class LabelledRows:
     domain: NDArray[np.int64]  # [n], by number of ``domains``
     domains: tuple[str, ...]
     left_out: LeftOutRows
-    source: Store | list[np.ndarray]  # a store, or [N, d] of each backbone
+    source: Store | FileFeatures
 
     def scores(self, predictor: Predictor) -> Iterator[NDArray[np.float64]]:
         """Scores [E, k, C] of the rows in order, block by block. Raises as ``Predictor.over_store``."""
@@ -64,9 +64,8 @@ class LabelledRows:
             for _, found in predictor.over_store(self.source, self.rows):
                 yield found
             return
-        for start in range(0, len(self.rows), BLOCK):
-            part = self.rows[start : start + BLOCK]
-            yield predictor.scores(*(a[part] for a in self.source))
+        for arrays in self.source.of_rows(self.rows):
+            yield predictor.scores(*arrays)
 
 
 def rows_of_store(store: Store, split: str | None, classes: Sequence[str]) -> LabelledRows:
@@ -85,8 +84,8 @@ def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> Labelle
 
     Raises UsageError for a file that cannot be read, StoreError for other features than the model's or without labels.
     """
-    held, model = read_embeddings(path), predictor.members[0]
-    arrays = arrays_of_file(model, {k: values[:, 0] for k, values in held.features.items()}, path)
+    held = open_embeddings(path)
+    features = features_of_file(predictor.members[0], held.features, path)
     rows = np.arange(len(held.names))
     if split is not None:
         if split not in SPLITS:
@@ -95,9 +94,10 @@ def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> Labelle
             raise StoreError(f"{path} has no rows of split {split}.", "Leave --split out.")
         rows = np.flatnonzero(held.splits == SPLITS.index(split))
     name = f"{path.name}, " + (f"split {split}" if split is not None else "all rows")
-    readable = np.logical_and.reduce([np.isfinite(a).all(-1) for a in arrays])[rows]
+    each = (np.logical_and.reduce([np.isfinite(a).all(-1) for a in arrays]) for arrays in features.blocks())
+    readable = np.concatenate([*each])[rows]
     codes = (np.asarray(held.labels, np.int64)[rows], np.asarray(held.domains, np.int64)[rows])
-    return matched(name, rows, codes, readable, (held.classes, held.domain_names), predictor.classes, arrays)
+    return matched(name, rows, codes, readable, (held.classes, held.domain_names), predictor.classes, features)
 
 
 def matched(
@@ -107,7 +107,7 @@ def matched(
     readable: NDArray[np.bool_],
     names: tuple[Sequence[str], Sequence[str]],
     classes: Sequence[str],
-    source: Store | list[np.ndarray],
+    source: Store | FileFeatures,
 ) -> LabelledRows:
     """Rows whose class the model knows, found by its name; the others are counted.
 
@@ -147,8 +147,17 @@ def model_labels(label: NDArray[np.int64], names: Sequence[str], classes: Sequen
     return np.array([number.get(c, -1) for c in names] + [-1], np.int64)[label]
 
 
-def measure(predictor: Predictor, rows: LabelledRows, *, fit: bool = True) -> Measures:
-    """What a model makes of labelled rows; ``fit`` finds a temperature. Raises as ``Predictor.over_store``."""
+def measure(
+    predictor: Predictor, rows: LabelledRows, *, fit: bool = True, done: Callable[[int], None] | None = None
+) -> Measures:
+    """What a model makes of labelled rows. Raises as ``Predictor.over_store``, and what ``done`` raises.
+
+    Args:
+        predictor: the model.
+        rows: of which no more than a block's scores are held at once, and the sample that a temperature is fitted on.
+        fit: whether to find a temperature.
+        done: told how many more rows are scored.
+    """
     n, C = len(rows.rows), len(predictor.classes)
     predicted, confidence, log_p = np.full(n, -1), np.zeros(n), np.zeros(n)
     step = max(1, -(-8 * n * C * len(predictor.members) // MOST_KEPT))
@@ -157,13 +166,15 @@ def measure(predictor: Predictor, rows: LabelledRows, *, fit: bool = True) -> Me
     for scores in rows.scores(predictor):
         part = slice(start, start + scores.shape[1])
         start = part.stop
+        if done is not None:
+            done(scores.shape[1])
         predicted[part] = predictor.predicted(scores)
         told = np.where(predicted[part] < 0, 0, predicted[part])
         logs = log_probabilities(scores, predictor.temperature)
         confidence[part] = np.exp(np.take_along_axis(logs, told[:, None], 1)[:, 0])
         log_p[part] = np.take_along_axis(logs, rows.label[part, None], 1)[:, 0]
         if fit:
-            kept.append(scores[:, -part.start % step :: step].copy())
+            kept.append(scores[:, -part.start % step :: step].copy())  # a view would hold the whole block
     known = predicted >= 0
     label, right = rows.label[known], predicted[known] == rows.label[known]
     sums = bin_sums(confidence[known], right)
@@ -190,8 +201,9 @@ def log_probabilities(scores: Floats, temperature: float) -> Floats:
 
     It is -inf for a class that a model never predicts.
     """
-    each = log_softmax(scores / temperature, axis=-1)
-    found: Floats = logsumexp(np.where(each < NEVER, -np.inf, each), axis=0) - np.log(len(scores))
+    each = torch.from_numpy(scores / temperature).log_softmax(-1)
+    each.masked_fill_(each < NEVER, -torch.inf)
+    found: Floats = (each[0] if len(each) == 1 else each.logsumexp(0) - np.log(len(each))).numpy()
     return found
 
 

@@ -7,18 +7,21 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, unknown
 from fedcache.optional import need_arrow
-from fedcache.store.files import write_atomic
+from fedcache.store.files import written_whole
 from fedcache.visible_text import escape_json, sheet_cell
 
 FORMATS = (".csv", ".jsonl", ".parquet")
+ROW_GROUP = 1 << 16
+"""Rows of a .parquet file that are written at once."""
 NO_FEATURES = "its features are not all finite numbers"
 """Why a row of a file has no class."""
 
@@ -61,15 +64,17 @@ def best_of(
         top: how many, at least 1; no more than there are classes.
         reasons: why a row has no scores, by its number.
     """
+    told = np.maximum(predicted, 0)[:, None]
+    # The predicted class first also where rounding makes another one as probable.
+    behind = np.array(-ranking)
+    np.put_along_axis(behind, told, -np.inf, 1)
+    order = np.argsort(behind, 1, kind="stable")[:, :top] if top > 1 else told
+    chosen, shares = order.tolist(), np.take_along_axis(probability, order, 1).tolist()
     for row, name in enumerate(names):
         if row in reasons or predicted[row] < 0:
             yield Prediction(name, (), (), reasons.get(row, NO_FEATURES))
-            continue
-        # The predicted class first also where rounding makes another one as probable.
-        order = [int(predicted[row])]
-        order += [int(c) for c in np.argsort(-ranking[row], kind="stable") if c != predicted[row]]
-        chosen = order[: min(top, len(classes))]
-        yield Prediction(name, tuple(classes[c] for c in chosen), tuple(float(probability[row, c]) for c in chosen))
+        else:
+            yield Prediction(name, tuple([classes[c] for c in chosen[row]]), tuple(shares[row]))
 
 
 def check_out(path: Path) -> None:
@@ -88,33 +93,36 @@ def check_out(path: Path) -> None:
 
 
 def write_predictions(path: Path, predictions: Iterable[Prediction], top: int) -> None:
-    """Write rows to a .csv, .jsonl or .parquet file, whole or not at all. Raises as ``check_out``.
+    """Write rows as they come to a .csv, .jsonl or .parquet file, whole or not at all. Raises as ``check_out``.
 
     In a .csv no name is a formula or commands a terminal (``sheet_cell``); the others hold names as they are.
     """
     check_out(path)
-    rows = [p.to_dict() for p in predictions]
-    if path.suffix.lower() == ".jsonl":
-        write_atomic(path, b"".join(escape_json(json.dumps(r, ensure_ascii=False)).encode() + b"\n" for r in rows))
-        return
-    table = [_flat(row, top) for row in rows]
-    if path.suffix.lower() == ".parquet":
-        import pyarrow as pa
-        from pyarrow import parquet
+    columns = list(_flat({"name": "", "top": [], "reason": ""}, top))
+    with written_whole(path) as file:
+        if path.suffix.lower() == ".parquet":
+            _write_parquet(file, columns, predictions, top)
+        elif path.suffix.lower() == ".jsonl":
+            for row in predictions:
+                file.write(escape_json(json.dumps(row.to_dict(), ensure_ascii=False)).encode() + b"\n")
+        else:
+            text = io.TextIOWrapper(file, "utf-8", newline="")
+            writer = csv.writer(text)
+            writer.writerow(columns)
+            writer.writerows([sheet_cell(v) for v in _flat(row.to_dict(), top).values()] for row in predictions)
+            text.detach()  # which leaves the file to whoever opened it, with all that was written
 
-        held = io.BytesIO()
-        names = list(_flat({"name": "", "class": None, "probability": None, "top": [], "reason": ""}, top))
-        columns = {name: [row[name] for row in table] for name in names}
-        text = [name for name in names if not name.startswith("probability")]
-        schema = pa.schema([(name, pa.string() if name in text else pa.float64()) for name in names])
-        parquet.write_table(pa.table(columns, schema=schema), held)
-        write_atomic(path, held.getvalue())
-        return
-    text_file = io.StringIO(newline="")
-    writer = csv.DictWriter(text_file, list(_flat({"name": "", "class": "", "top": [], "reason": ""}, top)))
-    writer.writeheader()
-    writer.writerows({name: sheet_cell(value) for name, value in row.items()} for row in table)
-    write_atomic(path, text_file.getvalue().encode())
+
+def _write_parquet(file: BinaryIO, columns: Sequence[str], predictions: Iterable[Prediction], top: int) -> None:
+    """Row group by row group."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    schema = pa.schema([(c, pa.float64() if c.startswith("probability") else pa.string()) for c in columns])
+    rest = iter(predictions)
+    with parquet.ParquetWriter(file, schema) as writer:
+        while group := [_flat(row.to_dict(), top) for row in islice(rest, ROW_GROUP)]:
+            writer.write_table(pa.Table.from_pylist(group, schema))
 
 
 def _flat(row: Mapping[str, Any], top: int) -> dict[str, Any]:

@@ -15,12 +15,13 @@ from fedcache.extract.datasets.dataset import SPLIT_WORDS
 from fedcache.extract.embed_images import NamedImages, embedded, find_images, find_texts, locate_recipe
 from fedcache.extract.inputs import ROWS, TEXTS, held_by
 from fedcache.extract.recipe import Recipe
+from fedcache.models.file_features import features_of_file
 from fedcache.models.predictions import Prediction, best_of
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel
 from fedcache.process import Stop
 from fedcache.progress import Observer
-from fedcache.store.embedding_files import read_embeddings
+from fedcache.store.embedding_files import Embeddings
 from fedcache.store.store import Store
 
 
@@ -97,12 +98,8 @@ def predict_images(
         raise StoppedError(said, "Run the same command again: it begins anew.") from error
 
 
-def predict_store(predictor: Predictor, store: Store, split: str | None, *, top: int) -> Iterator[Prediction]:
-    """Every row of a store, or those of a split (train, test, validation).
-
-    Raises UsageError for another split, StoreError for a store without the model's arrays.
-    """
-    rows = rows_of_split(store, split)
+def predict_store(predictor: Predictor, store: Store, rows: NDArray[np.int64], *, top: int) -> Iterator[Prediction]:
+    """Rows of a store, int [n], in their order. Raises StoreError for a store without the model's arrays."""
     reasons = {int(entry["row"]): str(entry["reason"]) for entry in store.quarantined()}
     for part, scores in predictor.over_store(store, rows):
         yield from _named(predictor, [store.samples.name[r] for r in part], part, scores, top, reasons)
@@ -119,36 +116,13 @@ def rows_of_split(store: Store, split: str | None) -> NDArray[np.int64]:
     return rows.astype(np.int64)
 
 
-def predict_embeddings(predictor: Predictor, path: Path, *, top: int) -> Iterator[Prediction]:
-    """Every row of a file of features: one column per backbone, or one matrix of all of them side by side.
-
-    Raises UsageError for a file that cannot be read, StoreError for another number of features.
-    """
-    model, held = predictor.members[0], read_embeddings(path)
-    arrays = arrays_of_file(model, {name: values[:, 0] for name, values in held.features.items()}, path)
-    rows = np.arange(len(held.names))
-    yield from _named(predictor, held.names, rows, predictor.scores(*arrays), top, {})
-
-
-def arrays_of_file(model: SavedModel, columns: Mapping[str, np.ndarray], path: Path) -> list[np.ndarray]:
-    """The features of a file in the order of the model's backbones."""
-    facts = model.facts
-    if facts.image is not None:
-        raise UsageError(f"{facts.method} reads images, not embeddings.", "fedcache predict RUN photo.jpg")
-    for known in (facts.keys, facts.backbones):
-        if known and all(name in columns for name in known):
-            return [columns[name] for name in known]
-    if len(columns) == 1:
-        (whole,) = columns.values()
-        if whole.shape[-1] == facts.width:
-            return [*np.split(whole, np.cumsum(facts.widths)[:-1], axis=-1)]
-    if len(columns) == len(facts.widths):
-        return [*columns.values()]
-    raise StoreError(
-        f"{path} has features {', '.join(f'{n} [{v.shape[-1]}]' for n, v in columns.items())}, the model reads "
-        f"{', '.join(f'{n} [{w}]' for n, w in zip(facts.backbones or facts.keys, facts.widths, strict=True))}.",
-        "Name the columns features/<backbone>, or give one matrix of all backbones side by side.",
-    )
+def predict_embeddings(predictor: Predictor, held: Embeddings, path: Path, *, top: int) -> Iterator[Prediction]:
+    """Every row of an opened file of features, ``path``; errors as ``features_of_file``, UsageError for damage."""
+    features, start = features_of_file(predictor.members[0], held.features, path), 0
+    for arrays in features.blocks():
+        rows = np.arange(start, start + len(arrays[0]))
+        start += len(rows)
+        yield from _named(predictor, held.names[start - len(rows) : start], rows, predictor.scores(*arrays), top, {})
 
 
 def _named(

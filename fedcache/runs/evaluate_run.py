@@ -26,7 +26,15 @@ from fedcache.models.sources import read_recipes
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import MODELS
-from fedcache.runs.predict_run import check_saved, check_weights, open_members, predictor_of, result_of, weights_of
+from fedcache.runs.predict_run import (
+    check_saved,
+    check_weights,
+    counted,
+    open_members,
+    predictor_of,
+    result_of,
+    weights_of,
+)
 from fedcache.runs.trained_rows import warning_of_trained_rows
 from fedcache.runs.trust_words import is_private
 from fedcache.store.catalog import place_of_content, recall_last, remember_last
@@ -53,7 +61,7 @@ def evaluate_runs(
         config: how what is missing is extracted.
         home: where stores and weights are looked for.
         observer: told the story.
-        stop: asked between the models of clients and the chunks of an extraction.
+        stop: asked between the models of clients, blocks of rows and the chunks of an extraction.
     """
     each = [asked] * len(places)
     if asked.weights or (asked.client is not None and len(places) > 1):
@@ -130,7 +138,11 @@ def evaluate_run(
     mistakes = None
     if wanted.with_images:
         mistakes = mistakes_on(place, facts.run, first, rows, [str(name) for name in names] if each else [])
-    figures, spread = measure_clients(models(), rows) if each else (measure(first, rows), None)
+    if each:
+        figures, spread = measure_clients(models(), rows)
+    else:
+        with counted(observer, stop, "evaluating", len(rows.rows)) as done:
+            figures, spread = measure(first, rows, done=done), None
     some = f" of {facts.clients:,}" if len(names) < facts.clients else ""
     which = f"{len(names)}{some} clients' own, each on all rows" if each else f"of client {asked.client}"
     if not each and asked.client is None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import StoreError, UsageError, unknown
+from fedcache.errors import StoppedError, StoreError, UsageError, unknown
 from fedcache.extract.device import resolve_device
 from fedcache.extract.planning.find_store import need_store
+from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import NAMES
 from fedcache.models.model import Model
@@ -17,7 +19,7 @@ from fedcache.models.predictions import Prediction
 from fedcache.models.predictor import Predictor, encoders_of
 from fedcache.models.request import ModelOptions, PredictOptions
 from fedcache.models.saved_model import ModelFacts, SavedModel
-from fedcache.models.sources import find_inputs, predict_embeddings, predict_images, predict_store
+from fedcache.models.sources import find_inputs, predict_embeddings, predict_images, predict_store, rows_of_split
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.runs.client_columns import client_columns
@@ -25,6 +27,7 @@ from fedcache.runs.directory import command_saving, read_result
 from fedcache.runs.identity import code_digest
 from fedcache.runs.run_models import load_seed, seeds_of
 from fedcache.runs.trust_words import is_private
+from fedcache.store.embedding_files import open_embeddings
 
 
 def open_predictor(
@@ -168,18 +171,53 @@ def predict_run(
     home: Home,
     observer: Observer,
     stop: Stop,
-) -> list[Prediction]:
-    """What the model of a run says of images, or of the rows that ``rows`` names.
+) -> Iterator[Prediction]:
+    """What the model of a run says of images, or of the rows that ``rows`` names, block by block.
 
-    Raises as ``open_predictor`` and ``models.sources``. ``config`` says how images are computed.
+    Raises as ``open_predictor`` and, also while rows are taken, as ``models.sources``; StoppedError after a stop.
+    ``config`` says how images are computed.
     """
     predictor = open_predictor(place, asked, home, observer, config.device)
     predictor.check_top(rows.top)
     if images:
         named = find_inputs(predictor.members[0], images, follow_links=config.follow_links)
         weights = weights_of(asked)
-        return list(predict_images(predictor, named, config, home, observer, stop, top=rows.top, weights=weights))
+        return predict_images(predictor, named, config, home, observer, stop, top=rows.top, weights=weights)
     if rows.store is not None:
         store = need_store(home, path=Path(rows.store))
-        return list(predict_store(predictor, store, None if rows.split == "all" else rows.split, top=rows.top))
-    return list(predict_embeddings(predictor, Path(str(rows.embeddings)), top=rows.top))
+        wanted = rows_of_split(store, None if rows.split == "all" else rows.split)
+        return each_counted(predict_store(predictor, store, wanted, top=rows.top), len(wanted), observer, stop)
+    held = open_embeddings(Path(str(rows.embeddings)))
+    found = predict_embeddings(predictor, held, Path(str(rows.embeddings)), top=rows.top)
+    return each_counted(found, len(held.names), observer, stop)
+
+
+def each_counted(rows: Iterable[Prediction], total: int, observer: Observer, stop: Stop) -> Iterator[Prediction]:
+    """Rows as they are, with their progress; raises StoppedError after a stop."""
+    with counted(observer, stop, "classifying", total) as done:
+        for number, row in enumerate(rows, 1):
+            yield row
+            if not number % BLOCK:
+                done(BLOCK)
+
+
+@contextmanager
+def counted(observer: Observer, stop: Stop, what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Inside a ``with`` statement, a function that is told how many more rows are done; raises StoppedError in it."""
+    so_far = 0
+
+    def done(rows: int) -> None:
+        nonlocal so_far
+        so_far += rows
+        observer.advance(rows)
+        if stop.requested and so_far < total:
+            raise StoppedError(
+                f"Stopped after {so_far:,} of {total:,} rows; no part of the answer is kept.",
+                "Run the same command again: it begins anew.",
+            )
+
+    observer.start(what, total, "rows")
+    try:
+        yield done
+    finally:
+        observer.stop()

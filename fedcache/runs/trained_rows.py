@@ -128,11 +128,10 @@ def _same_features(store: Store, trained: NDArray[np.int64], model: SavedModel, 
     assert not isinstance(rows.source, Store)
     reader = store.reader(array_keys(model, store)[0])
     with np.errstate(over="ignore"):  # what does not fit into the stored dtype is no stored row
-        asked = _keys(row_digests(rows.source[0][rows.rows].astype(reader.info.dtype)))
-    seen = np.zeros(len(asked), bool)
-    for start in range(0, len(trained), BLOCK):
-        seen |= np.isin(asked, _keys(row_digests(reader.rows(trained[start : start + BLOCK])[:, 0])))
-    return int(seen.sum())
+        asked = [row_digests(first.astype(reader.info.dtype)) for first, *_ in rows.source.of_rows(rows.rows)]
+    parts = (trained[start : start + BLOCK] for start in range(0, max(1, len(trained)), BLOCK))
+    known = [row_digests(reader.rows(part)[:, 0]) for part in parts]
+    return int(np.isin(_keys(np.concatenate(asked)), _keys(np.concatenate(known))).sum())
 
 
 def _keys(uid: NDArray[np.uint8]) -> NDArray[np.void]:

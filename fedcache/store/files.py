@@ -17,9 +17,10 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fedcache.parsing import parse_json
 
@@ -91,15 +92,23 @@ def _temporary(path: Path) -> Path:
 
 
 def write_atomic(path: Path, *parts: Buffer) -> None:
-    """Replace ``path`` by the concatenated parts: temporary file, fsync, rename, fsync of the directory.
+    """Replace ``path`` by the concatenated parts, as ``written_whole``."""
+    with written_whole(path) as file:
+        for part in parts:
+            file.write(part)
 
-    The temporary name starts with a dot and ends in ``.partial`` so that cleanups and readers know it.
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of ``path`` when the block ends, and is gone where it raises.
+
+    That is a temporary file, fsync, rename, fsync of the directory. The temporary name starts with a dot and ends in
+    ``.partial`` so that cleanups and readers know it.
     """
     temporary = _temporary(path)
     try:
         with temporary.open("wb") as file:
-            for part in parts:
-                file.write(part)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -17,7 +17,7 @@ from PIL import Image
 
 import fedcache as fc
 from fedcache.commands.options import pairs
-from fedcache.commands.predict import predictions_answer
+from fedcache.commands.predict import Answer, predictions_answer
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import CorruptionError, UsageError, memory_error
 from fedcache.extract.extract_dataset import extract
@@ -350,10 +350,25 @@ def test_rows_that_could_not_be_read_are_an_error_where_there_is_no_other() -> N
         ([lost, replace(lost, name="c.png")], "None of 2 rows could be read; the first: a.png: torn."),
     ):
         with pytest.raises(CorruptionError) as caught:
-            predictions_answer(rows, 1, None)
+            predictions_answer(told_of(rows), 1, None)
         assert caught.value.message == said
-    told = predictions_answer([lost, read], 1, None)
-    assert [row["name"] for row in told.data["rows"]] == ["a.png", "b.png"]
+    found = predictions_answer(told_of([lost, read]), 1, None)
+    assert [row["name"] for row in found.data["rows"]] == ["a.png", "b.png"]
+
+
+def told_of(rows: list[Prediction], *, keep_all: bool = True) -> Answer:
+    answer = Answer(keep_all)
+    assert list(answer.told(rows)) == rows
+    return answer
+
+
+def test_rows_beyond_those_that_are_shown_are_counted_and_kept_only_for_json() -> None:
+    rows = [Prediction(f"{i}.png", ("cat",), (0.5,)) for i in range(50)]
+    rows[30] = replace(rows[30], classes=(), probabilities=(), reason="torn")
+    for keep_all, kept in ((False, 20), (True, 50)):
+        found = predictions_answer(told_of(rows, keep_all=keep_all), 1, Path("out.csv"))
+        assert list(found.lines) == ["49 classified, 1 could not be read", "30 more in out.csv"]
+        assert len(found.data["rows"]) == kept
 
 
 def test_weights_are_fetched_where_they_are_published(monkeypatch: pytest.MonkeyPatch) -> None:

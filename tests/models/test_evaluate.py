@@ -19,6 +19,7 @@ from fedcache.heads.losses import MASKED
 from fedcache.models import evaluate
 from fedcache.models import predictor as predictor_module
 from fedcache.models.evaluate import LabelledRows, fit_temperature, matched, measure, measure_clients
+from fedcache.models.file_features import FileFeatures
 from fedcache.models.measures import BINS, LeftOutRows, RightRows, RunEvaluation, calibration_error
 from fedcache.models.predictor import Predictor
 
@@ -214,8 +215,9 @@ def test_rows_of_a_file_are_those_of_a_split_that_it_has(monkeypatch):
         features={"a": np.ones((4, 1, 2), np.float32)}, names=["r0", "r1", "r2", "r3"], splits=np.array([0, 1, 0, 0]),
         labels=[0, 1, 1, 0], domains=[0, 0, 0, 0], classes=("x", "y"), domain_names=("d",),
     )  # fmt: skip
-    monkeypatch.setattr(evaluate, "read_embeddings", lambda _path: held)
-    monkeypatch.setattr(evaluate, "arrays_of_file", lambda _model, columns, _path: list(columns.values()))
+    monkeypatch.setattr(evaluate, "open_embeddings", lambda _path: held)
+    features = FileFeatures(tuple(held.features.values()))
+    monkeypatch.setattr(evaluate, "features_of_file", lambda _model, _columns, _path: features)
     predictor, path = SimpleNamespace(members=[None], classes=("x", "y")), Path("f.npz")
     for split, rows, name in (
         ("train", [0, 2, 3], "split train"),

@@ -22,9 +22,9 @@ from fedcache.heads.losses import MASKED
 from fedcache.models.collect import collect
 from fedcache.models.export.linear_head import estimator, linear_head
 from fedcache.models.export.program import ModelInput, _images_as_they_are, export, image_inputs, make_program
+from fedcache.models.file_features import features_of_file
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ModelFacts, SavedModel
-from fedcache.models.sources import arrays_of_file
 
 LINEAR = {
     "afl", "central", "clip-zs", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedntd", "fedpft", "gda",
@@ -253,7 +253,7 @@ def test_a_model_of_images_is_no_linear_head():
             f"The model reads images uint8 [N, {H}, {W}, 3], found {wrong.dtype} {list(wrong.shape)}."
         )
     with pytest.raises(UsageError, match=r"^fedavg-scratch reads images, not embeddings"):
-        arrays_of_file(model, {}, Path("x.npz"))
+        features_of_file(model, {}, Path("x.npz"))
     module = make_program(predictor, home=None).module
     assert torch.equal(module.features(torch.from_numpy(rows).permute(0, 3, 1, 2)), data.x[:3, 0])
 

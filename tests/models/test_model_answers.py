@@ -56,7 +56,7 @@ def test_a_stopped_prediction_promises_nothing_that_is_kept(run: Path, tmp_path:
     stop.ask()
     home, config = Home.from_environment(), ExtractConfig(workers=0)
     with pytest.raises(StoppedError, match="predict keeps no part of an answer") as caught:
-        predict_run(run, [images], ModelOptions(), PredictOptions(), config, home, Silent(), stop)
+        list(predict_run(run, [images], ModelOptions(), PredictOptions(), config, home, Silent(), stop))
     assert caught.value.hint == "Run the same command again: it begins anew."
 
 

@@ -14,7 +14,7 @@ from heard import Heard
 from pictures import folder
 
 import fedcache as fc
-from fedcache.models import evaluate, mistakes, predictor
+from fedcache.models import file_features, mistakes, predictor
 from fedcache.progress import Silent
 from fedcache.runs import trained_rows
 
@@ -92,7 +92,7 @@ def test_figures_of_several_blocks_of_rows_are_those_of_one(
     warned = [next(w for w in whole[0] if said in w) for said in ("--split test leaves them out", "the same content")]
     assert f"trained on 48 of 88 rows of {store.path.name}" in warned[0]
     assert warned[1].startswith("48 of 88 rows")
-    for module in (evaluate, mistakes, predictor, trained_rows):
+    for module in (file_features, mistakes, predictor, trained_rows):
         monkeypatch.setattr(module, "BLOCK", 7)
     assert figures() == whole
 

@@ -1,0 +1,114 @@
+"""Rows are predicted and measured block by block: any block size gives the same answer, and a stop leaves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from command import fedcache, ok
+from draws import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pyarrow import parquet
+
+from fedcache.config import ExtractConfig, Home
+from fedcache.errors import Exit, StoppedError
+from fedcache.models import file_features, predictor
+from fedcache.models.predictions import best_of, write_predictions
+from fedcache.models.request import ModelOptions, PredictOptions
+from fedcache.process import Stop
+from fedcache.progress import Silent
+from fedcache.runs import predict_run as running
+
+ROWS = 300
+
+
+def columns() -> dict[str, NDArray[np.float32] | NDArray[np.int64]]:
+    """Embeddings of two backbones."""
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 4, ROWS)
+    made = {f"features/{k}": (label[:, None] + rng.standard_normal((ROWS, d))) for k, d in (("a", 5), ("b", 3))}
+    return {**{k: v.astype(np.float32) for k, v in made.items()}, "label": label}
+
+
+def trained(place: Path) -> Path:
+    np.savez(place / "e.npz", **columns())
+    ok("ingest", place / "e.npz", "--name", "e")
+    return Path(ok("train", "--method", "fed3r", "-d", "e", "--scheme", "iid", "--clients", 2).data["path"])
+
+
+@pytest.fixture
+def run(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(trained)
+
+
+@pytest.mark.parametrize("ending", [".npz", ".parquet"])
+def test_blocks_of_a_file_change_no_prediction_and_no_measure(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    path, told, held = tmp_path / f"lost{ending}", [], columns()
+    held["features/a"][7] = np.nan
+    if ending == ".npz":
+        np.savez(path, **held)
+    else:
+        parquet.write_table(pa.table({k: v.tolist() for k, v in held.items()}), path, row_group_size=64)
+    for block in (1 << 14, 17):
+        for module in (file_features, predictor, running):
+            monkeypatch.setattr(module, "BLOCK", block)
+        done = fedcache("predict", run, "--embeddings", path, "--top", 2, "--json")
+        assert done.code == Exit.QUARANTINED
+        rows = done.data["rows"]
+        assert [i for i, row in enumerate(rows) if row["reason"]] == [7]
+        told.append((rows, ok("evaluate", run, "--embeddings", path).data["runs"][0]))
+    (whole, all_at_once), (parts, by_parts) = told
+    for one, other in zip(whole, parts, strict=True):
+        assert (one["name"], one["class"], one["reason"]) == (other["name"], other["class"], other["reason"])
+        assert [p for _, p in one["top"]] == pytest.approx([p for _, p in other["top"]])
+    assert all_at_once["left_out"] == by_parts["left_out"]
+    assert all_at_once["left_out"]["unreadable"] == 1
+    first, second = all_at_once["measures"], by_parts["measures"]
+    for exact in ("rows", "right", "confusion"):
+        assert first[exact] == second[exact]
+    assert (first["nll"], first["ece"]) == pytest.approx((second["nll"], second["ece"]))
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])
+def test_a_prediction_that_is_stopped_between_blocks_leaves_no_file(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    np.savez(tmp_path / "e.npz", **columns())
+    monkeypatch.setattr(running, "BLOCK", 100)
+    stop, out = Stop(), tmp_path / "out" / f"classes{ending}"
+    out.parent.mkdir()
+    home, rows = Home.from_environment(), PredictOptions(embeddings=str(tmp_path / "e.npz"))
+    found = running.predict_run(run, [], ModelOptions(), rows, ExtractConfig(), home, Silent(), stop)
+    stop.ask()
+    with pytest.raises(StoppedError, match=r"^Stopped after 100 of 300 rows; no part of the answer is kept\."):
+        write_predictions(out, found, 1)
+    assert not list(out.parent.iterdir())
+
+
+@given(st.integers(0, 10_000), st.integers(1, 5))
+@examples(15, 200)
+def test_the_best_classes_are_the_predicted_one_and_then_those_of_the_highest_scores(seed: int, top: int) -> None:
+    rng = np.random.default_rng(seed)
+    ranking = rng.integers(-2, 3, (20, 5)).astype(float)
+    ranking[rng.random(ranking.shape) < 0.2] = -np.inf
+    ranking[3] = np.nan
+    predicted, shares = np.where(np.isnan(ranking).any(1), -1, rng.integers(0, 5, 20)), rng.random((20, 5))
+    names = [str(i) for i in range(20)]
+    found = list(best_of(names, "abcde", predicted, shares, ranking, top, {5: "torn"}))
+    assert [row.name for row in found] == names
+    assert {i: row.reason for i, row in enumerate(found) if row.reason} == {
+        3: "its features are not all finite numbers",
+        5: "torn",
+    }
+    for i in set(range(20)) - {3, 5}:
+        others = sorted(set(range(5)) - {predicted[i]}, key=lambda c: (-ranking[i, c], c))
+        order = [predicted[i], *others][:top]
+        assert found[i].classes == tuple("abcde"[c] for c in order)
+        assert found[i].probabilities == tuple(shares[i, order])
