@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -104,10 +104,6 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, s
 
     ``secret`` leaves out who took part in which round, and the time of each, which tells how many they were.
     """
-    totals = outcome.traffic.totals()
-    served = sum(r.clients for r in outcome.traffic.rounds)
-    keys = ("up", "down", "paper_up", "paper_down", "up_bytes", "down_bytes")
-    per_round = {key: totals[key] / max(1, served) for key in keys}
     rounds = [
         {
             "seed": outcome.seed,
@@ -115,7 +111,7 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, s
             "clients": None if secret else list(r.clients),
             "accuracy": number(r.accuracy),
             "diagnostics": {k: number(v) for k, v in r.diagnostics.items()},
-            "traffic": asdict(r.traffic),
+            "traffic": r.traffic.to_dict(),
         }
         for r in outcome.records
     ]
@@ -129,8 +125,8 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, s
         macro_f1=number(evaluation.macro_f1),
         by_domain={domains[d] if d < len(domains) else str(d): a for d, a in sorted(evaluation.by_domain.items())},
         fairness={k: number(v) for k, v in outcome.fairness.items()},
-        traffic=totals,
-        per_round=per_round,
+        traffic=outcome.traffic.totals(),
+        per_round=outcome.traffic.per_client_round(),
         rounds=rounds,
         protocol=outcome.protocol,
         fidelity=outcome.fidelity,

@@ -160,13 +160,18 @@ def self_training(server: Tree, states: Mapping[int, Tree], labels: Mapping[int,
 class RoundTraffic:
     """Totals of one round over its clients, in scalars (``*_bytes`` in bytes)."""
 
-    clients: int
+    clients: int  # that sent
     up: int
     down: int
     up_bytes: int
     down_bytes: int
     paper_up: int
     paper_down: int
+    receivers: int | None = None  # clients that got the broadcast; None for as many as sent
+
+    def to_dict(self) -> dict[str, int]:
+        """Plain JSON values, without what is None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def itemsize(tree: Tree) -> int:
@@ -198,6 +203,22 @@ class Traffic:
         keys = ("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down")
         return {k: sum(getattr(r, k) for r in self.rounds) for k in keys}
 
+    def per_client_round(self) -> dict[str, float]:
+        """The same by client and round: up by those that sent, down by those that the broadcast reached."""
+        sent = sum(r.clients for r in self.rounds)
+        got = sum(r.clients if r.receivers is None else r.receivers for r in self.rounds)
+        return {k: total / max(1, sent if "up" in k else got) for k, total in self.totals().items()}
+
+    def idle_rounds(self) -> list[str]:
+        """A sentence on the rounds in which no client sent anything."""
+        idle = [number for number, r in enumerate(self.rounds, 1) if not r.clients]
+        if not idle:
+            return []
+        which = f"{len(idle):,} of {len(self.rounds):,} rounds (the first: round {idle[0]:,})"
+        if len(idle) == len(self.rounds):
+            which = f"all {len(idle):,} rounds" if len(idle) > 1 else "the only round"
+        return [f"In {which} no client sent anything: none was drawn or available, or those that were dropped out."]
+
     def to_json(self) -> dict[str, Any]:
         """Everything counted, as JSON; of the clients, those that sent or received anything."""
         met = np.flatnonzero(self.up | self.down)
@@ -205,7 +226,7 @@ class Traffic:
             "clients": met.tolist(),
             "up": self.up[met].tolist(),
             "down": self.down[met].tolist(),
-            "rounds": [asdict(r) for r in self.rounds],
+            "rounds": [r.to_dict() for r in self.rounds],
             "totals": self.totals(),
         }
 

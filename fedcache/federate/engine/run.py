@@ -348,7 +348,7 @@ def _outcome(
         trainable=job.method.trainable(job.server, next(map(job.states.outline, job.states), {})),
         server=job.server,
         states=job.states,
-        warnings=tuple(job.warnings),
+        warnings=(*job.warnings, *job.traffic.idle_rounds()),
         attackers=tuple(sorted(job.training_clients[c].name for c in job.liars)),
         predict=predict,
         deployed=deployed,

@@ -391,6 +391,7 @@ class RunState:
             totals["down"] += got + text
             totals["down_bytes"] += got * size + text * (env.text.element_size() if env.text is not None else 0)
             totals["paper_down"] += text + (0 if c in self.early else paper_down)
-        done = RoundTraffic(len(ids), **totals)
+        got_it = len(ids) + len(self.lost) - len(self.early)
+        done = RoundTraffic(len(ids), **totals, receivers=None if got_it == len(ids) else got_it)
         self.traffic.rounds.append(done)
         return done

@@ -220,9 +220,12 @@ def test_who_drops_out_frees_its_place_and_is_never_in_a_buffer():
     assert all(len(r.clients) == 2 for r in out.records)
     received, sent = (sum(getattr(r.traffic, k) for r in out.records) for k in ("down", "up"))
     assert received > 1.3 * sent  # a broadcast for everyone who began
+    each = out.traffic.per_client_round()
+    assert each["up"] == each["down"]
     never = SamplingRule(trace=None, available=1e-9)
     nobody = go_tiny("fedavg", {"opt": "sgd"}, data, clients, timing=TimingRule(buffer=2), sampling=never)
     assert [r.clients for r in nobody.records] == [(), ()]
+    assert nobody.warnings[-1].startswith("In all 2 rounds no client sent anything:")
     assert [r.diagnostics for r in nobody.records] == [{"simulated_time": 0.0}] * 2
 
 

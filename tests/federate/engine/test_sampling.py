@@ -154,6 +154,10 @@ def test_who_drops_out_gets_the_broadcast_sends_nothing_and_changes_nothing(meth
     assert all(with_loss.traffic.up[lost] == 0)
     assert all(with_loss.traffic.down[lost] == with_loss.traffic.down[sampler.sample(0, None)[0]])
     assert not set(with_loss.states) & set(lost)
+    whole, some = (t.per_client_round() for t in (go(method, settings, data, clients, **one).traffic, with_loss.traffic))
+    assert some == whole  # by client that sent, and by client that was sent to
+    assert with_loss.traffic.rounds[0].to_dict()["receivers"] == 9
+    assert not with_loss.warnings
 
 
 @pytest.mark.parametrize("trust", [parse_policy(), parse_policy("median"), parse_policy(on_bad_update="reject")])
@@ -168,14 +172,11 @@ def test_a_round_without_uploads_changes_nothing(execution, trust, tmp_path):
     assert gap(late.server, begun.server) < 1e-12
     assert late.records[0].clients == ()
     assert late.traffic.totals()["up"] == late.traffic.totals()["down"] == 0
-    assert (
-        len(
-            go("fedavg", {}, data, clients, rounds=2, sampling=rule, execution=execution, trust=trust)
-            .records[1]
-            .clients
-        )
-        == 5
-    )
+    why = "no client sent anything: none was drawn or available, or those that were dropped out."
+    assert late.warnings[-1] == f"In the only round {why}"
+    longer = go("fedavg", {}, data, clients, rounds=2, sampling=rule, execution=execution, trust=trust)
+    assert len(longer.records[1].clients) == 5
+    assert longer.warnings[-1] == f"In 1 of 2 rounds (the first: round 1) {why}"
 
 
 @pytest.mark.parametrize("how", ["uniform", "weighted"])
