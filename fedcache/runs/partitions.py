@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import FedcacheError, StoreError, UsageError, unknown
+from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, unknown
 from fedcache.extract.backbones import lookup
 from fedcache.federate.partition import partition as parts
 from fedcache.federate.partition.natural import with_column
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition
 from fedcache.federate.partition.rows import FEWER
 from fedcache.progress import Observer
+from fedcache.runs.damaged_partition import check_same, with_its_command
 from fedcache.runs.held_out_values import check_held_out_domains, with_whole_value
 from fedcache.runs.store_choice import chosen_arrays
 from fedcache.store import export
@@ -106,12 +107,17 @@ def need_scheme(scheme: str | None, arguments: Mapping[str, Any]) -> tuple[str, 
 def save_partition(store: Store, made: Partition, name: str, *, replace: bool = False) -> None:
     """Keep a partition in its store. Raises UsageError for a name that other rows have, unless they are replaced."""
     if not replace and name in store.partitions:
-        if store.partition(name).get("digest") == made.digest:
-            return
-        raise UsageError(
-            f"{store.path.name} has a partition {name!r} with other rows, which runs may name.",
-            f"Another name: --name {name}-2;  or in its place: --replace",
-        )
+        try:
+            digest = store.partition(name).get("digest")
+        except CorruptionError:
+            check_same(store, made, name)
+        else:
+            if digest == made.digest:
+                return
+            raise UsageError(
+                f"{store.path.name} has a partition {name!r} with other rows, which runs may name.",
+                f"Another name: --name {name}-2;  or in its place: --replace",
+            )
     store.put_partition(name, made.to_file())
 
 
@@ -274,8 +280,9 @@ def _load_partition(store: Store, name: str) -> Partition:
             + (", ".join(sorted(store.partitions)) or "none; make one with `fedcache partition`"),
         )
     # The manifest vouches for the bytes, so that nobody waits for the digest of the JSON once more.
-    raw, origin = store.partition_bytes(name), f"partition {name}"
-    return Partition.from_file(raw, dataset=digest, rows=store.rows, origin=origin, vouched=True)
+    with with_its_command(store, name):
+        raw, origin = store.partition_bytes(name), f"partition {name}"
+        return Partition.from_file(raw, dataset=digest, rows=store.rows, origin=origin, vouched=True)
 
 
 def check_partitions(store: Store) -> dict[Path, str]:

@@ -11,7 +11,7 @@ import pytest
 from command import fedcache, ok
 
 import fedcache as fc
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.report.find_runs import gather
 from fedcache.report.run_origin import store_of_run
 from fedcache.runs.directory import file_digest, read_result, write_result
@@ -199,3 +199,33 @@ def test_the_file_of_another_partition_is_not_taken_for_this_one(store: fc.Store
     with pytest.raises(FedcacheError, match="does not have the sha256 of the manifest") as caught:
         load_partition(store, "p")
     assert caught.value.code == Exit.CORRUPT
+
+
+def damage(store: fc.Store, name: str, at: int) -> None:
+    file = store.path / f"partitions/{name}.partition"
+    raw = bytearray(file.read_bytes())
+    raw[at] ^= 1
+    file.write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    ("at", "scheme"), [(-64, "--scheme dirichlet --clients 3 --alpha 2 --partition-seed 7"), (20, "--scheme SCHEME")]
+)
+def test_a_damaged_partition_is_made_again_by_the_command_that_its_error_names(
+    store: fc.Store, at: int, scheme: str
+) -> None:
+    made = make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=7)
+    damage(store, "p", at)
+    with pytest.raises(FedcacheError, match="does not have the sha256 of the manifest") as caught:
+        load_partition(store, "p")
+    end = " --replace" if "SCHEME" in scheme else ""
+    assert caught.value.hint == f"To make it again:  fedcache partition {scheme} --name p{end}"
+    with pytest.raises(UsageError, match="is damaged, and this is another one") as caught:
+        make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=8)
+    assert caught.value.hint.endswith("--replace")
+    assert make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=7).digest == made.digest
+    assert load_partition(store, "p").digest == made.digest
+    assert verify(store.path).ok
+    damage(store, "p", at)
+    other = make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=8, replace=True)
+    assert load_partition(store, "p").digest == other.digest
