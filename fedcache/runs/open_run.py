@@ -327,6 +327,8 @@ def note_paper_choices(inputs: RunInputs, spec: ResolvedRun, observer: Observer)
         observer.note(note)
     if method.one_shot and (config.rounds or 1) > 1:
         observer.warn(f"{method.name} takes one round; --rounds {config.rounds} changes nothing.")
+    if config.eval_clients is not None and spec.eval_clients is None and config.eval_clients != "all":
+        observer.warn(f"{method.name} has one model for all, so --eval-clients {config.eval_clients} changes nothing.")
     if config.rounds is None and not method.one_shot:
         observer.note(f"Rounds {spec.rounds}: the setting of {method.name}'s paper (--rounds chooses).")
     if config.participation is None and not method.central:

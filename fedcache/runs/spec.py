@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedcache.config import PartitionConfig, TrainConfig, execution_name, to_table
+from fedcache.config import SAMPLING, PartitionConfig, TrainConfig, execution_name, to_table
 from fedcache.errors import UsageError, unknown
 from fedcache.extract.device import known_device
 from fedcache.federate.engine.hyperparameters import Value
@@ -293,7 +293,10 @@ def parse_share(text: str | None, option: str) -> int | float | None:
             return share
     except ValueError:
         pass
-    raise UsageError(f"{option} {text} is neither a number of clients nor a share.", "For example 10, 0.1, 10% or all")
+    hint = (
+        f"How clients are drawn is --client-sampling {text}" if text in SAMPLING else "For example 10, 0.1, 10% or all"
+    )
+    raise UsageError(f"{option} {text} is neither a number of clients nor a share.", hint)
 
 
 def check_participation(config: TrainConfig, clients: int) -> None:

@@ -123,7 +123,7 @@ def test_python_takes_the_same_words_and_tells_time_round_by_round(store: Path) 
         (("--asynchronous", "2", "--staleness-power", "-1"), "--staleness-power -1: expected 0 or more."),
         (("--server-step", "0.5"), "--server-step is of an asynchronous server."),
         (("--staleness-power", "0"), "--staleness-power is of an asynchronous server."),
-        (("--client-durations", "gamma"), "--client-durations gamma: it cannot be read as CSV (FileNotFoundError)."),
+        (("--client-durations", "gamma"), "--client-durations gamma: there is no such file."),
         (("--asynchronous", "2", "--aggregate", "median"), "the plain mean of uploads, and --aggregate is given."),
         (
             ("--asynchronous", "2", "--dp-clip", "1", "--dp-noise", "1"),

@@ -203,15 +203,12 @@ def test_clusters_of_clients_are_part_of_a_run_and_the_same_in_a_grid(store: Pat
     ("words", "why"),
     [
         (("--availability", "1.5"), "--availability 1.5: expected a share above 0, at most 1, or a file."),
-        (
-            ("--availability", "nowhere.csv"),
-            "--availability nowhere.csv: it cannot be read as CSV (FileNotFoundError).",
-        ),
+        (("--availability", "nowhere.csv"), "--availability nowhere.csv: there is no such file."),
         (("--client-dropout", "1"), "--client-dropout 1: expected a share from 0 to below 1."),
         (("--client-sampling", "fair"), "fair"),
         (("--client-clusters", "2.5"), "--client-clusters 2.5: expected a number from 1, or a file."),
         (("--client-clusters", M + 1), f"--client-clusters {M + 1}, but there are {M} clients."),
-        (("--client-clusters", "nowhere.csv"), "--client-clusters nowhere.csv: it cannot be read as CSV"),
+        (("--client-clusters", "nowhere.csv"), "--client-clusters nowhere.csv: there is no such file"),
         (("--clusters-per-round", "2"), "--clusters-per-round is of clusters of clients."),
         (("--client-clusters", "3", "--clusters-per-round", "4"), "--clusters-per-round 4, but there are 3 clusters."),
         (("--client-clusters", "3", "--dp-clip", "1", "--dp-noise", "1"), "--client-clusters changes who takes part"),
@@ -224,6 +221,12 @@ def test_wrong_words_of_who_takes_part_are_answered(store: Path, words: tuple[st
     assert why in refused.err
     for option in (("--client-dropout", "0.1"), ("--client-clusters", 3)):
         assert fedcache("train", "--method", "central", *option, *WORDS).code == 2
+
+
+def test_a_number_of_scored_clients_is_for_their_own_models(store: Path) -> None:
+    said = "fedavg has one model for all, so --eval-clients 5 changes nothing."
+    assert said in fedcache("train", "--method", "fedavg", "--eval-clients", 5, *WORDS).err.replace("\n", " ")
+    assert said not in fedcache("train", "--method", "fedavg", "--eval-clients", "all", *WORDS).err.replace("\n", " ")
 
 
 def test_who_takes_part_and_who_is_scored_tells_runs_apart_and_is_said(store: Path) -> None:

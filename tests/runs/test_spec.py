@@ -80,6 +80,11 @@ def test_other_words_for_clients_a_round_are_refused(text: str) -> None:
     refused(words, "For example 10, 0.1, 10% or all", parse_participation, text)
 
 
+def test_how_clients_are_drawn_is_another_option() -> None:
+    words = "--participation poisson is neither a number of clients nor a share."
+    refused(words, "How they are drawn:  --client-sampling poisson", parse_participation, "poisson")
+
+
 def test_no_more_clients_are_asked_for_than_there_are() -> None:
     check_participation(TrainConfig(participation="3"), 3)
     check_participation(TrainConfig(participation="100%"), 3)

@@ -154,7 +154,9 @@ def test_who_drops_out_gets_the_broadcast_sends_nothing_and_changes_nothing(meth
     assert all(with_loss.traffic.up[lost] == 0)
     assert all(with_loss.traffic.down[lost] == with_loss.traffic.down[sampler.sample(0, None)[0]])
     assert not set(with_loss.states) & set(lost)
-    whole, some = (t.per_client_round() for t in (go(method, settings, data, clients, **one).traffic, with_loss.traffic))
+    whole, some = (
+        t.per_client_round() for t in (go(method, settings, data, clients, **one).traffic, with_loss.traffic)
+    )
     assert some == whole  # by client that sent, and by client that was sent to
     assert with_loss.traffic.rounds[0].to_dict()["receivers"] == 9
     assert not with_loss.warnings
