@@ -82,7 +82,7 @@ def test_other_words_for_clients_a_round_are_refused(text: str) -> None:
 
 def test_how_clients_are_drawn_is_another_option() -> None:
     words = "--participation poisson is neither a number of clients nor a share."
-    refused(words, "How they are drawn:  --client-sampling poisson", parse_participation, "poisson")
+    refused(words, "How clients are drawn is --client-sampling poisson", parse_participation, "poisson")
 
 
 def test_no_more_clients_are_asked_for_than_there_are() -> None:
