@@ -166,8 +166,6 @@ def measure(
     for scores in rows.scores(predictor):
         part = slice(start, start + scores.shape[1])
         start = part.stop
-        if done is not None:
-            done(scores.shape[1])
         predicted[part] = predictor.predicted(scores)
         told = np.where(predicted[part] < 0, 0, predicted[part])
         logs = log_probabilities(scores, predictor.temperature)
@@ -175,6 +173,8 @@ def measure(
         log_p[part] = np.take_along_axis(logs, rows.label[part, None], 1)[:, 0]
         if fit:
             kept.append(scores[:, -part.start % step :: step].copy())  # a view would hold the whole block
+        if done is not None:
+            done(scores.shape[1])
     known = predicted >= 0
     label, right = rows.label[known], predicted[known] == rows.label[known]
     sums = bin_sums(confidence[known], right)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import StoreError, UsageError
 from fedcache.models.saved_model import SavedModel
-from fedcache.store.file_rows import FileRows
+from fedcache.store.file_rows import FileRows, blocks_of
 
 BLOCK = 1 << 14
 """Rows that are read at once."""
@@ -34,7 +34,7 @@ class FileFeatures:
 
     def blocks(self) -> Iterator[list[Rows]]:
         """[n, d] of each backbone, all rows in order. Raises UsageError for a damaged file."""
-        for parts in zip(*map(_blocks, self.columns), strict=True):
+        for parts in zip(*(blocks_of(column, BLOCK) for column in self.columns), strict=True):
             first = [part[:, 0] for part in parts]
             yield [*np.split(first[0], self.cuts, axis=-1)] if self.cuts else first
 
@@ -47,12 +47,6 @@ class FileFeatures:
             start = end
             if len(part):
                 yield [array[part] for array in arrays]
-
-
-def _blocks(column: FileRows | Rows) -> Iterator[Rows]:
-    if isinstance(column, FileRows):
-        return column.blocks(BLOCK)
-    return (column[start : start + BLOCK] for start in range(0, len(column), BLOCK))
 
 
 def features_of_file(model: SavedModel, columns: Mapping[str, Any], path: Path) -> FileFeatures:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.progress import Observer
 from fedcache.store.chunks import all_finite, checksum, encode, to_stored_dtype
-from fedcache.store.file_rows import FileRows
+from fedcache.store.file_rows import FileRows, blocks_of
 from fedcache.store.files import digest_of
 from fedcache.store.samples import INGESTED
 from fedcache.store.text_features import slug_of
@@ -60,12 +60,8 @@ class ContentArray:
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         """The rows of every chunk in its stored dtype; raises CorruptionError for values that are not finite there."""
-        size, source = self.chunk_rows, self.source
-        if isinstance(source, FileRows):
-            blocks = source.blocks(size)
-        else:
-            blocks = (source[first : first + size] for first in range(0, len(source), size))
-        for number, rows in enumerate(blocks):
+        size = self.chunk_rows
+        for number, rows in enumerate(blocks_of(self.source, size)):
             try:
                 kept, lost = self._without_lost(rows)
                 yield to_stored_dtype(kept, self.dtype, lost, number * size, self.name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +69,6 @@ def open_embeddings(path: Path, choice: ColumnChoice | None = None) -> Embedding
         raise unknown("file ending", ending_of(path), ENDINGS)
     choice = choice or ColumnChoice()
     return assemble(path, read_columns(path, choice.features), choice)
-
-
-def read_embeddings(path: Path) -> Embeddings:
-    """A file of embeddings with its features in memory; columns and errors as ``open_embeddings``."""
-    found = open_embeddings(path)
-    whole = {name: v.whole() if isinstance(v, FileRows) else v for name, v in found.features.items()}
-    return replace(found, features=whole)
 
 
 def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice | None = None) -> Embeddings:

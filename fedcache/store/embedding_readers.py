@@ -32,7 +32,7 @@ Found = dict[str, Any]
 
 
 def read_columns(path: Path, features: Sequence[str] = ()) -> Found:
-    """Columns by name; errors as ``embedding_files.read_embeddings``.
+    """Columns by name; errors as ``embedding_files.open_embeddings``.
 
     ``features`` are the columns that the user says are features: in a table also what the names of their dimensions
     begin with.

@@ -56,6 +56,13 @@ def explain_damage(path: Path) -> Iterator[None]:
         ) from error
 
 
+def blocks_of(rows: FileRows | NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
+    """All rows in order, ``size`` at a time and the rest, of a file or of memory; errors as ``FileRows.blocks``."""
+    if isinstance(rows, FileRows):
+        return rows.blocks(size)
+    return (rows[start : start + size] for start in range(0, len(rows), size))
+
+
 @dataclass(frozen=True)
 class FileRows:
     """A column of numbers that stays in its file.

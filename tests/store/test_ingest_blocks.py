@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from embedding_file import read_embeddings
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -24,7 +25,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.store import content as contents
 from fedcache.store.chunks import all_finite, decode_strings, encode_strings
 from fedcache.store.content import arrange, chunk_rows_for
-from fedcache.store.embedding_files import open_embeddings, read_embeddings
+from fedcache.store.embedding_files import open_embeddings
 from fedcache.store.equal_strings import EqualStrings, numbered
 from fedcache.store.file_rows import FileRows
 from fedcache.store.samples import held_out

@@ -15,6 +15,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from command import fedcache, ok
+from embedding_file import read_embeddings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ from fedcache.store import content as contents
 from fedcache.store import table_readers, tables
 from fedcache.store.content import arrange
 from fedcache.store.embedding_columns import ColumnChoice
-from fedcache.store.embedding_files import open_embeddings, read_embeddings
+from fedcache.store.embedding_files import open_embeddings
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 from fedcache.store.words import Words

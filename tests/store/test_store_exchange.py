@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from embedding_file import read_embeddings
 from safetensors.numpy import save_file
 from toy_store import ALL_BAD, KEYS, ROWS, values, whole
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import embedding_writers
 from fedcache.store.content import arrange
-from fedcache.store.embedding_files import read_embeddings
 from fedcache.store.export import export
 from fedcache.store.store import Store
 from fedcache.store.verify import verify

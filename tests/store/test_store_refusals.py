@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from embedding_file import read_embeddings
 from pyarrow import parquet
 from toy_store import KEYS, create, in_memory, samples, whole, writer
 
@@ -22,7 +23,7 @@ from fedcache.runs.privacy_ledger import read_releases
 from fedcache.store import array_file, catalog, chunks, content, files, journal, lock, manifest, mapped_rows
 from fedcache.store import create as creating
 from fedcache.store import samples as columns
-from fedcache.store.embedding_files import open_embeddings, read_embeddings
+from fedcache.store.embedding_files import open_embeddings
 from fedcache.store.embedding_readers import read_columns
 from fedcache.store.export import export
 from fedcache.store.file_rows import FileRows
