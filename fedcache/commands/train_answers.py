@@ -57,8 +57,8 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     watched = ", ".join(f"{k} {v:.4g}" for k, v in known.items())
     name = f"{result['method']} ({result['preset']}, {result['fidelity']})"
     buffer = result.get("timing", {}).get("asynchronous")
-    how = f"a round, {result['rounds']} rounds" if buffer is None else (
-        f"at a time, {result['rounds']} steps of {buffer} updates")  # fmt: skip
+    count = f"{result['rounds']:,} {'round' if buffer is None else 'step'}{'' if result['rounds'] == 1 else 's'}"
+    how = f"a round, {count}" if buffer is None else f"at a time, {count} of {buffer} updates"
     setting = f"{part['scheme']}, {part['clients']} clients, {result['participation']} {how}"
     zero = accuracy.get("zero_shot")
     untrained = "" if zero is None else f"; zero-shot (no training) {percent(zero)} %"

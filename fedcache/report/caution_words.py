@@ -54,6 +54,6 @@ def _unseen_classes(result: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"ON UNSEEN CLASSES: every client's own model is tested on all {result['classes']} classes, and a typical "
-        f"client has training rows of {typical:g}. Tests with the client's own class shares: "
+        f"client has training rows of {typical:.3g}. Tests with the client's own class shares: "
         "--option test_protocol=matched"
     ]

@@ -27,7 +27,12 @@ def chance_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def next_step(result: Mapping[str, Any]) -> str:
-    """What of the same command to change: tuned values where the method has some, else a larger rate, else the data."""
+    """What of the same command to change: who takes part where nobody sent anything, tuned values where the method has
+    some, else a larger rate, else the data.
+    """
+    bytes_of = result.get("traffic", {}).get("exact", {})
+    if result.get("protocol") == "global" and bytes_of.get("down_bytes") and not bytes_of.get("up_bytes"):
+        return "no client sent anything in any round: the same command with a larger --participation or more --rounds"
     method, hp = str(result["method"]), result["hyperparameters"]
     tuned = _tuned_values(method)
     if tuned and any(hp.get(name) != value for name, value in tuned.items()):

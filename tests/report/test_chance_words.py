@@ -34,6 +34,13 @@ def test_where_a_method_was_tuned_that_comes_first(method: str) -> None:
     assert "--rounds 200" in next_step(result(method, **tuned))  # it is what ran
 
 
+def test_where_nobody_sent_anything_a_rate_is_not_what_is_missing() -> None:
+    heard = {**result(), "protocol": "global", "traffic": {"exact": {"up_bytes": 0, "down_bytes": 8}}}
+    assert next_step(heard).startswith("no client sent anything in any round: the same command with a larger --partic")
+    assert "rate" in next_step({**heard, "traffic": {"exact": {"up_bytes": 8, "down_bytes": 8}}})
+    assert "rate" in next_step({**heard, "protocol": "personalised"})  # such methods may send nothing by design
+
+
 def test_else_a_larger_rate_more_rounds_or_the_data() -> None:
     assert next_step(result("fedavg", lr=0.02)) == "the same command with a larger rate, --set lr=0.2"
     assert "--rounds 200" in next_step(result("fedavg", lr=0.5))
