@@ -29,21 +29,10 @@ from fedcache.errors import Exit
 from fedcache.extract.backbones import BACKBONES, Backbone
 from fedcache.extract.backbones.table import PARAMETERS
 from fedcache.extract.backbones.weights import SUFFIXES
-from fedcache.extract.datasets import (
-    arrays,
-    digits,
-    folder,
-    hf,
-    idx,
-    info,
-    known,
-    paper,
-    papers,
-    torchvision,
-    webdataset,
-)
+from fedcache.extract.datasets import arrays, digits, folder, hf, idx, paper, papers, torchvision, webdataset
 from fedcache.extract.datasets import rows as number_rows
 from fedcache.extract.datasets import texts as text_tables
+from fedcache.extract.datasets.listing import info, known
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS

@@ -148,7 +148,7 @@ PROMISES = (
              "tests/extract/datasets/test_datasets_pull.py -k encrypted_address_that_leads")),
     Promise("S9", "An image reaches a page only where it is asked for, as the row it is, as pixels alone, and never of a private run",
             ("tests/report/test_mistakes.py",),
-            ("report/galleries.py", "    if private:\n", "    if False:\n", "tests/report/test_mistakes.py -k private")),
+            ("report/gallery.py", "    if private:\n", "    if False:\n", "tests/report/test_mistakes.py -k private")),
     Promise("S5", "No test reaches another machine; every test runs under the guard",
             ("tests/project/test_gates.py -k another_machine",),
             ("../tests/conftest.py", 'guarded("connect")\n', "pass\n", "tests/project/test_gates.py -k another_machine")),

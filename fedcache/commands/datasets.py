@@ -11,8 +11,10 @@ from fedcache.commands.options import Data, Layout, command, pairs
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import Exit, MachineError
-from fedcache.extract.datasets import FILES, holds_of, info, known, open_dataset, pull
+from fedcache.extract.datasets import holds_of, open_dataset
+from fedcache.extract.datasets.listing import info, known, pull
 from fedcache.extract.datasets.papers import check, full_spec
+from fedcache.extract.datasets.specs import FILES
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.progress import told_as
 

@@ -20,7 +20,8 @@ from fedcache.errors import UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones.encoder import text_features
 from fedcache.extract.datasets import Source
-from fedcache.extract.images import BadImage, decode, resize, view
+from fedcache.extract.image_files import BadImage
+from fedcache.extract.images import decode, resize, view
 from fedcache.extract.inputs import IMAGES, ItemEncoder, encode_items, read_items, reads_of
 from fedcache.extract.recipe import Recipe
 

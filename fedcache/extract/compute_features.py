@@ -20,7 +20,8 @@ from fedcache.extract.batches import ComputeSettings, FeatureJob
 from fedcache.extract.chunk_writer import ChunkCollector, chunk_rows_for
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import cores
-from fedcache.extract.images import BadImage, decode
+from fedcache.extract.image_files import BadImage
+from fedcache.extract.images import decode
 from fedcache.extract.inputs import IMAGES
 from fedcache.extract.planning.incremental import IncrementalPlan
 from fedcache.extract.result import ExtractionStats, unreadable

@@ -31,7 +31,8 @@ from fedcache.extract.datasets import archives, texts, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, Dataset, JoinedSource, Source
 from fedcache.extract.device import resolve_device
 from fedcache.extract.how import jobs_of, note_of_other_devices, resolve_compute_as
-from fedcache.extract.images import EXTENSIONS, from_pillow
+from fedcache.extract.image_files import EXTENSIONS
+from fedcache.extract.images import from_pillow
 from fedcache.extract.inputs import IMAGES, TEXTS
 from fedcache.extract.planning.plan import PlannedArray, memory_of
 from fedcache.extract.recipe import Recipe

@@ -39,21 +39,14 @@ from PIL import Image
 
 from fedcache.extract.augment import parse_policy
 from fedcache.extract.augment_pixels import apply_step, crop_box
+from fedcache.extract.image_files import MAX_BYTES, BadImage
 from fedcache.extract.recipe import Recipe
-
-MAX_BYTES = 64 << 20
-"""Largest encoded image that is read, in bytes."""
 
 MAX_PIXELS = 64_000_000
 """Largest image that is decoded, in pixels (192 MB as RGB); checked in the header, before any pixel exists."""
 
 MAX_ASPECT = 100
 """Largest ratio of the sides: resizing the short side of a 1 x 20000 strip to 224 would make a billion pixels."""
-
-EXTENSIONS = frozenset(
-    [".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"]
-)  # fmt: skip
-"""File names that are taken for images (lower case)."""
 
 # An explicit list: Pillow would also start Ghostscript for EPS and try thirty formats no image dataset uses.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
@@ -68,10 +61,6 @@ _UPRIGHT = {
 }
 _ORIENTATION = 0x0112
 _FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
-
-
-class BadImage(Exception):  # noqa: N818 - the word of the design: a bad image is quarantined, not an error of the run
-    """An image that cannot be used; the message is the reason, in words that are the same on every machine."""
 
 
 class _Quiet:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.extract.images import BadImage
+from fedcache.extract.image_files import BadImage
 from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import FedcacheError, UsageError, unknown
-from fedcache.extract.planning.find_images import ImagePlaces
+from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.models.measures import BINS, ClassMeasures, RightRows, RunEvaluation
 from fedcache.progress import Observer, Silent
 from fedcache.report.drawing import (
@@ -29,7 +29,8 @@ from fedcache.report.drawing import (
     short,
 )
 from fedcache.report.figures.runs import confusion_matrix
-from fedcache.report.galleries import Gallery, gallery, lost_of
+from fedcache.report.galleries import gallery, lost_of
+from fedcache.report.gallery import Gallery
 from fedcache.report.render import Column, HtmlCell, Section, render_page
 from fedcache.store.files import write_atomic
 from fedcache.visible_text import sheet_cell

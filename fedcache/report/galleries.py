@@ -9,67 +9,24 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 
 import numpy as np
 from PIL import Image
 
-from fedcache.errors import FedcacheError, StoreError, UsageError
-from fedcache.extract.planning.find_images import ImagePlaces, read_images
-from fedcache.models.measures import Mistake, Mistakes
-from fedcache.models.request import ModelOptions
-from fedcache.progress import Silent
+from fedcache.errors import FedcacheError
+from fedcache.extract.planning.find_images import read_images
+from fedcache.extract.planning.image_places import ImagePlaces
+from fedcache.models.measures import Mistakes
 from fedcache.report.drawing import percent
 from fedcache.report.find_runs import StoredRun
+from fedcache.report.gallery import Gallery, Thumbnail, ToShow
 from fedcache.report.run_origin import RunStore
-from fedcache.runs.directory import command_saving
 from fedcache.store.store import Store
 
 SIDE = 64
 """Pixels of the longer side of a thumbnail; a smaller image keeps its size."""
 MOST_GALLERIES = 4
 """Runs of a section whose mistakes are shown."""
-MOST_SCORED = 1_000_000
-"""Rows that clients' own models score; of clients that together hold more, every k-th is asked."""
-
-
-@dataclass(frozen=True)
-class Thumbnail:
-    """One mistake with its image."""
-
-    uri: str  # data:image/...
-    mistake: Mistake
-    probability: str  # per cent
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """The mistakes of one run."""
-
-    ident: str
-    title: str
-    says: str
-    images: tuple[Thumbnail, ...]
-    lost: int = 0  # mistakes whose images are not there any more
-
-
-def refuse_private(entries: Sequence[StoredRun]) -> None:
-    """Refuse runs whose epsilon does not cover who holds which rows. Raises UsageError."""
-    private = [e.digest[:8] for e in entries if e.private]
-    if private:
-        raise UsageError(
-            f"{', '.join(private[:5])}{', ...' if len(private) > 5 else ''} promises differential privacy, and its "
-            "epsilon does not cover the rows that images show.",
-            "Leave --with-images out, or name other runs.",
-        )
-
-
-@dataclass
-class ToShow:
-    """What a page was to show, for the terminal."""
-
-    mistakes: int = 0  # of whose rows images were looked for
-    missing: list[str] = field(default_factory=list)  # sentences on those that are not there
 
 
 def galleries_of(
@@ -87,6 +44,8 @@ def galleries_of(
     if isinstance(source, str):
         asked.missing.append(f"Mistakes are not shown: {source}.")
         return [], asked.missing[-1:]
+    from fedcache.report.run_mistakes import mistakes_of  # computes with torch
+
     found: list[Gallery] = []
     notes: list[str] = []
     for i, (label, entry) in enumerate(named[:MOST_GALLERIES]):
@@ -104,32 +63,6 @@ def galleries_of(
     if len(named) > MOST_GALLERIES:
         notes.append(f"Mistakes are shown of {MOST_GALLERIES} runs; report others alone to see theirs.")
     return found, notes
-
-
-def mistakes_of(entry: StoredRun, source: RunStore, places: ImagePlaces) -> Mistakes:
-    """A run's mistakes on its own test rows, by the models of its first seed; of several clients' models each on the
-    rows of its client.
-
-    Raises StoreError for a run without models, and UsageError for one of a method of somebody's own.
-    """
-    # These compute with torch, which pages without images start without.
-    from fedcache.models.mistakes import find_mistakes
-    from fedcache.runs import predict_run
-
-    members = predict_run.open_members(entry.path, ModelOptions(), Silent())
-    facts, partition = members[0].facts, source.partition
-    if not facts.personal:
-        one = predict_run.predictor_of(members, ModelOptions(), places.home, "auto")
-        return find_mistakes(source.store, [(None, one, np.asarray(partition.test, np.int64))])
-    clients = [c for c in partition.clients if c.name in facts.saved and len(c.test)]
-    if not clients:
-        raise StoreError(
-            f"The run saved no client's model ({facts.clients:,} clients).", command_saving(entry.path, "all")
-        )
-    first = predict_run.predictor_of(members, ModelOptions(client=clients[0].name), places.home, "auto")
-    step = -(-sum(len(c.test) for c in clients) // MOST_SCORED)  # clients may all be tested on the same rows
-    deals = ((c.name, replace(first, client=c.name), np.asarray(c.test, np.int64)) for c in clients[::step])
-    return find_mistakes(source.store, deals)
 
 
 def gallery(ident: str, label: str, mistakes: Mistakes, on: tuple[str, str], places: ImagePlaces) -> list[Gallery]:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import FedcacheError, MachineError, UsageError
-from fedcache.extract.planning.find_images import ImagePlaces
+from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.progress import Observer, Silent
 from fedcache.report.drawing import need_matplotlib, short
 from fedcache.report.figures import data, grids
 from fedcache.report.find_runs import Gathered, RunQuery, gather
-from fedcache.report.galleries import ToShow, refuse_private
+from fedcache.report.gallery import ToShow, refuse_private
 from fedcache.report.render import Section, render_page
 from fedcache.report.run_names import by_setting, setting_names
 from fedcache.report.run_origin import RunStore, store_of_run

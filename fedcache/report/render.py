@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import fedcache
 from fedcache.report.drawing import Plot
-from fedcache.report.galleries import Gallery
+from fedcache.report.gallery import Gallery
 from fedcache.report.verdict import Verdict
 from fedcache.visible_text import sheet_cell, visible
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedcache.errors import UsageError
 from fedcache.extract.inputs import IMAGES
-from fedcache.extract.planning.find_images import ImagePlaces
+from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.report.caution_words import caution_lines
 from fedcache.report.comparison_output import caption, differences, sentences
 from fedcache.report.drawing import Plot
@@ -15,7 +15,7 @@ from fedcache.report.figures import costs, data, grids, paired, runs
 from fedcache.report.figures.confusions import confusion_difference
 from fedcache.report.figures.hyperparameters import hyperparameters
 from fedcache.report.find_runs import CLAIMED, StoredRun, facts
-from fedcache.report.galleries import Gallery, ToShow, galleries_of
+from fedcache.report.gallery import Gallery, ToShow
 from fedcache.report.paired_blocks import within
 from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.render import Section
@@ -68,6 +68,8 @@ def section_of(
         tables += [] if tests is None else [_tests_table(tests)]
         details, notes = _detail_plots(ident, named, source, asked.embed)
         if asked.images is not None:
+            from fedcache.report.galleries import galleries_of  # decodes images, with a model
+
             galleries, told = galleries_of(ident, every_method_first(named), source, asked.images, asked.found)
             notes += told
     else:

@@ -3,7 +3,8 @@
 Values of one treatment in several blocks (seeds, clients, settings) are paired by block. Nothing here depends on the
 order of the blocks: what is resampled is sorted first.
 
-``scipy.stats`` takes most of a second to import; scipy imports it when it is first asked for, which few pages do.
+``scipy.stats`` takes most of a second to import, and ``scipy.special`` a quarter; scipy imports each when it is first
+asked for, which few pages do.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from functools import lru_cache
 import numpy as np
 import scipy
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 TESTS = ("wilcoxon", "ttest")
 LEAST_BLOCKS = 3
@@ -68,7 +68,7 @@ def student_half(values: Floats, level: float) -> float:
 @lru_cache(maxsize=256)
 def student_quantile(level: float, freedom: int) -> float:
     """The t beyond which 1 - level lies on both sides together."""
-    return float(stdtrit(freedom, 0.5 + level / 2))
+    return float(scipy.special.stdtrit(freedom, 0.5 + level / 2))
 
 
 def interval_words(count: int) -> str:

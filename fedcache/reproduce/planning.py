@@ -12,7 +12,8 @@ from pathlib import Path
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError, unknown
-from fedcache.extract import backbones, datasets
+from fedcache.extract import backbones
+from fedcache.extract.datasets.listing import info
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
@@ -113,7 +114,7 @@ class RequirementCheck:
 
     def _data(self, spec: str) -> Requirement | None:
         try:
-            known = datasets.info(spec, roots=self.roots, data=self.home.data)
+            known = info(spec, roots=self.roots, data=self.home.data)
         except FedcacheError as error:
             return Requirement("data", spec, error.message, error.hint)
         if known.get("ready"):

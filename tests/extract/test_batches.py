@@ -16,7 +16,7 @@ from fedcache.errors import CorruptionError, MachineError, UsageError
 from fedcache.extract.backbones import Weights, lookup
 from fedcache.extract.batches import BatchRunner, ComputeSettings, FeatureJob, decode_batch, input_key
 from fedcache.extract.compute_features import feature_shape
-from fedcache.extract.images import BadImage
+from fedcache.extract.image_files import BadImage
 from fedcache.extract.workers import chunk_tasks, local
 from fedcache.extract.workers.local import CpuWorkers, GpuFeeder, InProcess, open_workers
 from fedcache.process import Stop

@@ -17,7 +17,8 @@ from make_images import encoded, pixels
 from PIL import Image, PngImagePlugin
 
 from fedcache.extract import images
-from fedcache.extract.images import MAX_BYTES, MAX_PIXELS, BadImage, decode, from_pillow, quiet, resize
+from fedcache.extract.image_files import MAX_BYTES, BadImage
+from fedcache.extract.images import MAX_PIXELS, decode, from_pillow, quiet, resize
 from fedcache.extract.recipe import Recipe
 
 

@@ -16,7 +16,7 @@ import torch
 from fedcache.extract.backbones import lookup
 from fedcache.extract.backbones.own_module import weights_of
 from fedcache.extract.batches import ComputeSettings, FeatureJob
-from fedcache.extract.images import BadImage
+from fedcache.extract.image_files import BadImage
 from fedcache.extract.inputs import encode_items, held_by, read_items, text_of
 from fedcache.extract.recipe import Recipe
 from fedcache.extract.workers.local import GpuFeeder, InProcess

@@ -20,7 +20,8 @@ from draws import one_of_each
 from federation import small
 
 from fedcache.config import Home
-from fedcache.extract.datasets import decode, open_dataset
+from fedcache.extract.datasets import open_dataset
+from fedcache.extract.images import decode
 from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Partition

@@ -15,7 +15,7 @@ from test_figure_drawings import Drawn
 from fedcache.commands import evaluate as terminal
 from fedcache.config import Home
 from fedcache.errors import StoreError
-from fedcache.extract.planning.find_images import ImagePlaces
+from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.models.measures import (
     BINS,
     ClassMeasures,

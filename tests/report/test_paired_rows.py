@@ -11,7 +11,7 @@ from command import fedcache, ok
 from scipy import stats
 
 from fedcache.report.find_runs import StoredRun
-from fedcache.report.paired_rows import row_difference, rows_of_run
+from fedcache.report.paired_rows import MOST_EXACT, row_difference, rows_of_run, sign_test
 from fedcache.runs.test_rows import TestRows
 
 
@@ -37,6 +37,16 @@ def test_mcnemar_by_hand() -> None:
     e = np.array([1, 1, 1, 1, 0, 0, -1, 0]) / 8 - 3 / 64
     half = 1.959963984540054 * np.sqrt(8 / 7 * (e**2).sum())
     assert found.interval == pytest.approx((3 / 8 - half, 3 / 8 + half))
+
+
+@pytest.mark.parametrize("throws", [0, 1, 2, 7, 300, MOST_EXACT - 1, MOST_EXACT, MOST_EXACT + 1, 50_000])
+def test_the_sign_test_is_scipy_s_binomial_test_on_both_sides_of_where_it_is_added_up(throws: int) -> None:
+    for gained in sorted({0, 1, throws // 3, throws // 2, throws - throws // 2, throws}):
+        if gained <= throws:
+            # scipy's underflows to 0 where 2^-n does
+            expected = stats.binomtest(gained, throws).pvalue if throws else 1.0
+            assert sign_test(gained, throws - gained) == pytest.approx(expected, rel=1e-10, abs=1e-300)
+            assert sign_test(throws - gained, gained) == sign_test(gained, throws - gained)
 
 
 def test_equal_predictions_differ_by_nothing() -> None:

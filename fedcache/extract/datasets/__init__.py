@@ -1,100 +1,27 @@
 """Datasets: where images, texts or rows, labels, domains and splits come from.
 
-A spec is ``digits``, files of one's own (``FILES``), ``torchvision:NAME``, ``paper:NAME``, or several of them named as
-domains of one dataset: ``mnist=torchvision:MNIST,svhn=torchvision:SVHN``. Importing this module imports neither torch
-nor torchvision.
+A spec is ``digits``, files of one's own (``specs.FILES``), ``torchvision:NAME``, ``paper:NAME``, or several of them
+named as domains of one dataset: ``mnist=torchvision:MNIST,svhn=torchvision:SVHN``. What reads a kind is imported when a
+dataset of that kind is asked for; torch never is, and torchvision to load one of its own.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import MachineError, UsageError, unknown
-from fedcache.extract.datasets import (
-    arrays,
-    class_labels,
-    digits,
-    download,
-    folder,
-    hf,
-    idx,
-    in_memory,
-    paper,
-    papers,
-    rows,
-    texts,
-    torchvision,
-    webdataset,
-)
+from fedcache.errors import UsageError
+from fedcache.extract.datasets import class_labels
 from fedcache.extract.datasets.columns import WITH_COLUMNS
-from fedcache.extract.datasets.dataset import READING, SPLIT_WORDS, TEST, Context, Dataset, Progress, Source, join
+from fedcache.extract.datasets.dataset import READING, Context, Dataset, Progress, Source, join
+from fedcache.extract.datasets.specs import READERS, kind_of, module, parts_of
 from fedcache.extract.digests import DigestMemory
-from fedcache.extract.images import BadImage, decode
+from fedcache.extract.image_files import BadImage
 from fedcache.extract.inputs import IMAGES
-from fedcache.plugins import KINDS, find, offer
-from fedcache.store.samples import HELD_OUT, INGESTED
+from fedcache.plugins import KINDS, find
 
-__all__ = [
-    "BadImage",
-    "Dataset",
-    "Source",
-    "asked_for",
-    "decode",
-    "holds_of",
-    "info",
-    "known",
-    "open_dataset",
-    "peek",
-    "pull",
-]
-
-
-# Each has ``key(rest, context)``, what the answer depends on, and ``load(rest, context)``, the dataset.
-_KINDS: dict[str, Any] = {
-    "digits": digits, "folder": folder, "arrays": arrays, "idx": idx, "hf": hf, "webdataset": webdataset,
-    "torchvision": torchvision, "paper": papers, "texts": texts, "rows": rows,
-}  # fmt: skip
-FILES = {
-    "folder:PATH": (
-        "a directory, .zip or .tar with one folder per class, or a .csv that lists images",
-        "levels named train, test, val, valid or validation are the split, the last level is the class, "
-        f"what remains is the domain; without a split, {HELD_OUT} is the test set; --layout domain/class overrides",
-    ),
-    "arrays:FILE": (
-        "images and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
-        "columns are found by their usual names, or named: --images-key, --label-key and --group-key, or "
-        "arrays:FILE?images=A&label=B&group=C,D",
-    ),
-    "idx:FOLDER": (
-        "pairs of IDX files of images and labels, as MNIST has them, .gz too",
-        "files named train are the training set, t10k or test the test set",
-    ),
-    "hf:PATH": (
-        "parquet or Arrow files of Hugging Face datasets, or a folder of them; hf:NAME where it was pulled",
-        "splits are in the names of files and folders, class names in the files; columns are named as of arrays:FILE",
-    ),
-    "webdataset:PATTERN": (
-        "tar files of samples: images with .cls, .json or .txt of the same name beside them",
-        "a tar, a folder, a glob or shard-{0000..0009}.tar; splits are in the names of shards and folders; fields of "
-        ".json are columns, named as of arrays:FILE",
-    ),
-    "texts:FILE": (
-        "texts in a column of a .csv, .tsv, .parquet or .feather file, .gz too, with labels beside them",
-        "columns are found by their usual names, or named: --images-key for the texts, --label-key, --group-key, or "
-        "texts:FILE?text=A&label=B&split=C&name=D&domain=E&group=F,G",
-    ),
-    "rows:FILE": (
-        "rows of numbers, such as wave forms, and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
-        "they are given as they are to a module: encoder that reads rows; columns are named as of arrays:FILE, the "
-        "rows themselves by --images-key or rows:FILE?rows=A",
-    ),
-}
-"""Kinds of files of one's own: what they are, and how they are read."""
-offer("datasets", [*_KINDS, INGESTED])
-_NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*=")
+__all__ = ["BadImage", "Dataset", "Source", "asked_for", "holds_of", "open_dataset", "peek"]
 
 
 def open_dataset(
@@ -129,7 +56,7 @@ def open_dataset(
             missing, CorruptionError for damaged or hostile archives.
     """
     context = Context(memory, roots or {}, data, layout, follow_links, progress)
-    parts = _parts(spec)
+    parts = parts_of(spec)
     if parts is None:
         whole = _open_one(spec, context)
     else:
@@ -161,7 +88,7 @@ def peek(
     """
     context = Context(memory, roots or {}, data, layout, follow_links)
     found: dict[str, tuple[str, str]] = {}
-    parts = _parts(spec)
+    parts = parts_of(spec)
     for name, one in (parts or {"": spec}).items():
         fact = _recall(memory, _key(one, context))
         if fact is None:
@@ -183,115 +110,25 @@ def asked_for(
 ) -> list[Any]:
     """What everything read of a dataset depends on, also its groups, as plain JSON values; errors as of ``peek``."""
     context = Context(memory, roots or {}, data, layout, follow_links)
-    return [[[name, _key(one, context)] for name, one in (_parts(spec) or {"": spec}).items()], limit]
+    return [[[name, _key(one, context)] for name, one in (parts_of(spec) or {"": spec}).items()], limit]
 
 
 def holds_of(spec: str) -> str:
     """What a dataset holds, images, texts or rows, by its spec alone; errors as of ``peek``."""
-    kinds = [_kind_of(one)[0] for one in (_parts(spec) or {"": spec}).values()]
+    kinds = [kind_of(one)[0] for one in (parts_of(spec) or {"": spec}).values()]
     return str(getattr(_reader(kinds[0]), "HOLDS", IMAGES))
-
-
-def pull(
-    spec: str,
-    *,
-    data: Path,
-    roots: Mapping[str, Path] | None = None,
-    say: Callable[[str], None] = lambda text: None,
-    mirror: str | None = None,
-) -> Path:
-    """Download a dataset to where ``open_dataset`` will find it, and return the folder. Only ever called when asked.
-
-    Args:
-        spec: ``torchvision:NAME``, ``hf:NAME`` or ``paper:NAME``.
-        data: ``$FEDCACHE_HOME/data``.
-        roots: ``--data NAME=PATH``.
-        say: told the size and source of what is fetched (torchvision says nothing of it).
-        mirror: address below which files of the same names lie (``paper:NAME``).
-
-    Raises UsageError for a spec that has no download, MachineError when it cannot be downloaded.
-    """
-    kind, _, name = spec.partition(":")
-    context = Context(DigestMemory(data), roots or {}, data)
-    root = context.root_of(kind, name) or data / name
-    if kind == "paper":
-        held = paper.read(name)
-        if not held.pulls:
-            raise MachineError(
-                f"{held.title} has no address that lasts and needs no browser; it is got by hand.",
-                "\n".join(papers.steps(held)),
-            )
-        download.pull(held, root, say=say, mirror=mirror)
-        return root
-    if kind == "hf" and mirror is None:
-        hf.pull(name, root, say)
-        return root
-    if kind != "torchvision" or mirror is not None:
-        raise UsageError(
-            f"{spec!r} has no download{' from another address' if mirror else ''}; expected "
-            f"{'' if mirror else 'torchvision:NAME, hf:NAME or '}paper:NAME.",
-            "fedcache datasets list   shows what each dataset needs",
-        )
-    torchvision.pull(name, root)
-    return root
-
-
-def known(*, roots: Mapping[str, Path] | None = None, data: Path | None = None) -> list[dict[str, Any]]:
-    """The datasets that can be named: ``{"name", "about", "needs", "ready"}`` each, ready when it can be opened now."""
-    context = Context(DigestMemory(data or Path()), roots or {}, data)
-    offline = "four domains of ten digits, made offline from installed packages"
-    rows: list[tuple[str, str, str, bool]] = [
-        ("digits", offline, 'pip install "fedcache[demo]"', digits.ready()),
-        *((name, about, "your files", True) for name, (about, _) in FILES.items()),
-    ]
-    for name in paper.NAMES:
-        get = f"fedcache datasets {'pull' if paper.read(name).pulls else 'info'} {name}"
-        rows.append((f"paper:{name}", paper.read(name).about, get, papers.ready(name, context)))
-    for name, entry in torchvision.TABLE.items():
-        get = f"fedcache datasets pull torchvision:{name}" if entry.pulls else f"--data {name}=DIR"
-        rows.append((f"torchvision:{name}", entry.about, get, torchvision.ready(name, context)))
-    return [{"name": name, "about": about, "needs": needs, "ready": ready} for name, about, needs, ready in rows]
-
-
-def info(name: str, *, roots: Mapping[str, Path] | None = None, data: Path | None = None) -> dict[str, Any]:
-    """What ``known`` says about one dataset, and more: classes, splits, versions or the folder looked at."""
-    kind, rest = _kind_of(name)
-    entries = {row["name"]: row for row in known(roots=roots, data=data)}
-    context = Context(DigestMemory(data or Path()), roots or {}, data)
-    if kind == "digits":
-        return {
-            **entries["digits"],
-            "classes": list(digits.CLASSES),
-            "domains": list(digits.DOMAINS),
-            "splits": ["train", "test"],
-            "made_from": digits.key(rest, context)[2],
-            "note": "another version of these packages may draw other pixels and is then another dataset",
-        }
-    if (own := _own(kind)) is not None:
-        return {**entries[own], "note": FILES[own][1]}
-    if kind == "paper":
-        return {**entries[name], **papers.info(rest, context)}
-    entry, root = torchvision.entry_of(rest), context.root_of("torchvision", rest)
-    codes = {TEST, *(code for _, code in entry.splits)}  # a dataset without a test set gets one
-    return {
-        **entries[name],
-        "classes": list(entry.classes) or "as torchvision names them",
-        "domains": ["all"],
-        "splits": [word for code, word in enumerate(SPLIT_WORDS) if code in codes],
-        "looked_in": str(root / entry.files) if root is not None else "",
-    }
 
 
 def _open_one(spec: str, context: Context) -> Dataset:
     key = _key(spec, context)
-    kind, rest = _kind_of(spec)
+    kind, rest = kind_of(spec)
     found: Dataset = _reader(kind).load(rest, context)
     context.memory.remember(key, [found.slug, found.digest])
     return found
 
 
 def _key(spec: str, context: Context) -> list[Any]:
-    kind, rest = _kind_of(spec)
+    kind, rest = kind_of(spec)
     if context.layout is not None and kind != "folder":
         raise UsageError(
             f"--layout {context.layout} was given, but {spec} has a layout of its own; it is for folder:PATH.",
@@ -306,8 +143,8 @@ def _reader(kind: str) -> Any:
 
     Raises UsageError for a plug-in that cannot be loaded or has no ``key`` and ``load``.
     """
-    if kind in _KINDS:
-        return _KINDS[kind]
+    if kind in READERS:
+        return module(READERS[kind])
     plugin = find("datasets", kind)
     reader = plugin.load() if plugin is not None else None
     if plugin is None or not (callable(getattr(reader, "key", None)) and callable(getattr(reader, "load", None))):
@@ -331,54 +168,3 @@ def _recall(memory: DigestMemory, key: list[Any]) -> tuple[str, str] | None:
 
 def _joint_key(members: Mapping[str, tuple[str, str]]) -> list[Any]:
     return ["joint", READING, [[name, *fact] for name, fact in members.items()]]
-
-
-def _kind_of(spec: str) -> tuple[str, str]:
-    kind, _, rest = spec.partition(":")
-    if (kind in _KINDS or find("datasets", kind) is not None) and (rest or kind == "digits"):
-        return kind, rest
-    if kind == INGESTED:
-        raise UsageError(
-            f"{spec!r} are embeddings: there are no images to read.",
-            f"fedcache train --dataset {spec} --method fedavg   trains on them; "
-            "--dataset digits or folder:PATH brings images.",
-        )
-    if kind == in_memory.KIND:
-        raise UsageError(
-            f"{spec!r} are images that a program held; where they come from is not known.",
-            "fc.extract(images, ...)   with the same images goes on; --dataset names others",
-        )
-    if spec and spec not in _KINDS and Path(spec).expanduser().exists():
-        raise UsageError(
-            f"{spec!r} is not the name of a dataset, but it is a path.", f"For images there: --dataset folder:{spec}"
-        )
-    names = [row["name"] for row in known()]
-    if kind in _KINDS:
-        raise UsageError(
-            f"{spec!r} does not say which; expected {_own(kind) or f'{kind}:NAME'}.",
-            "fedcache datasets list",
-        )  # fmt: skip
-    bare = {name.partition(":")[2]: name for name in names if ":" in name and name not in FILES}
-    if spec.lower() in {name.lower() for name in bare}:
-        near = [full for name, full in bare.items() if name.lower() == spec.lower()]
-        full = bare.get(spec, near[0])
-        raise UsageError(f"Unknown dataset {spec!r}. Did you mean {full!r}?", f"--dataset {full}")
-    raise unknown("dataset", spec, names, hint="fedcache datasets list   shows all")
-
-
-def _own(kind: str) -> str | None:
-    """The spec of a kind of files of one's own; None of another kind."""
-    return next((spec for spec in FILES if spec.partition(":")[0] == kind), None)
-
-
-def _parts(spec: str) -> dict[str, str] | None:
-    """``{name: spec}`` of ``NAME=SPEC,NAME=SPEC``, or None for a single spec."""
-    if not _NAMED.match(spec):
-        return None
-    parts: dict[str, str] = {}
-    for piece in re.split(rf",(?={_NAMED.pattern})", spec):
-        name, _, one = piece.partition("=")
-        if name in parts:
-            raise UsageError(f"The domain {name!r} is given twice in {spec!r}.", "Give each another name")
-        parts[name] = one
-    return parts

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError
-from fedcache.extract.images import MAX_BYTES, BadImage
+from fedcache.extract.image_files import MAX_BYTES, BadImage
 
 MAX_ENTRIES = 5_000_000
 MAX_NAME = 1_000

@@ -21,7 +21,7 @@ from fedcache.extract.datasets.columns import complete_split
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.folder_labels import Labels, enter_top_folder, infer, parse_layout, read_csv
 from fedcache.extract.digests import stat_key
-from fedcache.extract.images import EXTENSIONS
+from fedcache.extract.image_files import EXTENSIONS
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.files import digest_of
 from fedcache.store.groups import Group

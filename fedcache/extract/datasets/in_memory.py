@@ -23,9 +23,10 @@ from fedcache.extract.datasets import columns
 from fedcache.extract.datasets.columns import Asked, TableRows
 from fedcache.extract.datasets.dataset import SPLIT_WORDS, Context, Dataset, uid_of
 from fedcache.extract.datasets.row_sources import layout_of
-from fedcache.extract.images import BadImage, from_pillow
+from fedcache.extract.datasets.specs import HELD
+from fedcache.extract.image_files import BadImage
+from fedcache.extract.images import from_pillow
 
-KIND = "python"
 """Kind of the spec of such a dataset, which names no place."""
 
 LOOKED_AT_TWICE = 8
@@ -60,7 +61,7 @@ def load(source: Any, context: Context) -> Dataset:
     named = getattr(first, "classes", ())
     named = tuple(named) if isinstance(named, list | tuple) and all(isinstance(n, str) for n in named) else ()
     return columns.assemble(
-        f"{KIND}:images", Path("images"), parts, asked=Asked(""), class_names=named, how=how, facts=[], context=context,
+        f"{HELD}:images", Path("images"), parts, asked=Asked(""), class_names=named, how=how, facts=[], context=context,
         uid=np.concatenate(uids),
     )  # fmt: skip
 

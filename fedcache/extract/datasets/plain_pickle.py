@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, MachineError
 from fedcache.extract.datasets.paper import damaged
-from fedcache.extract.images import BadImage
+from fedcache.extract.image_files import BadImage
 from fedcache.store.plain_pickle import load_plain
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedcache.extract.datasets.archives import open_as_listed
 from fedcache.extract.datasets.dataset import Source
-from fedcache.extract.images import BadImage
+from fedcache.extract.image_files import BadImage
 
 BATCH = 32
 """Rows of a parquet file that are decoded at a time."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import UsageError
 from fedcache.extract.datasets.archives import open_as_listed
-from fedcache.extract.images import BadImage
+from fedcache.extract.image_files import BadImage
 
 BLOCK = 4 << 20
 """Bytes that are unpacked at a time."""

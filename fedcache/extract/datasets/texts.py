@@ -28,7 +28,7 @@ from fedcache.extract.datasets import columns, dataset
 from fedcache.extract.datasets.columns import Asked
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, Context, Dataset
 from fedcache.extract.digests import stat_key
-from fedcache.extract.images import BadImage
+from fedcache.extract.image_files import BadImage
 from fedcache.extract.inputs import TEXTS
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.embedding_columns import (

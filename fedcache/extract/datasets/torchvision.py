@@ -29,7 +29,8 @@ from fedcache.errors import MachineError, unknown
 from fedcache.extract.datasets import dataset, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, SPLIT_WORDS, TEST, TRAIN, Context, Dataset
 from fedcache.extract.datasets.folder_labels import SPLITS
-from fedcache.extract.images import MAX_BYTES, BadImage, quiet
+from fedcache.extract.image_files import MAX_BYTES, BadImage
+from fedcache.extract.images import quiet
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.samples import HELD_OUT, held_out
 

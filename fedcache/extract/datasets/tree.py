@@ -18,7 +18,7 @@ import numpy as np
 
 from fedcache.errors import MachineError, UsageError
 from fedcache.extract.datasets import archives
-from fedcache.extract.images import EXTENSIONS, MAX_BYTES, BadImage
+from fedcache.extract.image_files import EXTENSIONS, MAX_BYTES, BadImage
 from fedcache.store.files import at_once, digest_of
 
 LINK_OUT = "link out of the folder (--follow-links reads it)"

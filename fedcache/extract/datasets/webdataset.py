@@ -30,7 +30,7 @@ from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.datasets.hf import split_in
 from fedcache.extract.datasets.record_sources import Shards
 from fedcache.extract.digests import stat_key
-from fedcache.extract.images import EXTENSIONS, BadImage
+from fedcache.extract.image_files import EXTENSIONS, BadImage
 from fedcache.parsing import parse_json
 
 MOST_TEXT = 1 << 20

@@ -7,32 +7,25 @@ has changed gives fewer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 from PIL import Image
 
-from fedcache.config import ExtractConfig, Home
+from fedcache.config import ExtractConfig
 from fedcache.errors import FedcacheError, StoreError, UsageError
 from fedcache.extract.datasets import open_dataset
 from fedcache.extract.datasets.dataset import Dataset, uid_of
-from fedcache.extract.images import BadImage, decode
+from fedcache.extract.image_files import BadImage
+from fedcache.extract.images import decode
 from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_store import dataset_of_store
+from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.store.catalog import is_ingested
 from fedcache.store.store import Store
-
-
-@dataclass(frozen=True)
-class ImagePlaces:
-    """Where the images of stores are looked for."""
-
-    home: Home  # remembers where extractions found their datasets
-    data: Mapping[str, str] = field(default_factory=dict)  # ``--data NAME=PATH``; NAME may be the name of a store
-    opened: dict[str, Dataset] = field(default_factory=dict, repr=False)  # by digest of a store's dataset
 
 
 def read_images(store: Store, rows: Sequence[int], places: ImagePlaces) -> dict[int, Image.Image]:

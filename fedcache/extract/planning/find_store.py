@@ -13,6 +13,7 @@ from typing import Any
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import FedcacheError, MachineError, StoreError, UsageError, closest, unknown
 from fedcache.extract import datasets
+from fedcache.extract.datasets.specs import known_names
 from fedcache.extract.planning.own_groups import bring_groups, has_groups_of
 from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.recipe import slug
@@ -184,7 +185,7 @@ def ingested_path(home: Home, spec: str) -> Path | None:
     name = rest if explicit else spec
     if slug_of(name) in found:
         return found[slug_of(name)]
-    others = () if explicit else [row["name"] for row in datasets.known()]
+    others = () if explicit else known_names()
     if explicit or closest(name, [*others, *found]) in found:
         hint = f"Ingested: {', '.join(found) or 'nothing yet'}. Another:  fedcache ingest FILE --name {name or 'NAME'}"
         raise unknown("dataset", name, [*found, *others], hint=hint)

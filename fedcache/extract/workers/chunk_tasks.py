@@ -24,7 +24,7 @@ from fedcache.extract.chunk_writer import ChunkCollector
 from fedcache.extract.datasets import Dataset, Source
 from fedcache.extract.device import resolve_device
 from fedcache.extract.how import how_record
-from fedcache.extract.images import BadImage
+from fedcache.extract.image_files import BadImage
 from fedcache.extract.result import ExtractionStats
 from fedcache.extract.workers.local import BatchTask
 from fedcache.process import Stop, keep_freed_memory

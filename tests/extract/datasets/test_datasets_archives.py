@@ -22,7 +22,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import archives, open_dataset
 from fedcache.extract.datasets.archives import list_tar, list_zip
 from fedcache.extract.digests import DigestMemory
-from fedcache.extract.images import BadImage
+from fedcache.extract.image_files import BadImage
 
 NAMES = [f"{s}/{c}/{i}.png" for s in ("train", "test") for c in ("cat", "dog") for i in range(3)]
 HOSTILE = {

@@ -18,12 +18,13 @@ from refusal import refused
 
 import fedcache as fc
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import class_labels, info, open_dataset, peek
+from fedcache.extract.datasets import class_labels, open_dataset, peek
 from fedcache.extract.datasets.class_labels import UNKNOWN, coded_labels, joined_labels
 from fedcache.extract.datasets.columns import coded_splits, parse_rest, with_keys
+from fedcache.extract.datasets.listing import info
 from fedcache.extract.datasets.row_sources import layout_of
 from fedcache.extract.digests import DigestMemory
-from fedcache.extract.images import BadImage
+from fedcache.extract.image_files import BadImage
 from fedcache.store.store import Store
 
 RGB = np.random.default_rng(0).integers(0, 256, (20, 6, 8, 3), dtype=np.uint8)

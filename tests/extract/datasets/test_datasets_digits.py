@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import digits, info, open_dataset, peek
+from fedcache.extract.datasets import digits, open_dataset, peek
+from fedcache.extract.datasets.listing import info
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import decode
 
@@ -155,7 +156,9 @@ def test_another_process_makes_the_same_bundle_and_peek_makes_none(bundle, memor
         "import sys; from pathlib import Path; from fedcache.extract.datasets import open_dataset, peek;"
         "from fedcache.extract.digests import DigestMemory; memory = DigestMemory(Path(sys.argv[1]));"
         "found = peek('digits', memory=memory);"
-        "drawn = {'mlxtend', 'matplotlib', 'sklearn', 'torch'} & set(sys.modules);"
+        "unread = {'mlxtend', 'matplotlib', 'sklearn', 'torch', 'fedcache.extract.datasets.arrays'};"
+        "unread.add('fedcache.extract.images');"
+        "drawn = unread & set(sys.modules);"
         "print(found[1], drawn or 'nothing', open_dataset('digits', memory=memory).digest)"
     )
     out = subprocess.run([sys.executable, "-c", program, str(memory.root)], capture_output=True, text=True, check=True)

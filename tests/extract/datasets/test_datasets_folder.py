@@ -23,7 +23,8 @@ from fedcache.extract.datasets import archives, open_dataset, peek
 from fedcache.extract.datasets import tree as file_tree
 from fedcache.extract.datasets.folder_labels import _guess, enter_top_folder, infer
 from fedcache.extract.digests import DigestMemory
-from fedcache.extract.images import MAX_BYTES, BadImage, decode
+from fedcache.extract.image_files import MAX_BYTES, BadImage
+from fedcache.extract.images import decode
 from fedcache.store.samples import held_out
 
 SPLIT = [f"{s}/{c}/{i}.png" for s in ("train", "test") for c in ("cat", "dog") for i in range(3)]

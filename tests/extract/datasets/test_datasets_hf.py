@@ -18,10 +18,11 @@ from refusal import refused
 
 import fedcache as fc
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import info, open_dataset, peek, pull
+from fedcache.extract.datasets import open_dataset, peek
 from fedcache.extract.datasets.hf import split_in
+from fedcache.extract.datasets.listing import info, pull
 from fedcache.extract.digests import DigestMemory
-from fedcache.extract.images import BadImage
+from fedcache.extract.image_files import BadImage
 
 PICTURES = [pixels(i) for i in range(100)]
 PNG = [encoded(picture) for picture in PICTURES]

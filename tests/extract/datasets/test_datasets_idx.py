@@ -14,7 +14,8 @@ from refusal import refused
 
 import fedcache as fc
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import info, open_dataset, peek
+from fedcache.extract.datasets import open_dataset, peek
+from fedcache.extract.datasets.listing import info
 from fedcache.extract.digests import DigestMemory
 
 TRAIN = np.random.default_rng(0).integers(0, 256, (30, 5, 7), dtype=np.uint8)

@@ -9,7 +9,8 @@ import pytest
 from make_images import png, tree, write_directory, write_zip
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import info, known, open_dataset, peek, pull
+from fedcache.extract.datasets import open_dataset, peek
+from fedcache.extract.datasets.listing import info, known, pull
 from fedcache.extract.digests import DigestMemory
 
 

@@ -17,11 +17,12 @@ from make_images import write_directory
 from paper_trees import DIGITS, TREES, python2, write
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import info, known, open_dataset, paper, peek
+from fedcache.extract.datasets import open_dataset, paper, peek
+from fedcache.extract.datasets.listing import info, known
 from fedcache.extract.datasets.paper_index import READERS, _letters
 from fedcache.extract.datasets.papers import check
 from fedcache.extract.digests import DigestMemory
-from fedcache.extract.images import BadImage
+from fedcache.extract.image_files import BadImage
 from fedcache.federate.partition import partition
 from fedcache.store.store import Store
 

@@ -22,7 +22,7 @@ from paper_trees import write
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import download, open_dataset, paper
-from fedcache.extract.datasets import pull as pull_spec
+from fedcache.extract.datasets.listing import pull as pull_spec
 from fedcache.extract.digests import DigestMemory
 
 

@@ -13,7 +13,7 @@ import pytest
 from fedcache.errors import FedcacheError
 from fedcache.extract.datasets import Dataset, open_dataset
 from fedcache.extract.digests import DigestMemory
-from fedcache.extract.images import BadImage
+from fedcache.extract.image_files import BadImage
 
 
 def opened(spec: str, tmp_path: Path) -> Dataset:

@@ -17,9 +17,10 @@ import pyarrow.parquet
 import pytest
 
 from fedcache.errors import FedcacheError, MachineError, UsageError
-from fedcache.extract.datasets import Dataset, holds_of, info, open_dataset, texts
+from fedcache.extract.datasets import Dataset, holds_of, open_dataset, texts
+from fedcache.extract.datasets.listing import info
 from fedcache.extract.digests import DigestMemory
-from fedcache.extract.images import BadImage
+from fedcache.extract.image_files import BadImage
 
 CSV = """text,label,split,site,length
 A fine day.,weather,train,north,0.5

