@@ -10,6 +10,7 @@ from typing import Any
 
 from fedcache.commands.output import CommandResult, TextTable
 from fedcache.config import Home
+from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
 from fedcache.grids.result import Grid, HeldOut
 from fedcache.progress import VALIDATION_ACCURACY
@@ -57,8 +58,8 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     watched = ", ".join(f"{k} {v:.4g}" for k, v in known.items())
     name = f"{result['method']} ({result['preset']}, {result['fidelity']})"
     buffer = result.get("timing", {}).get("asynchronous")
-    count = f"{result['rounds']:,} {'round' if buffer is None else 'step'}{'' if result['rounds'] == 1 else 's'}"
-    how = f"a round, {count}" if buffer is None else f"at a time, {count} of {buffer} updates"
+    rounds = counted(result["rounds"], "round" if buffer is None else "step")
+    how = f"a round, {rounds}" if buffer is None else f"at a time, {rounds} of {buffer} updates"
     setting = f"{part['scheme']}, {part['clients']} clients, {result['participation']} {how}"
     zero = accuracy.get("zero_shot")
     untrained = "" if zero is None else f"; zero-shot (no training) {percent(zero)} %"

@@ -32,7 +32,10 @@ def next_step(result: Mapping[str, Any]) -> str:
     """
     bytes_of = result.get("traffic", {}).get("exact", {})
     if result.get("protocol") == "global" and bytes_of.get("down_bytes") and not bytes_of.get("up_bytes"):
-        return "no client sent anything in any round: the same command with a larger --participation or more --rounds"
+        return (
+            "no client sent anything in any round: the same command with more clients a round (--participation), or "
+            "fewer that are away or lost (--availability, --client-dropout)"
+        )
     method, hp = str(result["method"]), result["hyperparameters"]
     tuned = _tuned_values(method)
     if tuned and any(hp.get(name) != value for name, value in tuned.items()):

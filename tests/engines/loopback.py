@@ -28,7 +28,7 @@ from fedcache.runs.run import Run
 from fedcache.store.store import Store
 
 FULL = os.environ.get("FEDCACHE_CASES") == "full"
-RUNS = {"fed3r": 1, "half-step": 2, **({"fedpcl": 2, "fedavg": 1, "fst-cbdg": 1} if FULL else {})}
+RUNS = {"fed3r": 1, "fedpcl": 2, "half-step": 2, **({"fedavg": 1, "fst-cbdg": 1} if FULL else {})}
 began = time.monotonic()
 
 

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(2000)]
 LATER = pytest.mark.full
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-LONGEST = 1900  # a quarter of it on two cores that have nothing else to do
+LONGEST = 1900  # a third of it on two cores that have nothing else to do
 
 
 def offline() -> list[str]:
@@ -85,7 +85,7 @@ def new_package(folder: Path, home: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "method", ["fed3r", "half-step", *(pytest.param(m, marks=LATER) for m in ("fedpcl", "fedavg", "fst-cbdg"))]
+    "method", ["fed3r", "fedpcl", "half-step", *(pytest.param(m, marks=LATER) for m in ("fedavg", "fst-cbdg"))]
 )
 def test_sites_through_flower_give_the_accuracy_of_one_process(method: str, told: dict[str, Any]) -> None:
     words = told[method]

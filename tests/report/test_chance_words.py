@@ -36,7 +36,7 @@ def test_where_a_method_was_tuned_that_comes_first(method: str) -> None:
 
 def test_where_nobody_sent_anything_a_rate_is_not_what_is_missing() -> None:
     heard = {**result(), "protocol": "global", "traffic": {"exact": {"up_bytes": 0, "down_bytes": 8}}}
-    assert next_step(heard).startswith("no client sent anything in any round: the same command with a larger --partic")
+    assert next_step(heard).startswith("no client sent anything in any round: the same command with more clients a")
     assert "rate" in next_step({**heard, "traffic": {"exact": {"up_bytes": 8, "down_bytes": 8}}})
     assert "rate" in next_step({**heard, "protocol": "personalised"})  # such methods may send nothing by design
 
