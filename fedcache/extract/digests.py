@@ -1,19 +1,28 @@
-"""Digests of large files, remembered.
+"""Digests of large files and of fedcache's own code, remembered.
 
-A 60,000-image archive takes half a second to hash and a 400 MB checkpoint two; both are asked for on every run. The
-answer is remembered by (path, size, mtime_ns, inode), which changes whenever the file does on any ordinary file
-system; ``--rehash`` forgets it.
+A 60,000-image archive takes half a second to hash, a 400 MB checkpoint two and fedcache's own code one; all are asked
+for on every run. The answer is remembered by (path, size, mtime_ns, inode), which changes whenever the file does on any
+ordinary file system; ``--rehash`` forgets those of the user's files.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from fedcache.config import Home
 from fedcache.errors import CorruptionError
-from fedcache.store.files import canonical_json, digest_of, file_sha256, make_private
+from fedcache.store.files import canonical_json, digest_of, file_sha256, make_private, sha256_hex
+from fedcache.store.own_code import INSTALLED, ROOT
 from fedcache.store.sealed import read_sealed, write_sealed
+
+T = TypeVar("T")
 
 
 def stat_key(path: Path) -> list[Any]:
@@ -65,3 +74,40 @@ def _what(key: Any) -> dict[str, Any]:
     """What the file of a fact is; as JSON gives it back, so that tuples equal lists."""
     plain: dict[str, Any] = json.loads(canonical_json({"kind": "fact", "key": key}))
     return plain
+
+
+def remembered_of_package(key: Sequence[str], read: Callable[[], T]) -> T:
+    """What ``read`` finds in fedcache's own code (any JSON value), remembered while no file of the package changes.
+
+    A home that is not there yet, or cannot be written, remembers nothing.
+    """
+    home = Home.from_environment()
+    memory = DigestMemory(home.digests)
+    known = memory.recall(["of the package", *key])
+    if known is not None and known["state"] == package_state():
+        found: T = known["fact"]
+        return found
+    fact = read()
+    if home.root.is_dir():
+        with suppress(OSError):
+            memory.remember(["of the package", *key], {"state": package_state(), "fact": fact})
+    return fact
+
+
+@cache
+def package_state() -> str:
+    """Digest of what computes: the files of the package, Python, and the times at which packages were installed."""
+    places = [(str(place), place.stat().st_mtime_ns) for place in INSTALLED if place.is_dir()]
+    return sha256_hex(repr([sys.version, places, list(files_below(ROOT))]).encode())
+
+
+def files_below(place: Path) -> Iterator[tuple[str, int, int, int, int]]:
+    """Path, size, times and inode of a file, or of all files below a folder, sorted; compiled files are left out."""
+    root = place.resolve()
+    found = [root] if root.is_file() else []
+    for folder, below, names in os.walk(root, followlinks=True):
+        below[:] = [name for name in below if name != "__pycache__"]
+        found += [Path(folder, name) for name in names]
+    for path in sorted(found):
+        stat = path.stat()
+        yield str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino

@@ -6,13 +6,14 @@ The file is one of those whose digests a result holds, so it is read whole, unch
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedcache.federate.partition.row_lists import MadeWhenAsked
 from fedcache.optional import need_arrow
 from fedcache.runs.directory import DamagedRunError, file_digest
 
@@ -60,7 +61,7 @@ class ClientColumns:
             return pa.array(values, pa.float64(), mask=np.isnan(values))
 
         columns = {
-            "client": pa.array(self.names, pa.string()),
+            "client": pa.array(list(self.names), pa.string()),
             "accuracy": known(self.accuracy),
             "classes_owned": pa.array(self.classes_owned, pa.float64()),
             **{f"accuracy_seed_{seed}": known(values) for seed, values in zip(seeds, self.per_seed, strict=True)},
@@ -69,6 +70,23 @@ class ClientColumns:
         held = io.BytesIO()
         parquet.write_table(pa.table(columns), held, compression="zstd")
         return held.getvalue()
+
+
+class _ColumnOfNames(MadeWhenAsked[str]):
+    """A column of strings of a table of pyarrow, whose million need not be objects for a few to be shown."""
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def at(self, i: int) -> str:
+        """The string of one row."""
+        return str(self._column[i].as_py())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._column.to_pylist())
 
 
 def client_columns(result: Mapping[str, Any], folder: Path) -> ClientColumns:
@@ -101,6 +119,7 @@ def client_columns(result: Mapping[str, Any], folder: Path) -> ClientColumns:
         return found
 
     per_seed = [numbers(name) for name in table.column_names if name.startswith("accuracy_seed_")]
-    names: list[str] = table["client"].to_pylist()
     validation = numbers("validation") if "validation" in table.column_names else None
-    return ClientColumns(names, numbers("accuracy"), numbers("classes_owned"), np.stack(per_seed), validation)
+    return ClientColumns(
+        _ColumnOfNames(table["client"]), numbers("accuracy"), numbers("classes_owned"), np.stack(per_seed), validation
+    )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import UsageError
+from fedcache.extract.digests import remembered_of_package
 from fedcache.federate.methods import METHODS, NAMES
 from fedcache.plugins import Plugin, find
 from fedcache.store.files import digest_of, digest_of_files, sha256_hex
@@ -76,7 +77,7 @@ def code_digest(method: str) -> str:
     Other methods' files are left out, so that adding one does not make every stored result old. "" stands for what all
     methods share.
     """
-    return digest_of_code(ROOT, method)
+    return remembered_of_package(["code", method], lambda: digest_of_code(ROOT, method))
 
 
 def digest_of_code(root: Path, method: str) -> str:

@@ -140,6 +140,8 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
     if "labels" not in method.needs:
         return
     s = store.samples
+    if s.label.min(initial=0) >= 0:
+        return  # the usual case, without a gather of all rows
     # Train and test: some schemes deal both.
     label = s.label[(s.split <= 1) & (s.ok == 1)] if rows is None else s.label[rows]
     lacking = int((label < 0).sum())

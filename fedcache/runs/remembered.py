@@ -10,16 +10,15 @@ damaged note or result too, takes the whole way, which finds the answer again or
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fedcache.config import PRESETS, Home, TrainConfig
 from fedcache.errors import FedcacheError
+from fedcache.extract.digests import files_below, package_state, remembered_of_package
 from fedcache.extract.planning.find_store import locate_store
 from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.methods import NAMES, find_method
@@ -28,7 +27,6 @@ from fedcache.runs.directory import check_files, has_model, measured_of, read_re
 from fedcache.runs.run import Run
 from fedcache.runs.store_choice import wants_encoders
 from fedcache.store.files import file_sha256, sha256_hex
-from fedcache.store.own_code import INSTALLED, ROOT
 
 QUICK = 1.0
 """Seconds of loading up to which what was just trained is asked for once more at once, to note the answer. What loads
@@ -125,11 +123,11 @@ class Request:
                 return None
             words = {one for word in _strings_in(self._asked) for one in (word, word.partition("@")[0])}
             named = [path for path in map(Path, sorted(words - {""})) if path.is_file()]
-            files = [list(_files_below(place)) for place in (rows, *named)]
+            files = [list(files_below(place)) for place in (rows, *named)]
         except (FedcacheError, OSError):
             return None
         variables = sorted(item for item in os.environ.items() if item[0].startswith("FEDCACHE_"))
-        return sha256_hex(repr([_package_state(), variables, heard.said, files]).encode())
+        return sha256_hex(repr([package_state(), variables, heard.said, files]).encode())
 
 
 def usual_settings(method: str, preset: str) -> dict[str, Any]:
@@ -149,16 +147,7 @@ def usual_run(method: str) -> dict[str, Any]:
 
 def _of_method(method: str, key: list[str], read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What ``read`` says of a method, remembered for this package where the method is of it."""
-    if method not in NAMES:
-        return read()  # somebody's own, which is in memory
-    memory = memory_of(Home.from_environment())
-    known = memory.recall(key)
-    if known is not None and known["state"] == _package_state():
-        return dict(known["settings"])
-    settings = read()
-    with suppress(OSError):
-        memory.remember(key, {"state": _package_state(), "settings": settings})
-    return settings
+    return remembered_of_package(key, read) if method in NAMES else read()  # somebody's own is in memory
 
 
 def _strings_in(value: Any) -> Iterator[str]:
@@ -189,22 +178,3 @@ def _whole_run(folder: Path, digest: str) -> Run | None:
         return None
     measured = measured_of(folder, result)
     return None if measured is None else Run(folder, result, measured, reused=True)
-
-
-@cache
-def _package_state() -> str:
-    """Digest of what computes: the files of the package, Python, and the times at which packages were installed."""
-    places = [(str(place), place.stat().st_mtime_ns) for place in INSTALLED if place.is_dir()]
-    return sha256_hex(repr([sys.version, places, list(_files_below(ROOT))]).encode())
-
-
-def _files_below(place: Path) -> Iterator[tuple[str, int, int, int, int]]:
-    """Path, size, times and inode of a file, or of all files below a folder, sorted; compiled files are left out."""
-    root = place.resolve()
-    found = [root] if root.is_file() else []
-    for folder, below, names in os.walk(root, followlinks=True):
-        below[:] = [name for name in below if name != "__pycache__"]
-        found += [Path(folder, name) for name in names]
-    for path in sorted(found):
-        stat = path.stat()
-        yield str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino

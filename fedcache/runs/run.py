@@ -208,7 +208,7 @@ class Run:
             columns = self.clients
             return data_frame(
                 {
-                    "client": columns.names,
+                    "client": list(columns.names),
                     "accuracy": columns.accuracy,
                     **({} if columns.validation is None else {"validation": columns.validation}),
                     "claimed": self.claimed,

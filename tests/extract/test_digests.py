@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pictures import folder
 
+from fedcache.extract import digests
 from fedcache.extract.backbones import lookup
-from fedcache.extract.digests import DigestMemory
+from fedcache.extract.digests import DigestMemory, package_state, remembered_of_package
+from fedcache.runs.identity import code_digest
 from fedcache.store.files import canonical_json
 
 facts = st.recursive(
@@ -136,3 +138,45 @@ def test_an_older_note_of_the_last_store_is_told(images: tuple[str, ...]) -> Non
     (warning,) = ok(*train).envelope["warnings"]
     assert warning.startswith(f"{grown.name} was extracted later")
     assert f"--store {grown.name}" in warning
+
+
+def test_what_the_package_says_is_read_once_until_a_file_of_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, package = tmp_path / "home", tmp_path / "package"
+    monkeypatch.setenv("FEDCACHE_HOME", str(home))
+    monkeypatch.setattr(digests, "ROOT", package)
+    package.mkdir()
+    source, read = package / "ridge.py", []
+    source.write_text("x = 1")
+
+    def words() -> list[str]:
+        read.append(source.read_text())
+        return [read[-1]]
+
+    def asked() -> tuple[list[str], int]:
+        package_state.cache_clear()  # each command is a process
+        read.clear()
+        return remembered_of_package(["words"], words), len(read)
+
+    assert [asked(), asked()] == [(["x = 1"], 1)] * 2, "a home that is not there remembers nothing"
+    assert not home.exists()
+    home.mkdir()
+    assert [asked(), asked()] == [(["x = 1"], 1), (["x = 1"], 0)]
+    source.write_text("x = 2")
+    assert [asked(), asked()] == [(["x = 2"], 1), (["x = 2"], 0)]
+    for fact in (home / "digests").iterdir():
+        fact.write_bytes(b"{}")
+    assert [asked(), asked()] == [(["x = 2"], 1), (["x = 2"], 0)]
+    package_state.cache_clear()
+
+
+def test_the_digest_of_code_is_remembered_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path))
+    package_state.cache_clear()
+    digest = code_digest.__wrapped__
+    first = digest("fedavg")
+    monkeypatch.setattr("fedcache.runs.identity.digest_of_code", lambda *_: pytest.fail("parsed again"))
+    assert digest("fedavg") == first == code_digest("fedavg")
+    with pytest.raises(pytest.fail.Exception):
+        digest("fedprox")

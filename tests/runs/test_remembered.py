@@ -19,6 +19,8 @@ from command import Done, fedcache, ok
 from fedcache.commands import train as command
 from fedcache.config import PRESETS, Home, PartitionConfig, TrainConfig
 from fedcache.errors import StoppedError
+from fedcache.extract import digests
+from fedcache.extract.digests import package_state
 from fedcache.federate.methods import NAMES, find_method
 from fedcache.grids import train_grid
 from fedcache.runs import remembered
@@ -219,11 +221,11 @@ def test_a_changed_package_python_or_environment_goes_the_whole_way(
     for folder in (package / "heads", library):
         folder.mkdir(parents=True)
     (package / "heads" / "ridge.py").write_text("x = 1")
-    monkeypatch.setattr(remembered, "ROOT", package)
-    monkeypatch.setattr(remembered, "INSTALLED", (library,))
+    monkeypatch.setattr(digests, "ROOT", package)
+    monkeypatch.setattr(digests, "INSTALLED", (library,))
 
     def asked_again() -> int:
-        remembered._package_state.cache_clear()  # each command is a process
+        package_state.cache_clear()  # each command is a process
         whole.clear()
         ok(*TRAIN)
         return len(whole)
@@ -242,7 +244,7 @@ def test_a_changed_package_python_or_environment_goes_the_whole_way(
     for change in changes:
         change()
         assert [asked_again(), asked_again()] == [1, 0]
-    remembered._package_state.cache_clear()
+    package_state.cache_clear()
 
 
 def test_a_damaged_result_is_told_and_one_that_is_gone_is_made_again(store: Path, whole: list[str]) -> None:
@@ -344,6 +346,7 @@ def test_asking_again_finds_and_never_trains(store: Path, own_home: Path) -> Non
 def test_the_presets_of_methods_are_remembered_as_they_are(
     own_home: Path, preset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    own_home.mkdir(exist_ok=True)
     for name in NAMES:
         usual = find_method(name).resolve(preset)
         assert usual_settings(name, preset) == usual
@@ -351,7 +354,7 @@ def test_the_presets_of_methods_are_remembered_as_they_are(
         assert list(map(repr, again.items())) == list(map(repr, sorted(usual.items())))
     monkeypatch.setattr(remembered, "find_method", lambda _name: pytest.fail("asked again"))
     usual_settings("fedavg", preset)
-    monkeypatch.setattr(remembered, "_package_state", lambda: "another")
+    monkeypatch.setattr(digests, "package_state", lambda: "another")
     with pytest.raises(pytest.fail.Exception):
         usual_settings("fedavg", preset)
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import cast
 
 import numpy as np
@@ -45,9 +46,6 @@ from fedcache.federate.trust.update_validation import (
 )
 from fedcache.federate.trust.weights import reduced_weights
 from fedcache.heads.linear import Tree
-
-NOTHING = (0, 0)
-"""What a client sends that drops out: scalars, and bytes of one."""
 
 DEALT_BYTES = 8 << 20
 """Row numbers of chunks of clients that are kept for the next round."""
@@ -367,31 +365,36 @@ class RunState:
         received, size = method.received(down, self.server_ctx()), itemsize(down)
         travels = "text" in method.reads(self.hp) and method.text_travels
         once = env.text.numel() if env.text is not None and travels else 0
-        paper = None
-        if method.paper_count is not None and not self.own:  # clients that differ are asked one by one
-            paper = method.paper_count(env.width, env.classes, env.clients, self.hp)
-        totals = dict.fromkeys(("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down"), 0)
-        lost = set(self.lost)
+        who = np.array((*ids, *self.lost), np.int64)  # no client twice; the lost send nothing
+        sizes = np.zeros((len(who), 2), np.int64)
+        sizes[: len(ids)] = np.fromiter(chain.from_iterable(ups), np.int64, 2 * len(ids)).reshape(-1, 2)
+        fresh = ~np.isin(who, list(self.early))
+        text = np.where(self.met[who], 0, once)  # with a client's first broadcast
+        text_bytes = text * (env.text.element_size() if env.text is not None else 0)
+        sent, got = sizes[:, 0], fresh * received
+        paper_up, paper_down = self._paper_counts(who, sent, received)
+        counts = {
+            "up": sent, "down": got + text, "up_bytes": sizes.prod(1), "down_bytes": got * size + text_bytes,
+            "paper_up": paper_up[: len(ids)], "paper_down": fresh * paper_down + text,
+        }  # fmt: skip
+        self.met[who] = True
+        self.traffic.up[who] += counts["up"]
+        self.traffic.down[who] += counts["down"]
+        totals = {name: int(of_clients.sum()) for name, of_clients in counts.items()}
         if env.row_norm is not None and self.round == 0:
             count_exchange(self.traffic, self.eligible, totals)
-        for c, (sent, width) in zip((*ids, *self.lost), (*ups, *[NOTHING] * len(self.lost)), strict=True):
-            # Class text features reach a client once, with its first broadcast.
-            text = once if not self.met[c] else 0
-            self.met[c] = True
-            got = 0 if c in self.early else received
-            self.traffic.up[c] += sent
-            self.traffic.down[c] += got + text
-            paper_up, paper_down = paper or (sent, received)
-            if method.paper_count is not None and paper is None:
-                known = self.ctx([c], 0)
-                paper_up, paper_down = method.paper_count(known.env.width, env.classes, env.clients, known.hp)
-            totals["paper_up"] += paper_up if c not in lost else 0
-            totals["up"] += sent
-            totals["up_bytes"] += sent * width
-            totals["down"] += got + text
-            totals["down_bytes"] += got * size + text * (env.text.element_size() if env.text is not None else 0)
-            totals["paper_down"] += text + (0 if c in self.early else paper_down)
-        got_it = len(ids) + len(self.lost) - len(self.early)
-        done = RoundTraffic(len(ids), **totals, receivers=None if got_it == len(ids) else got_it)
-        self.traffic.rounds.append(done)
-        return done
+        got_it = len(who) - len(self.early)
+        self.traffic.rounds.append(RoundTraffic(len(ids), **totals, receivers=None if got_it == len(ids) else got_it))
+        return self.traffic.rounds[-1]
+
+    def _paper_counts(self, who: np.ndarray, sent: np.ndarray, received: int) -> tuple[np.ndarray, np.ndarray]:
+        """Scalars up and down of some clients as the method's paper counts them, else as they are."""
+        count, env = self.method.paper_count, self.env
+        if count is None:
+            return sent, np.full(len(who), received)
+        pairs = [count(env.width, env.classes, env.clients, self.hp)]
+        if self.own:  # clients that differ are asked one by one
+            ctxs = (self.ctx([client], 0) for client in who.tolist())
+            pairs = [count(ctx.env.width, env.classes, env.clients, ctx.hp) for ctx in ctxs]
+        up, down = np.broadcast_to(np.array(pairs, np.int64).reshape(-1, 2).T, (2, len(who)))
+        return up, down

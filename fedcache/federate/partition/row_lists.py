@@ -40,6 +40,9 @@ class MadeWhenAsked(Sequence[T]):
             raise IndexError(i)
         return self.at(i % len(self))
 
+    def __iter__(self) -> Iterator[T]:
+        return map(self.at, range(len(self)))
+
 
 class RowLists(MadeWhenAsked[np.ndarray]):
     """Lists of rows; a list is a view of ``rows``, made when it is asked for.
@@ -199,14 +202,17 @@ class NumberedNames(MadeWhenAsked[str]):
     """``client-000`` to ``client-999``, each made when it is asked for."""
 
     def __init__(self, count: int) -> None:
-        self._count, self._digits = count, len(str(count - 1))
+        self._count, self._form = count, f"client-%0{len(str(count - 1))}d"
 
     def __len__(self) -> int:
         return self._count
 
     def at(self, i: int) -> str:
         """Its number has as many digits as the last one's."""
-        return f"client-{i:0{self._digits}d}"
+        return self._form % i
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._form.__mod__, range(self._count))  # a million in 0.2 s
 
     @classmethod
     def recognise(cls, names: Sequence[str]) -> Sequence[str]:

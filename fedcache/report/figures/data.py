@@ -26,7 +26,7 @@ MOST_AVERAGED = 1 << 17
 ROWS_AT_ONCE = 1 << 12
 BLOCKS = 96
 """Blocks of neighbouring rows that are read of very many, evenly spread: neighbours lie in one chunk of the store."""
-READ_BYTES = 1 << 30
+READ_BYTES = 1 << 29
 """Of an array whose chunks are large, what is read of them for one of these samples: a chunk is verified as a whole."""
 MOST_CLIENTS, MOST_CLASSES = 60, 60
 MOST_LEGEND = 20
@@ -197,7 +197,9 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
             own.append((f"{client.name}: {columns.classes[c]}", mine.mean(0)))
     rows = table.train.rows
     if len(rows) > MOST_AVERAGED:
-        rows = even_blocks(np.sort(rows), MOST_AVERAGED, most_chunks(source, key))
+        dealt = np.zeros(len(columns.label), bool)
+        dealt[rows] = True  # ascending in a tenth of the time of a sort
+        rows = even_blocks(np.flatnonzero(dealt), MOST_AVERAGED, most_chunks(source, key))
     for start in range(0, len(rows), ROWS_AT_ONCE):
         for c, mine in _by_class(source, key, rows[start : start + ROWS_AT_ONCE]):
             before = sums.get(c, (np.zeros(mine.shape[1]), 0))
