@@ -12,6 +12,7 @@ from fedcache.commands.options import Data, command, pairs, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.config import Home
 from fedcache.errors import Exit
+from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.process import seldom_collected
 from fedcache.report.page import write_report
@@ -73,7 +74,7 @@ def report(
         made = write_report(
             runs or [], out, root, title=title, embed=embed, score=score, images=places, observer=observer
         )
-    lines = [f"{made.path}: {made.runs} runs, {made.bytes / 1e6:.2f} MB."]
+    lines = [f"{made.path}: {counted(made.runs, 'run')}, {made.bytes / 1e6:.2f} MB."]
     if with_images:
         held = f"{made.images} of {made.mistakes} images of mistakes" if made.mistakes else "no image of mistakes"
         lines.append(f"It holds {held}" + (": give it to nobody who may not see them." if made.images else "."))

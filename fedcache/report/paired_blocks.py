@@ -255,12 +255,23 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
         told = "; ".join(f"{_some(names)}: {_PROTOCOL.get(k, k)}" for k, names in kinds.items() if k != usual)
         head = "Models of different kinds" if metric in ("client_mean", "pooled") else "Not scored alike"
         notes.append(f"{head}. {told}; all others: {_PROTOCOL.get(usual, usual)}.")
+    notes += _drawn_apart({name: entry.result["accuracy"] for name, (entry, *_) in runs.items()})
     if (unlike := unlike_tests(e.result for row in runs.values() for e in row)) is not None:
         notes.append(unlike)
     rough = [name for name, row in runs.items() if any(e.result.get("fidelity") not in (None, "exact") for e in row)]
     if rough:
         notes.append(f"Approximations of their method: {_some(rough)}.")
     return notes
+
+
+def _drawn_apart(accuracies: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """That runs were scored over different numbers of clients (``--eval-clients``), of the accuracy in each result."""
+    kinds: dict[str, list[str]] = {}
+    for name, accuracy in accuracies.items():
+        drawn = accuracy.get("eval_clients")
+        kinds.setdefault(f"{drawn[0]['scored']:,} drawn" if drawn else "all", []).append(name)
+    told = "; ".join(f"{_some(names)}: {kind}" for kind, names in kinds.items())
+    return [f"Scored over different numbers of clients. {told}."] if len(kinds) > 1 else []
 
 
 def _seeds_differ(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
