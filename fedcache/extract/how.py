@@ -17,7 +17,6 @@ from fedcache.config import ExtractConfig
 from fedcache.extract.batches import ComputeSettings, FeatureJob
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import Device, resolve_device, resolve_dtype
-from fedcache.extract.digests import remembered_of_package
 from fedcache.extract.planning.plan import PlannedArray
 from fedcache.store.files import digest_of_files
 
@@ -47,12 +46,8 @@ def features_code_digest(provider: str, folder: Path = FOLDER) -> str:
 
     A comment, a docstring and a file's place are no part of it; a constant is.
     """
-
-    def digest() -> str:
-        files = (*COMPUTES_FEATURES, *SHARED.get(provider, ()), f"backbones/{provider}.py")
-        return digest_of_files(folder / name for name in files)[:16]
-
-    return digest() if folder != FOLDER else remembered_of_package(["code of features", provider], digest)
+    files = (*COMPUTES_FEATURES, *SHARED.get(provider, ()), f"backbones/{provider}.py")
+    return digest_of_files(folder / name for name in files)[:16]
 
 
 def how_record(device: Device, dtype: str, batch: int, threads: int, provider: str) -> dict[str, str | int]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays import ingested
 from command import apart, fedcache, ok
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +23,7 @@ from fedcache.report import compare
 from fedcache.report import comparison_output as cd_diagram
 from fedcache.report.comparison_output import latex, markdown
 from fedcache.report.find_runs import gather
-from fedcache.report.paired_blocks import PairedBlocks, _drawn_apart, across, complete, within
+from fedcache.report.paired_blocks import PairedBlocks, across, complete, within
 from fedcache.report.paired_tests import Comparison, _p, compared
 from fedcache.report.statistics import (
     critical_difference,
@@ -682,17 +681,3 @@ def test_a_table_of_both_kinds_of_models_takes_one_score_and_says_which(own_home
     assert known["solo"] is None
     assert known["fedavg"] is not None
     assert known["fedavg"][0] == 20
-
-
-def test_runs_that_are_scored_over_different_numbers_of_clients_are_named() -> None:
-    few = {"eval_clients": [{"scored": 1500, "standard_error": 0.01}]}
-    assert _drawn_apart({"fedavg": {}, "fedrep": {}}) == _drawn_apart({"fedavg": few, "fedrep": few}) == []
-    (said,) = _drawn_apart({"fedavg": {}, "fedrep": few, "fedprox": {}})
-    assert said == "Scored over different numbers of clients. fedavg, fedprox: all; fedrep: 1,500 drawn."
-
-
-def test_a_comparison_of_a_run_with_drawn_clients_says_so(own_home: Path, tmp_path: Path) -> None:
-    ingested(tmp_path)
-    words = ("train", "--scheme", "iid", "--clients", 4, "--rounds", 1)
-    paths = [ok(*words, "--method", "fedrep", *more).data["path"] for more in ((), ("--eval-clients", 2))]
-    assert "Scored over different numbers of clients." in ok("compare", *paths, "--over", "seeds").out
