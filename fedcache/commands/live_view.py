@@ -81,6 +81,9 @@ class Stretch:
         return ", ".join([*parts, *self._pace(now)])
 
     def _pace(self, now: float) -> list[str]:
+        last = self._last
+        if last is not None and not last.points_done and self.done < last.points:
+            return []  # points that are trained together end a round at once: the first of them took no such time alone
         then, before = self._window[0]
         rate = (self.done - before) / max(now - then, 1e-9)
         if not rate:

@@ -45,7 +45,8 @@ class Report:
     mistakes: int = 0
 
     def __repr__(self) -> str:
-        return f"Report({self.path}, {self.runs} runs, {self.left_out} left out, {self.bytes / 1e6:.2f} MB)"
+        runs = f"{self.runs} run{'' if self.runs == 1 else 's'}"
+        return f"Report({self.path}, {runs}, {self.left_out} left out, {self.bytes / 1e6:.2f} MB)"
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""

@@ -162,6 +162,23 @@ def test_rounds_that_were_read_do_not_make_the_rest_look_fast() -> None:
     assert stretch.words(begun + 10.0).endswith("0.5 rounds/s, 0:10 left")
 
 
+def test_points_trained_together_say_no_pace_before_each_has_ended_a_round() -> None:
+    """Three points whose first round took 6 s together: after the first of them, 6 s are not one round's."""
+    stretch = live_view.Stretch("training", 30, "rounds")
+    read = Round(Path(), "fedavg", 0, 1, 1, 1, 10, None, {}, 10, 20, 10, 20, point="lr=0.1", points=3)
+    said = []
+    for _ in range(3):
+        stretch.take(read)
+        stretch.advance(1, stretch.begun + 6.0)
+        said.append(stretch.words(stretch.begun + 6.0))
+    assert ["left" in words for words in said] == [False, False, True]
+    assert said[2].endswith(", 0.5 rounds/s, 0:54 left")
+    stretch = live_view.Stretch("training", 30, "rounds")
+    stretch.take(replace(read, points_done=1))
+    stretch.advance(1, stretch.begun + 6.0)
+    assert stretch.words(stretch.begun + 6.0).endswith(", 0.2 rounds/s, 2:54 left")
+
+
 def test_how_fast_it_goes_is_counted_over_the_last_stretch_of_time() -> None:
     """Sixty rounds in the first moment, and one in each three tenths of a window after: the first are forgotten."""
     stretch = live_view.Stretch("training", 100, "rounds")

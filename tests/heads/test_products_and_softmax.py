@@ -58,7 +58,9 @@ def test_what_is_small_or_no_float32_is_left_to_torch():
     a, b = drawn(40, 700), drawn(64, 700)
     assert not products.by_onednn(a[:1], b[:1])
     assert not products.by_onednn(a.double(), b.double())
-    assert not products.by_onednn(a[None], b[None])
+    assert not products.by_onednn(a[None, None], b[None, None])
+    assert not products.by_onednn(a.expand(0, -1, -1), b.expand(0, -1, -1))
+    assert products.by_onednn(a[None], b[None]) == products.by_onednn(a, b) == products.onednn_works()
 
 
 def test_a_processor_without_avx512_uses_torchs_own_product():
