@@ -30,7 +30,8 @@ from fedcache.federate.engine.method import Method, numel
 from fedcache.federate.engine.outcome import Snapshot, itemsize
 from fedcache.federate.execution.batched import Batched, points_together
 from fedcache.federate.execution.cache import SameObject
-from fedcache.federate.execution.gram_states import GramMatrices, KeptCoordinates, is_first, restore
+from fedcache.federate.execution.gram_matrices import GramMatrices
+from fedcache.federate.execution.gram_states import KeptCoordinates, is_first, restore
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache, Sent, split
 from fedcache.federate.execution.memory_estimate import GRID_SET, WORKING_SET, ExecutionPlan, Load, free_memory
 from fedcache.federate.execution.tensor_blocks import TensorBlocks
@@ -142,7 +143,7 @@ class Gram(Batched):
         self.grams = (batch.cache or GridCache()).grams(batch.points[0])
         for point, snapshot in zip(batch.points, snapshots, strict=False):
             restore(point.states, snapshot, self.grams)
-        self._begun = False  # whether a round was trained
+        self._begun = False  # whether what clients were begun with was given back
 
     @classmethod
     def serves(cls, method: Method, hp: Hp, load: Load) -> str:
@@ -195,8 +196,8 @@ class Gram(Batched):
         self.fit_chunks([c for c in order if c not in self.grams.n], self.batch.plan.rest, down, pipeline, sent)
         for start in range(0, len(few), self.batch.plan.chunk):
             self._fit_in_coordinates(few[start : start + self.batch.plan.chunk], down, pipeline, sent)
-        if not self._begun:  # most clients enter in the first round, by full maps between what stays of them
-            return_freed_memory()
+        if not self._begun and self.batch.points[0].states.kept:
+            return_freed_memory()  # most clients enter in the first round, by full maps between what stays of them
             self._begun = True
 
     def _fit_in_coordinates(

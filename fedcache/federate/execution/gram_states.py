@@ -1,169 +1,32 @@
-"""Clients' rows with their Gram matrices, computed once for all rounds, points and seeds; what clients hold between
-rounds, of which some may be kept as coordinates on those rows.
+"""What clients hold between rounds, of which some may be kept as coordinates on their rows.
 
-Shapes: n rows of a client, D features, U outputs of the map, M clients of a chunk, G points of a grid, k bases.
+Shapes: n rows of a client, D features, U outputs of the map, M clients of a chunk, k bases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.stored_rows import Features
-from fedcache.federate.execution.cache import SameObject
+from fedcache.federate.execution.gram_matrices import GramMatrices
 from fedcache.federate.execution.state_table import StateTable
 from fedcache.federate.execution.tensor_blocks import TensorBlocks, same_outline
-from fedcache.heads.gram import WIDE, GramBasis, GramBatch, points_first
+from fedcache.heads.gram import GramBatch
 from fedcache.heads.linear import Tree
 
 FIRST = ("W", "P.W")
 """Names of the tensors that multiply features; what stands before a slash marks copies (``near/P.W``, ``opt/m/W``)."""
 
-CACHE_BYTES = 256 << 20
-"""Stacked Gram matrices that are kept for the next round: with all clients in every round they come again."""
-
-
-THIN = 64
-"""Columns up to which X B' is faster as (B X')': the long side is then that of the result's rows (MKL, one core)."""
-
-BLOCK = 250
-"""Rows that a product with few columns takes at once, so that they are still in the cache when they are packed."""
-
-
-def thin(columns: int) -> bool:
-    """Whether a product of all rows with so few columns is made the other way round."""
-    return columns <= THIN
-
 
 def is_first(name: str) -> bool:
     """Whether a tensor of that name multiplies features."""
     return name.rsplit("/", 1)[-1] in FIRST
-
-
-class GramMatrices:
-    """Each client's training rows, packed one after another, and their Gram matrices; for all rounds, points and seeds.
-
-    Args:
-        x: [N, 1, D] features in the dtype of the computation.
-        rows: client -> its int64 training rows, for the clients with few enough of them.
-    """
-
-    def __init__(self, x: Features, rows: Mapping[int, np.ndarray]) -> None:
-        order = sorted(rows, key=lambda c: (-len(rows[c]), c))  # as chunks are cut, so that a chunk is one block
-        self.n = {c: len(rows[c]) for c in order}
-        starts = np.cumsum([0, *self.n.values()])
-        self.start = {c: int(s) for c, s in zip(order, starts[:-1], strict=True)}
-        every = np.concatenate([rows[c] for c in order]) if order else np.empty(0, np.int64)
-        self.packed = x[torch.from_numpy(np.asarray(every, np.int64)).to(x.device), 0]
-        self.gram = {c: (r := self.of(c)) @ r.mT for c in order}
-        self._kept: dict[tuple[int, ...], Tensor] = {}
-        self._kept_bytes = 0
-        self._beside: dict[tuple[int, bytes], tuple[Tensor, dict[SameObject, Tensor]]] = {}
-
-    def of(self, client: int) -> Tensor:
-        """[n, D] rows of a client, a view."""
-        return self.packed[self.start[client] : self.start[client] + self.n[client]]
-
-    def block(self, clients: Sequence[int]) -> Tensor | None:
-        """Rows of clients that lie one after another, a view; None when they do not."""
-        at = self.start[clients[0]]
-        for c in clients:
-            if self.start[c] != at:
-                return None
-            at += self.n[c]
-        return self.packed[self.start[clients[0]] : at]
-
-    def stacked(self, clients: Sequence[int]) -> Tensor:
-        """[M, n, n] Gram matrices, zero past a client's rows."""
-        key = tuple(clients)
-        if key in self._kept:
-            return self._kept[key]
-        longest = max(self.n[c] for c in clients)
-        out = self.packed.new_zeros(len(clients), longest, longest)
-        for to, c in zip(out, clients, strict=True):
-            to[: self.n[c], : self.n[c]] = self.gram[c]
-        if self._kept_bytes + out.nbytes <= CACHE_BYTES:
-            self._kept[key] = out
-            self._kept_bytes += out.nbytes
-        return out
-
-    def beside(self, client: int, x: Features, rows: Tensor, bases: Sequence[Tensor]) -> GramBasis:
-        """For scoring rows of x [N, 1, D] by a client's coordinates over ``bases``; kept for other points of a grid."""
-        key = (client, rows.cpu().numpy().tobytes())
-        z: Tensor | None = None
-        if key not in self._beside:
-            z = x[rows, 0]
-            self._beside[key] = (z @ self.of(client).mT, {})
-            self._trim()
-        gram, seen = self._beside[key]
-        for base in bases:
-            if SameObject(base) not in seen:
-                z = x[rows, 0] if z is None else z
-                seen[SameObject(base)] = z @ base.mT
-        products = torch.stack([seen[SameObject(base)] for base in bases])
-        return GramBasis(gram.unsqueeze(0), products[None, ..., None], 0)
-
-    def _trim(self) -> None:
-        """Forget the oldest products of scored rows above ``CACHE_BYTES``; the latest stays."""
-        sizes = [gram.nbytes + sum(t.nbytes for t in seen.values()) for gram, seen in self._beside.values()]
-        total = sum(sizes)
-        for key, size in zip(list(self._beside)[:-1], sizes, strict=False):
-            if total <= CACHE_BYTES:
-                break
-            del self._beside[key]
-            total -= size
-
-    def forward(self, clients: Sequence[int], base: Tensor) -> Tensor:
-        """X B' [M, n, U, G] of each client for bases [G, U, D] that clients share."""
-        G, U, D = base.shape
-        M, longest = len(clients), max(self.n[c] for c in clients)
-        swapped = U >= WIDE
-        flat = base.reshape(G * U, D) if swapped else base.permute(1, 0, 2).reshape(U * G, D)
-        last = (G, U) if swapped else (U, G)
-        block = self.block(clients)
-        if block is not None:
-            u = _thin_product(flat, block) if thin(len(flat)) else block @ flat.mT
-            if len(u) == M * longest:
-                out = u.reshape(M, longest, *last)
-                return out.mT if swapped else out
-            parts = torch.split(u, [self.n[c] for c in clients])
-        else:
-            parts = tuple(self.of(c) @ flat.mT for c in clients)
-        out = self.packed.new_zeros(M, longest, *last)
-        for to, part in zip(out, parts, strict=True):
-            to[: len(part)] = part.view(-1, *last)
-        return out.mT if swapped else out
-
-    def back(self, clients: Sequence[int], A: Tensor, weights: Sequence[float]) -> Tensor:
-        """sum_m w_m A_m' X_m [G, U, D] for A [M, n, U, G]."""
-        swapped = points_first(A)
-        A = A.mT if swapped else A
-        M, _, first, second = A.shape
-        scaled = A.flatten(2) * A.new_tensor(weights).view(M, 1, 1)
-        cut = [scaled[m, : self.n[c]] for m, c in enumerate(clients)]
-        block = self.block(clients)
-        if block is not None:
-            total = torch.cat(cut).mT @ block
-        else:
-            total = A.new_zeros(first * second, self.packed.shape[1])
-            for part, c in zip(cut, clients, strict=True):
-                total.addmm_(part.mT, self.of(c))
-        total = total.view(first, second, -1)
-        return total if swapped else total.permute(1, 0, 2)
-
-
-def _thin_product(flat: Tensor, rows: Tensor) -> Tensor:
-    """rows flat' [n, k] of few columns: three quarters of the time of one call, as libraries pack the larger side."""
-    out = rows.new_empty(len(flat), len(rows))
-    for start in range(0, len(rows), BLOCK):
-        torch.mm(flat, rows[start : start + BLOCK].mT, out=out[:, start : start + BLOCK])
-    return out.mT
 
 
 @dataclass

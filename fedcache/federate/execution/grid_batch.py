@@ -24,7 +24,8 @@ from fedcache.federate.engine.method import numel
 from fedcache.federate.engine.outcome import RoundTraffic
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.cache import POOLED, LruCache, SameObject
-from fedcache.federate.execution.gram_states import Chunk, GramMatrices
+from fedcache.federate.execution.gram_matrices import GramMatrices
+from fedcache.federate.execution.gram_states import Chunk
 from fedcache.federate.execution.memory_estimate import ExecutionPlan
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.federate.trust.update_validation import all_bounded, is_bounded

@@ -22,7 +22,8 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.timed_run import TimedRun
 from fedcache.federate.execution.cache import MEMO_BYTES, POOLED
-from fedcache.federate.execution.gram_states import CACHE_BYTES, is_first
+from fedcache.federate.execution.gram_matrices import CACHE_BYTES
+from fedcache.federate.execution.gram_states import is_first
 from fedcache.federate.partition.client_table import train_sizes
 from fedcache.heads.linear import Tree
 

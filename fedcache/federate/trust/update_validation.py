@@ -114,9 +114,10 @@ class UpdateValidation:
                 return False
             if dtype.is_floating_point:
                 total += torch.linalg.vector_norm(t).item()
-        return math.isfinite(total) and all(
-            not _wrong_counts(name, up[name].unsqueeze(0), [rows])[0] for name in self._counts
-        )
+        return math.isfinite(total) and (not self._counts or self._counts_are_sound(up, rows))
+
+    def _counts_are_sound(self, up: Mapping[str, Tensor], rows: float) -> bool:
+        return all(not _wrong_counts(name, up[name].unsqueeze(0), [rows])[0] for name in self._counts)
 
     def structure_problem(
         self, up: object, lead: tuple[int, ...] = (), coordinates: Mapping[str, tuple[int, ...]] | None = None

@@ -19,9 +19,10 @@ from fedcache.federate.engine.deployed import no_training_rows
 from fedcache.federate.engine.method import UploadTensor
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.stored_rows import StoredRows
-from fedcache.federate.execution import gram_states, memory_estimate
+from fedcache.federate.execution import gram_matrices, memory_estimate
 from fedcache.federate.execution.gram import Gram
-from fedcache.federate.execution.gram_states import ClientStates, GramMatrices, KeptCoordinates
+from fedcache.federate.execution.gram_matrices import GramMatrices
+from fedcache.federate.execution.gram_states import ClientStates, KeptCoordinates
 from fedcache.federate.methods import METHODS, fed3r
 from fedcache.federate.partition import dirichlet_shares
 from fedcache.federate.partition.checks import beyond
@@ -233,7 +234,7 @@ def test_products_of_scored_rows_are_forgotten_oldest_first(monkeypatch):
         grams.beside(0, data.x, rows, [base])
     kept = list(grams._beside)
     assert len(kept) == 2
-    monkeypatch.setattr(gram_states, "CACHE_BYTES", 1)
+    monkeypatch.setattr(gram_matrices, "CACHE_BYTES", 1)
     grams.beside(0, data.x, places[2], [base])
     assert len(grams._beside) == 1
     assert next(iter(grams._beside))[1] == places[2].numpy().tobytes(), "the latest stays"

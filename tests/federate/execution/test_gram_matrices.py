@@ -1,0 +1,97 @@
+"""Rows and Gram matrices of clients, and the two products of a round, are those of plain arithmetic in float64."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from fedcache.federate.execution import gram_matrices
+from fedcache.federate.execution.gram_matrices import COMPILED, GramMatrices
+
+SIZES = {
+    "unequal": [5, 9, 9, 2, 7],
+    "equal": [6] * 5,
+    "one": [4],
+    "none": [3, 0, 3],
+    "many equal": [40] * COMPILED + [39, 3],
+}
+
+
+def made(sizes, width=24, dtype=torch.float64):
+    g = torch.Generator().manual_seed(3)
+    x = torch.randn(sum(sizes) + 7, 1, width, generator=g, dtype=torch.float64)
+    ends = np.cumsum([0, *sizes])
+    order = np.random.default_rng(1).permutation(len(x))
+    rows = {c: order[a:b] for c, (a, b) in enumerate(pairwise(ends))}
+    return x, rows, GramMatrices(x.to(dtype), rows)
+
+
+def chunks(grams):
+    """All clients as they lie, and some that do not lie one after another."""
+    order = sorted(grams.n, key=lambda c: (-grams.n[c], c))
+    return [order] if len(order) < 3 else [order, [order[0], order[2]], [order[-1]]]
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_matrices_of_clients_are_products_of_their_rows_and_zero_past_them(sizes):
+    x, rows, grams = made(sizes)
+    for clients in chunks(grams):
+        stacked = grams.stacked(clients)
+        assert stacked.shape == (len(clients), *[max(grams.n[c] for c in clients)] * 2)
+        for one, c in zip(stacked, clients, strict=True):
+            own = x[rows[c], 0]
+            wanted = torch.zeros_like(one)
+            wanted[: len(own), : len(own)] = own @ own.mT
+            torch.testing.assert_close(one, wanted, rtol=0, atol=1e-12)
+            torch.testing.assert_close(grams.of(c), own, rtol=0, atol=0)
+
+
+def test_equal_clients_that_lie_together_share_one_block_of_memory():
+    _, _, grams = made(SIZES["equal"])
+    stacked = grams.stacked(list(grams.n))
+    assert stacked.data_ptr() == grams.gram[0].data_ptr()
+    assert stacked.untyped_storage().nbytes() == sum(t.nbytes for t in grams.gram.values())
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize(("points", "outputs"), [(1, 3), (4, 3), (2, 70), (9, 8)])
+def test_the_two_products_of_a_round_are_those_of_every_client(sizes, points, outputs):
+    """X B' of each client, and sum_m w_m A_m' X_m; 9 x 8 and 2 x 70 columns are more than the 24 features."""
+    x, rows, grams = made(sizes)
+    g = torch.Generator().manual_seed(4)
+    base = torch.randn(points, outputs, x.shape[-1], generator=g, dtype=torch.float64)
+    for clients in chunks(grams):
+        longest = max(grams.n[c] for c in clients)
+        seen = grams.forward(clients, base)
+        A = torch.randn(len(clients), longest, outputs, points, generator=g, dtype=torch.float64)
+        weights = np.linspace(0.5, 2.0, len(clients))
+        total = torch.zeros_like(base)
+        for m, c in enumerate(clients):
+            own = x[rows[c], 0]
+            wanted = torch.einsum("nd,gud->nug", own, base)
+            torch.testing.assert_close(seen[m, : len(own)], wanted, rtol=0, atol=1e-12)
+            assert not seen[m, len(own) :].any()
+            total += weights[m] * torch.einsum("nug,nd->gud", A[m, : len(own)], own)
+        torch.testing.assert_close(grams.back(clients, A, list(weights)), total, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("columns", [10, 100, 300])
+def test_products_in_float32_are_those_of_float64_to_its_rounding(columns):
+    """Large enough for oneDNN where the processor has it: few columns, many, and more than features."""
+    x, rows, grams = made([40] * COMPILED, width=256, dtype=torch.float32)
+    clients = list(grams.n)
+    block = grams.block(clients)
+    base = torch.randn(1, columns, 256, generator=torch.Generator().manual_seed(5))
+    A = torch.randn(len(clients), 40, columns, 1, generator=torch.Generator().manual_seed(6))
+    exact = torch.stack([x[rows[c], 0] for c in clients])
+    seen, total = grams.forward(clients, base), grams.back(clients, A, [1.0] * len(clients))
+    torch.testing.assert_close(seen[..., 0].double(), exact @ base[0].double().mT, rtol=0, atol=1e-3)
+    wanted = (A[..., 0].double().mT @ exact).sum(0)
+    torch.testing.assert_close(total[0].double(), wanted, rtol=0, atol=1e-2)
+    assert total.is_contiguous()
+    torch.testing.assert_close(grams.stacked(clients).double(), exact @ exact.mT, rtol=0, atol=1e-3)
+    worth = gram_matrices.by_onednn(base[0], block)
+    assert worth == gram_matrices.by_onednn(block.mT, A.flatten(0, 1)[..., 0].mT)
