@@ -1,4 +1,5 @@
-"""``python -m benchmarks [--only FAMILY] [--page]``: measure, write benchmarks/results.json or docs/performance.md.
+"""``python -m benchmarks [--only FAMILY] [--page]``: measure, write the results of this kind of processor (benchmarks/
+results.json, or results-avx512.json) or docs/performance.md.
 
 Exits 1 when a line of the table has no row, or one is missed without a roofline.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,18 @@ def roofline(found: dict[str, float]) -> list[str]:
     ]
 
 
+def section(data: dict[str, Any]) -> list[str]:
+    """The rows of one machine in Markdown, and below them what explains each."""
+    lost = missing(data["rows"])
+    return [
+        f"## {data['hardware']}",
+        "",
+        *table(in_order(data["rows"])),
+        "",
+        *([f"Not measured: {', '.join(lost)}.", ""] if lost else []),
+    ]
+
+
 def table(rows: list[Row]) -> list[str]:
     """The rows in Markdown, and below it what explains each."""
     lines = ["| benchmark | target | measured | quartiles | verdict |", "|---|---|---|---|---|"]
@@ -96,24 +109,23 @@ def plot(axis: str, found: dict[str, list[float]], place: Path) -> None:
     pyplot.close(figure)
 
 
-def page(data: dict[str, Any], found: dict[str, float]) -> str:
-    """The text of docs/performance.md."""
-    rows = in_order(data["rows"])
-    lost = missing(rows)
+def page(machines: Sequence[dict[str, Any]], found: dict[str, float]) -> str:
+    """The text of docs/performance.md, of the results of each machine and the ceilings of this one."""
     lines = [
         "# Performance",
         "",
         "Made by `make bench` and `python -m benchmarks --page`; edit the benchmarks, not this page.",
         "",
-        f"Table measured on: {data['hardware']}. Ratios are of contenders that take turns in one process: of the best "
-        "of at least five times where a row says no other number, so they may lie outside the quartiles, which are of "
-        "the pairs (for `every method`, over the methods). One thread unless a row says otherwise.",
+        "Ratios are of contenders that take turns in one process: of the best of at least five times where a row says "
+        "no other number, so they may lie outside the quartiles, which are of the pairs (for `every method`, over the "
+        "methods). One thread unless a row says otherwise.",
+        "",
+        "A ratio to a loop depends on the machine: where Python and torch start a step quickly, a loop over clients "
+        "loses less, and the same engine is fewer times as fast. Each kind of machine that was measured has a table.",
         "",
         "Every figure here is of a CPU. `--device cuda` extracts and trains on a GPU; no figure was measured on one.",
         "",
-        *table(rows),
-        "",
-        *([f"Not measured: {', '.join(lost)}.", ""] if lost else []),
+        *(line for data in machines for line in section(data)),
         "## Ceilings of the machine",
         "",
         f"Measured on: {hardware()}.",
@@ -144,13 +156,13 @@ def page(data: dict[str, Any], found: dict[str, float]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def write_page(docs: Path = DOCS, results: Path = RESULTS) -> None:
+def write_page(docs: Path = DOCS, results: Sequence[Path] = RESULTS) -> None:
     """Measure ceilings and curves, and write the page and its plots."""
-    data = json.loads(results.read_text())
+    machines = [json.loads(path.read_text()) for path in results if path.exists()]
     found = ceilings()
     folder = docs / "performance"
     folder.mkdir(parents=True, exist_ok=True)
     for axis, curve in {**curves(), **scale.curves()}.items():
         plot(axis, curve, folder / f"{axis}.svg")
-    (docs / "performance.md").write_text(page(data, found))
+    (docs / "performance.md").write_text(page(machines, found))
     print(docs / "performance.md")

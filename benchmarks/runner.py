@@ -16,11 +16,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.measure import Row, hardware, make_row
+from benchmarks.measure import Row, avx512, hardware, make_row
 from benchmarks.table import LINES, line_of
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results.json"
+RESULTS = (HERE / "results.json", HERE / "results-avx512.json")
+"""The last rows of processors without AVX-512, and with it: their ratios differ too much to stand in one table."""
 FIELDS = ("name", "target", "measured", "quartiles", "met", "hardware")
 LIMIT = 900
 """Seconds after which a family is ended."""
@@ -127,8 +128,12 @@ def kept(path: Path) -> list[Row]:
     return [r for r in found if line_of(r.get("name", "")) is not None]
 
 
-def bench(only: Sequence[str], run: Callable[[str], list[Row]] = in_process, results: Path = RESULTS) -> int:
-    """Measure all families, or ``only`` some and keep the other rows of ``results``; the exit code."""
+def bench(only: Sequence[str], run: Callable[[str], list[Row]] = in_process, results: Path | None = None) -> int:
+    """Measure all families, or ``only`` some and keep the other rows of ``results``; the exit code.
+
+    ``results`` is by default the one of ``RESULTS`` for this processor.
+    """
+    results = RESULTS[avx512()] if results is None else results
     families = list(dict.fromkeys(line.family for line in LINES))
     unknown = [name for name in only if name not in families]
     if unknown:
