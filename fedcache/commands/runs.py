@@ -46,7 +46,8 @@ SomeRuns = Annotated[
     typer.Argument(metavar="RUN", help=f"{RUN_HELP} Default all.", autocompletion=complete_runs, show_default=False),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Remove without a question.")]
-SHARES = ("accuracy", "std over seeds", "client-mean", "pooled", "validation", "zero-shot", "macro-F1", "worst 10 %")
+SHARES = ("accuracy", "std over seeds", "standard error of drawn clients", "client-mean", "pooled", "validation",
+          "zero-shot", "macro-F1", "worst 10 %")  # fmt: skip
 """Figures that are fractions, shown in per cent."""
 TOTALS = ("bytes up", "bytes down", "seconds")
 """Figures that are sums over the seeds."""

@@ -14,7 +14,7 @@ from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
 from fedcache.grids.result import Grid, HeldOut
 from fedcache.progress import VALIDATION_ACCURACY
-from fedcache.report.caution_words import caution_lines, unlike_tests
+from fedcache.report.caution_words import caution_lines, drawn_clients, unlike_tests
 from fedcache.report.drawing import percent
 from fedcache.runs.directory import bytes_of_models, command_saving, has_client_models, reads_embeddings
 from fedcache.runs.run import is_claimed
@@ -66,11 +66,8 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}{untrained}"]
     lines += [f"  {line}" for line in caution_lines(result)]
     lines.append(f"  {what}; {setting}, {result['execution']}")
-    drawn = [d for d in accuracy.get("eval_clients", ()) if d["standard_error"] is not None]
-    if drawn:
-        scored, errors = drawn[0]["scored"], ", ".join(percent(d["standard_error"]) for d in drawn)
-        of = f"{scored:,} of {part['clients']:,} clients"
-        lines.append(f"  {of} were drawn and scored; standard error {errors} points")
+    if (drawn := drawn_clients(result)) is not None:
+        lines.append(f"  {drawn[0]}; standard error {', '.join(map(percent, drawn[1]))} points")
     lines += score_lines(result)
     if (held := result.get("validation")) is not None:
         of_seeds = "" if held["std"] is None else f" +- {percent(held['std'])}"

@@ -1,4 +1,6 @@
-"""What must be known before an accuracy is believed: no better than a guess, below zero-shot, or on unseen classes."""
+"""What must be known before an accuracy is believed: no better than a guess, below zero-shot, or on unseen classes;
+and of how many clients it is where not all were scored.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,18 @@ HALF_A_POINT = 0.005
 def caution_lines(result: Mapping[str, Any]) -> list[str]:
     """Sentences on a ``result.json``; [] where nothing is unusual."""
     return [*chance_lines(result), *_below_zero_shot(result), *_unseen_classes(result)]
+
+
+def drawn_clients(result: Mapping[str, Any]) -> tuple[str, list[float]] | None:
+    """Who was drawn and scored (``--eval-clients``), and the standard error of their mean in each seed, a fraction.
+
+    ``500 of 100,000 clients were drawn and scored``; None where all clients were, or fewer than two.
+    """
+    drawn = [d for d in result["accuracy"].get("eval_clients", ()) if d["standard_error"] is not None]
+    if not drawn:
+        return None
+    who = f"{drawn[0]['scored']:,} of {result['partition']['clients']:,} clients were drawn and scored"
+    return who, [float(d["standard_error"]) for d in drawn]
 
 
 def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedcache.config import TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
+from fedcache.report.caution_words import drawn_clients
 from fedcache.report.find_runs import LeftOut, StoredRun, every_run, facts
 from fedcache.report.run_names import labels, setting_name
 from fedcache.runs.directory import PLACES, bytes_of_models, train_table
@@ -150,6 +151,7 @@ def figures_of(entry: StoredRun) -> dict[str, float | None]:
     return {
         "accuracy": r["accuracy"]["mean"],
         "std over seeds": r["accuracy"]["std"],
+        "standard error of drawn clients": _largest_error(r),
         **scores,
         "validation": r.get("validation", {}).get("mean"),
         "zero-shot": r["accuracy"].get("zero_shot"),
@@ -160,6 +162,12 @@ def figures_of(entry: StoredRun) -> dict[str, float | None]:
         "parameters": r["parameters"]["trainable"],
         "seconds": entry.seconds,
     }
+
+
+def _largest_error(result: Mapping[str, Any]) -> float | None:
+    """The standard error of the mean over drawn clients (``--eval-clients``), the largest of all seeds."""
+    drawn = drawn_clients(result)
+    return None if drawn is None else max(drawn[1])
 
 
 def settings_of(entry: StoredRun) -> dict[str, str]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fedcache.errors import UsageError
 from fedcache.extract.inputs import IMAGES
 from fedcache.extract.planning.image_places import ImagePlaces
-from fedcache.report.caution_words import caution_lines
+from fedcache.report.caution_words import caution_lines, drawn_clients
 from fedcache.report.comparison_output import caption, differences, sentences
-from fedcache.report.drawing import Plot
+from fedcache.report.drawing import Plot, percent
 from fedcache.report.figures import costs, data, grids, paired, runs
 from fedcache.report.figures.confusions import confusion_difference
 from fedcache.report.figures.hyperparameters import hyperparameters
@@ -32,6 +32,8 @@ MOST_SETTINGS = 12
 MOST_PLANES = 3
 MOST_COMPARED = 20
 """Runs that are tested against the first: a family for Holm's correction that a page can show."""
+MOST_NAMED = 4
+"""Runs of which a note says the names; of more it says how many."""
 MOST_VALUES = 24
 """Values of a setting up to which rows can be kept by them."""
 PRIVATE = "a run here has differential privacy, and its epsilon covers neither who holds which rows nor the features"
@@ -176,6 +178,7 @@ def _detail_plots(ident: str, named: runs.Named, source: RunStore | str, embed: 
     if any("confusion" not in e.result for e in entries):
         notes.append("Results of earlier versions hold no confusion matrix: `--fresh` makes them again.")
     notes += [f"{label}: {' '.join(lines)}" for label, e in named if (lines := caution_lines(e.result))]
+    notes += drawn_notes(named)
     made += runs.own_numbers(f"{ident}-own", named)
     notes += runs.last_numbers(named)
     if isinstance(source, RunStore):
@@ -185,6 +188,22 @@ def _detail_plots(ident: str, named: runs.Named, source: RunStore | str, embed: 
     else:
         notes.append(f"Partition and features are not drawn: {source}.")
     return [p for p in made if p is not None], notes
+
+
+def drawn_notes(named: runs.Named) -> list[str]:
+    """Of which runs only some clients were scored, and how large the standard error of their mean is."""
+    found: dict[str, list[tuple[str, list[float]]]] = {}
+    for label, entry in named:
+        if (drawn := drawn_clients(entry.result)) is not None:
+            found.setdefault(drawn[0], []).append((label, drawn[1]))
+    notes = []
+    for who, of_runs in found.items():
+        names = ", ".join(label for label, _ in of_runs) if len(of_runs) <= MOST_NAMED else f"{len(of_runs)} runs"
+        errors = [e for _, each in of_runs for e in each]
+        low, high = percent(min(errors)), percent(max(errors))
+        span = low if low == high else f"{low} to {high}"
+        notes.append(f"{names}: {who}; the standard error of their mean is {span} points.")
+    return notes
 
 
 def first_of_each(named: runs.Named) -> list[tuple[str, StoredRun]]:

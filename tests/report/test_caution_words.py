@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fedcache.report.caution_words import caution_lines
+from fedcache.report.caution_words import caution_lines, drawn_clients
+from fedcache.report.sections import drawn_notes
 
 
 def result(zero_shot: float | None = None, protocol: str = "global", tests: str = "balanced", **owned: Any) -> Any:
@@ -42,3 +44,29 @@ def test_a_global_model_matched_tests_and_clients_with_most_classes_say_nothing_
     assert caution_lines(result(protocol="personalised", tests="matched", **few)) == []
     assert caution_lines(result(protocol="personalised", **most)) == []
     assert caution_lines(result(protocol="everywhere", **few)) == []  # on all rows is what that protocol asks
+
+
+def drawn(scored: int, *errors: float | None, clients: int = 100_000) -> Any:
+    each = [{"scored": scored, "standard_error": e} for e in errors]
+    return {"accuracy": {"mean": 0.5, "eval_clients": each}, "partition": {"clients": clients}}
+
+
+def test_of_how_many_clients_an_accuracy_is_and_its_standard_error() -> None:
+    who = "500 of 100,000 clients were drawn and scored"
+    assert drawn_clients(drawn(500, 0.004, 0.006)) == (who, [0.004, 0.006])
+    assert drawn_clients(drawn(1, None)) is None
+    assert drawn_clients({"accuracy": {"mean": 0.5}}) is None
+
+
+def test_the_report_says_it_once_for_runs_that_were_scored_alike() -> None:
+    """The span is of numbers, so 9.5 comes before 10.2."""
+    results = {"solo": drawn(50, 0.095), "fedrep": drawn(50, 0.102), "fedavg": {"accuracy": {"mean": 0.5}},
+               "ditto": drawn(900, 0.01, 0.01)}  # fmt: skip
+    named: Any = [(name, SimpleNamespace(result=result)) for name, result in results.items()]
+    assert drawn_notes(named) == [
+        "solo, fedrep: 50 of 100,000 clients were drawn and scored; the standard error of their mean is 9.50 to 10.20 "
+        "points.",
+        "ditto: 900 of 100,000 clients were drawn and scored; the standard error of their mean is 1.00 points.",
+    ]
+    many: Any = [(f"run {i}", SimpleNamespace(result=drawn(50, 0.01))) for i in range(5)]
+    assert drawn_notes(many)[0].startswith("5 runs: 50 of 100,000 clients")
