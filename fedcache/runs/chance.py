@@ -22,7 +22,7 @@ class Chance:
     level: float  # of always the same class: 1 / C, or the share of the largest class of the test rows
     least: float  # from which on a result would be better than a guess
     classes: int
-    rows: int  # test rows of a seed
+    rows: int  # different test rows of a seed, at most
 
 
 def at_chance(result: Mapping[str, Any]) -> Chance | None:
@@ -37,7 +37,9 @@ def at_chance(result: Mapping[str, Any]) -> Chance | None:
     counts = [sum(row) for row in result.get("confusion") or []]  # test rows of each class, summed over seeds
     total = sum(counts)
     level = max(1 / classes, max(counts) / total) if total else 1 / classes
-    rows = total // len(result["seeds"]) if total else int(result["partition"].get("test_rows") or 0)
+    rows = distinct = int(result["partition"].get("test_rows") or 0)
+    if total:  # clients that are tested on the same rows are no more rows
+        rows = min(total // len(result["seeds"]), distinct or total)
     if not rows:
         return None
     error = math.sqrt(level * (1 - level) / rows)

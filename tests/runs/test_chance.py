@@ -41,6 +41,14 @@ def test_seeds_do_not_make_test_rows_of_one_row() -> None:
     assert one == three
 
 
+def test_clients_that_are_tested_on_the_same_rows_make_no_more_rows() -> None:
+    """Ten clients, each on the same 1,000 rows of ten classes."""
+    found = at_chance(result(0.1, [1000] * 10))
+    assert found is not None
+    assert found.rows == 1000
+    assert found.least == at_chance(result(0.1, [100] * 10)).least  # type: ignore[union-attr]
+
+
 def test_what_was_not_scored_or_has_one_class_is_not_judged() -> None:
     assert at_chance(result(None, [10, 10])) is None
     assert at_chance(result(1.0, [10, 0])) is None
