@@ -20,6 +20,7 @@ def result(accuracy: float | None, per_class: list[int] | None, *, seeds: int = 
 @pytest.mark.parametrize(("per_class", "level", "least"), [
     ([100] * 10, 0.1, 0.15),  # half as much again: 2 sqrt(.1 .9 / 1000) = .019 is less
     ([10] * 10, 0.1, 0.16),  # 2 sqrt(.1 .9 / 100) = .06
+    ([50] * 20, 0.05, 0.075),  # half as much again is less than five points: 2 sqrt(.05 .95 / 1000) = .014
     ([500, 500], 0.5, 0.55),  # five points, not half as much again
     ([900, 100], 0.9, 0.95),  # the larger class, not 1 / C
     ([16, 9], 0.64, 0.832),  # 2 sqrt(.64 .36 / 25) = .192

@@ -78,6 +78,17 @@ def test_the_two_products_of_a_round_are_those_of_every_client(sizes, points, ou
         torch.testing.assert_close(grams.back(clients, A, list(weights)), total, rtol=0, atol=1e-11)
 
 
+def test_scored_rows_are_multiplied_with_every_basis_also_with_one_that_comes_later():
+    x, rows, grams = made(SIZES["unequal"])
+    tested = torch.tensor([1, 4, 6])
+    bases = list(torch.randn(3, 4, x.shape[-1], generator=torch.Generator().manual_seed(7), dtype=torch.float64))
+    for known in (bases[:1], bases[:1], bases[1:]):
+        basis = grams.beside(1, x, tested, known)
+        torch.testing.assert_close(basis.gram[0], x[tested, 0] @ x[rows[1], 0].mT, rtol=0, atol=1e-12)
+        for j, base in enumerate(known):
+            torch.testing.assert_close(basis.seen[0, j, ..., 0], x[tested, 0] @ base.mT, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("columns", [10, 100, 300])
 def test_products_in_float32_are_those_of_float64_to_its_rounding(columns):
     """Large enough for oneDNN where the processor has it: few columns, many, and more than features."""
