@@ -25,12 +25,17 @@ def main() -> None:
         "--only", action="append", default=[], metavar="FAMILY", help=f"measure this one alone (repeatable): {families}"
     )
     parser.add_argument("--page", action="store_true", help="measure the growth curves and write docs/performance.md")
+    parser.add_argument("--gpu", action="store_true", help="measure on a GPU, and write benchmarks/results-gpu.json")
     parser.add_argument("--family", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.family:
         keep_freed_memory()  # as the commands do
         options.out.write_text(json.dumps(family_rows(options.family)))
+    elif options.gpu:
+        from benchmarks.gpu import bench as bench_gpu
+
+        sys.exit(bench_gpu())
     elif options.page:
         from benchmarks.page import write_page
 

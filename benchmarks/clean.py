@@ -39,6 +39,10 @@ class Federation:
     data: Data
     clients: list[Rows]
 
+    def to(self, device: str) -> Federation:
+        """The same with its data on another device."""
+        return replace(self, data=self.data.to(device))
+
     def cut(self) -> list[tuple[Tensor, Tensor]]:
         """Features and labels of every client's training rows."""
         x = self.data.x[:, 0]
@@ -98,14 +102,14 @@ def adam(lr: float = 1e-3, wd: float = 1e-4, **how: Any) -> Optimiser:
 
 def fedavg(parts: Sequence[tuple[Tensor, Tensor]], classes: int, rounds: int, make: Optimiser, batch: int = 32) -> Any:
     """FedAvg of one linear head; returns the model."""
-    server = nn.Linear(parts[0][0].shape[1], classes)
+    server = nn.Linear(parts[0][0].shape[1], classes, device=parts[0][0].device)
     total = sum(len(y) for _, y in parts)
     for _ in range(rounds):
         mean = [torch.zeros_like(p) for p in server.parameters()]
         for x, y in parts:
             model = copy.deepcopy(server)
             optimiser = make(model.parameters())
-            for rows in torch.randperm(len(y)).split(batch):
+            for rows in torch.randperm(len(y), device=y.device).split(batch):
                 optimiser.zero_grad()
                 cross_entropy(model(x[rows]), y[rows]).backward()
                 optimiser.step()
@@ -134,7 +138,7 @@ def fst_cbdg(
         the model.
     """
     classes, width = text.shape
-    server = nn.Linear(width, classes)
+    server = nn.Linear(width, classes, device=text.device)
     with torch.no_grad():
         server.weight.copy_(text)
         server.bias.zero_()
@@ -149,15 +153,15 @@ def fst_cbdg(
             optimiser = make(model.parameters())
             for _ in range(epochs):
                 votes = torch.bincount(q.argmax(-1), minlength=classes)
-                deal = torch.repeat_interleave(torch.arange(classes), votes.max() - votes)
-                deal = deal[torch.randperm(len(deal))]
-                steps = torch.randperm(len(x)).split(batch)
+                deal = torch.repeat_interleave(torch.arange(classes, device=x.device), votes.max() - votes)
+                deal = deal[torch.randperm(len(deal), device=x.device)]
+                steps = torch.randperm(len(x), device=x.device).split(batch)
                 for rows, k in zip(steps, deal.tensor_split(len(steps)), strict=True):
                     u = model(x[rows])
                     q[rows] = beta * q[rows] + (1.0 - beta) * torch.softmax(u.detach(), -1)
                     loss = cross_entropy(u, q[rows])
                     if len(k):
-                        z = text[k] + torch.randn(len(k), width) * width**-0.5
+                        z = text[k] + torch.randn(len(k), width, device=x.device) * width**-0.5
                         loss = loss + cross_entropy(model(z), k)
                     optimiser.zero_grad()
                     loss.backward()
@@ -192,14 +196,14 @@ def fedpcl(
     Returns:
         the clients' accuracies on ``tests`` by their own prototypes.
     """
-    models = [nn.Linear(parts[0][0].shape[1], dim) for _ in parts]
+    models = [nn.Linear(x.shape[1], dim, device=x.device) for x, _ in parts]
     protos: tuple[Tensor, Tensor] | None = None
     for _ in range(rounds):
         made = []
         for (x, y), model in zip(parts, models, strict=True):
             if protos is not None:
                 optimiser = make(model.parameters())
-                for rows in torch.randperm(len(y)).split(batch):
+                for rows in torch.randperm(len(y), device=y.device).split(batch):
                     z = normalize(torch.relu(model(x[rows])), dim=-1)
                     u = (z @ protos[0].flatten(0, 1).mT / tau).view(len(z), -1, classes)
                     u = u.masked_fill(~protos[1], -torch.inf)

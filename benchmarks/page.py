@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks import clean, scale
+from benchmarks.gpu import RESULTS as GPU_RESULTS
 from benchmarks.growth import AXES, BASE, curves
 from benchmarks.measure import Row, cores, hardware, seconds_of
 from benchmarks.runner import RESULTS, in_order, missing, verdict
@@ -110,8 +111,22 @@ def plot(axis: str, found: dict[str, list[float]], place: Path) -> None:
     pyplot.close(figure)
 
 
-def page(machines: Sequence[dict[str, Any]], found: dict[str, float]) -> str:
-    """The text of docs/performance.md, of the results of each machine and the ceilings of this one."""
+def gpu_section(data: dict[str, Any]) -> list[str]:
+    """The rows of a machine with a GPU."""
+    return [
+        f"## {data['hardware']}",
+        "",
+        "Made by `make bench-gpu`: `--device cuda` beside the clean loop on the same GPU, and beside one core of the "
+        "same machine. Sequences of random numbers are drawn on the CPU, so that a device never changes them: for a "
+        "thousand clients that is most of a round.",
+        "",
+        *table(data["rows"]),
+        "",
+    ]
+
+
+def page(machines: Sequence[dict[str, Any]], found: dict[str, float], gpu: dict[str, Any] | None = None) -> str:
+    """The text of docs/performance.md, of the results of each machine and a GPU, and the ceilings of this machine."""
     lines = [
         "# Performance",
         "",
@@ -124,9 +139,8 @@ def page(machines: Sequence[dict[str, Any]], found: dict[str, float]) -> str:
         "A ratio to a loop depends on the machine: where Python and torch start a step quickly, a loop over clients "
         "loses less, and the same engine is fewer times as fast. Each kind of machine that was measured has a table.",
         "",
-        "Every figure here is of a CPU. `--device cuda` extracts and trains on a GPU; no figure was measured on one.",
-        "",
         *(line for data in machines for line in section(data)),
+        *(gpu_section(gpu) if gpu else []),
         "## Ceilings of the machine",
         "",
         f"Measured on: {hardware()}.",
@@ -165,5 +179,6 @@ def write_page(docs: Path = DOCS, results: Sequence[Path] = RESULTS) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for axis, curve in {**curves(), **scale.curves()}.items():
         plot(axis, curve, folder / f"{axis}.svg")
-    (docs / "performance.md").write_text(page(machines, found))
+    gpu = json.loads(GPU_RESULTS.read_text()) if GPU_RESULTS.exists() else None
+    (docs / "performance.md").write_text(page(machines, found, gpu))
     print(docs / "performance.md")

@@ -188,7 +188,7 @@ TABLE = (
     B("equal_durations_and_a_buffer_of_all_in_training_are_rounds_to_the_bit", "time stands still", TIME,
       "self.clock + lasts, self._begun", "lasts, self._begun", "sequential-fedavg-sgd"),
     B("a_run_that_goes_on_with_clients_in_training_has_the_same_bits", "their models are those of now", TIMED,
-      "[name] = t.clone()", "[name] = self.server[name]", "sequential-fedavg-sgd"),
+      "[name] = t.to(self.env.device, copy=True)", "[name] = self.server[name]", "sequential-fedavg-sgd"),
     B("what_a_schedule_keeps", "more clients train than may", TIME,
       "self.concurrency - len(self._heap)", "self.concurrency"),
     B("clients_are_sampled_without_replacement_and_anew_each_round", "every round samples the same", SAMPLING,

@@ -26,6 +26,9 @@ BLOCKS, NARROWEST = 8, 64
 SINGLE_ROWS = 1024
 """Rows of a product in float32."""
 
+SIDE_BY_SIDE = 256 << 20
+"""Bytes of such products that a GPU makes at once."""
+
 HALVED = 128
 """Columns from which on such a product computes one triangle; below, a call for each client costs more."""
 
@@ -61,10 +64,28 @@ def gram_single(z: Tensor) -> Tensor:
     single = z.float()
     if single.device.type == "cpu" and single.shape[-1] >= HALVED and single.shape[-2]:
         return _gram_by_onednn(single) if onednn_works() else _gram_of_halves(single)
+    if single.device.type != "cpu" and single.dim() == 2 and len(single) > SINGLE_ROWS:
+        return _gram_of_many_blocks(single)
     total = gram(single[..., :SINGLE_ROWS, :]).double()
     for start in range(SINGLE_ROWS, z.shape[-2], SINGLE_ROWS):
         total += gram(single[..., start : start + SINGLE_ROWS, :])
     return total
+
+
+def _gram_of_many_blocks(single: Tensor) -> Tensor:
+    """``gram_single`` of float32 rows [n, D] on a GPU, which multiplies blocks of ``SINGLE_ROWS`` side by side."""
+    D = single.shape[1]
+    total = single.new_zeros(D, D, dtype=torch.float64)
+    most = max(1, SIDE_BY_SIDE // (4 * D * D)) * SINGLE_ROWS
+    for start in range(0, len(single), most):
+        part = single[start : start + most]
+        whole = len(part) // SINGLE_ROWS * SINGLE_ROWS
+        if whole:
+            blocks = part[:whole].view(-1, SINGLE_ROWS, D)
+            total += torch.bmm(blocks.mT, blocks).sum(0, dtype=torch.float64)
+        if whole < len(part):
+            total += part[whole:].mT @ part[whole:]
+    return pack(total)
 
 
 def _gram_by_onednn(single: Tensor) -> Tensor:

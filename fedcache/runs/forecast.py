@@ -73,8 +73,7 @@ def forecast_run(
         stacked="stack" in inputs.method.pool(inputs.settings).values(),
         closed=not inputs.method.gradient,
     )
-    if inputs.data.x.device.type == "cpu":
-        refuse_too_much(found, load, execution, free_memory(), loaded=True)
+    refuse_too_much(found, load, execution, free_memory(load.device), loaded=True)
     if kept is not None and inputs.method.protocol(inputs.settings) != "global" and not spec.trust.protects:
         kept.check_room(inputs.method, load, found, names_of(inputs.clients), free_memory())
     if place is not None:

@@ -6,6 +6,7 @@ They follow the protocols ``TextTower``, ``ImageTower`` and ``FrozenEncoders`` o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import torch
@@ -38,20 +39,26 @@ class TinyText:
     def embed(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Prompts as embeddings [B, L, E], and the positions of their ends."""
         tokens = torch.full((len(prompts), L), START)
-        end = torch.tensor([len(p) + 1 for p in prompts]).clamp(max=L - 1)
+        end = torch.tensor([len(p) + 1 for p in prompts], device=self.table.device).clamp(max=L - 1)
         for row, p in zip(tokens, prompts, strict=True):
             codes = [1 + ord(c) % 26 for c in p][: L - 2]
             row[1 : len(codes) + 1] = torch.tensor(codes, dtype=torch.int64)
             row[len(codes) + 1] = END
-        return self.table[tokens], end
+        return self.table[tokens.to(self.table.device)], end
 
     def encode(self, embeddings: Tensor, end: Tensor) -> Tensor:
         """Unit features [B, D] of embeddings that end at these positions."""
         self.calls += 1
-        upto = (torch.arange(L) <= end[:, None]).to(embeddings.dtype)
+        upto = (torch.arange(L, device=end.device) <= end[:, None]).to(embeddings.dtype)
         h = torch.tanh(embeddings.to(self.place.dtype) * (1.0 + self.place))
         mean = (h * upto[..., None]).sum(1) / upto.sum(1, keepdim=True)
         return normalize(torch.tanh(3.0 * mean) @ self.out, dim=-1)
+
+    def to(self, device: str) -> TinyText:
+        """The same on another device."""
+        made = copy(self)
+        made.table, made.place, made.out = (t.to(device) for t in (self.table, self.place, self.out))
+        return made
 
 
 class TinyImage:
@@ -75,6 +82,12 @@ class TinyImage:
         h = torch.tanh((self.first * flat).sum(1))
         return normalize((self.second * h[:, :, None]).sum(1), dim=-1)
 
+    def to(self, device: str) -> TinyImage:
+        """The same on another device."""
+        made = copy(self)
+        made.first, made.second = self.first.to(device), self.second.to(device)
+        return made
+
 
 class TinyTowers:
     """Both encoders, for features of one width."""
@@ -84,6 +97,10 @@ class TinyTowers:
     def __init__(self, width: int, dtype: torch.dtype = torch.float64) -> None:
         self.text, self.image = TinyText(width, dtype), TinyImage(width, dtype)
 
-    def to(self, _device: str) -> TinyTowers:
-        """The same: they stay on the CPU."""
-        return self
+    def to(self, device: str) -> TinyTowers:
+        """The same on another device; on the CPU, where they are made, themselves."""
+        if device == "cpu":
+            return self
+        made = copy(self)
+        made.text, made.image = self.text.to(device), self.image.to(device)
+        return made

@@ -59,7 +59,7 @@ def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_train
     words = ("--method", method, *WORDS, "--set", "dim=128", "--set", "batch=1", "--set", "bn=false")
     for command in (("grid", *words, "--sweep", f"{swept}=0.1,0.2"), ("train", *words)):
         planned = ok(*command, "--dry-run").data["programs"][0]["memory"]["total"]
-        monkeypatch.setattr(forecast, "free_memory", lambda needed=planned: needed)  # as much as training needs
+        monkeypatch.setattr(forecast, "free_memory", lambda *_, needed=planned: needed)  # as much as training needs
         done = fedcache(*command, "--save-clients", "all")
         assert done.code == Exit.ENVIRONMENT, done.err
         assert f"The models of {M:,} clients take " in done.err

@@ -112,6 +112,17 @@ class Data:
                 "Text features and image features must come from the same backbone: see fedcache inspect.",
             )
 
+    def to(self, device: str) -> Data:
+        """The same on another device, features, labels and encoders."""
+        return replace(
+            self,
+            x=self.x.to(device),
+            y=self.y.to(device),
+            text=None if self.text is None else self.text.to(device),
+            domain=None if self.domain is None else self.domain.to(device),
+            towers=None if self.towers is None else self.towers.to(device),
+        )
+
 
 @dataclass(frozen=True)
 class ClientData:

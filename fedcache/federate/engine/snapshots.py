@@ -84,10 +84,10 @@ def resume_job(job: RunState, state: Snapshot, table: Path | None = None) -> lis
     for key, t in state.tensors.items():
         place, name = key.split("/", 1)
         if place == "server":
-            server[name] = t.clone()
+            server[name] = t.to(job.env.device, copy=True)
         elif place == "client":
             client, name = name.split("/", 1)
-            states[int(client)][name] = t.clone()
+            states[int(client)][name] = t.to(job.env.device, copy=True)
     job.server = server
     if state.meta.get("table") is not None and table is not None:
         job.states.move(StateTable(table, len(job.training_clients), job.env.device, state))

@@ -156,4 +156,4 @@ class TimedRun(RunState):
         for key, t in tensors.items():
             if key.startswith("version/"):
                 _, version, name = key.split("/", 2)
-                self.versions.setdefault(int(version), {})[name] = t.clone()
+                self.versions.setdefault(int(version), {})[name] = t.to(self.env.device, copy=True)

@@ -1,7 +1,7 @@
 """Chunks of clients, of all points of a grid, as one batch with the leading axes (M,) or (G, M).
 
 The steps of small heads are nearly all dispatch, which a chunk pays once; larger heads gain while a chunk's parameters
-stay in the cache.
+stay in the cache. On a GPU every head gains, and what clients upload is summed by one kernel instead of one for each.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.hyperparameters import Hp
-from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.method import Method, numel
 from fedcache.federate.engine.outcome import RoundTraffic, itemsize
 from fedcache.federate.execution.executor import Executor
 from fedcache.federate.execution.grid_batch import Sent
-from fedcache.federate.execution.memory_estimate import GRID_SET, LARGE_SET, WORKING_SET, ExecutionPlan, Load
+from fedcache.federate.execution.memory_estimate import GPU_SET, GRID_SET, LARGE_SET, WORKING_SET, ExecutionPlan, Load
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.linear import Tree
 
@@ -43,9 +43,11 @@ class Batched(Executor):
 
     @classmethod
     def cost(cls, method: Method, hp: Hp, load: Load) -> float:
-        """Below ``sequential`` for small heads, and for heads of which several fit into the cache."""
+        """Below ``sequential`` for small heads, for heads of which several fit into the cache, and on a GPU."""
         if not method.gradient or method.central or load.clients * load.points < 2:
             return 2.0
+        if load.device != "cpu":
+            return 0.5
         cached = load.clients > 1 and fits_cache(load) >= FEWEST
         return 0.5 if load.head_bytes <= SMALL_HEAD or cached else 2.0
 
@@ -54,10 +56,12 @@ class Batched(Executor):
         """As many clients and points as fit the cache."""
         load = points_together(method, load)
         # Points only share dispatch, which larger heads have left behind: each is computed alone.
-        if load.points == 1 or load.head_bytes > SMALL_HEAD:
+        gpu = load.device != "cpu"
+        if load.points == 1 or (load.head_bytes > SMALL_HEAD and not gpu):
             return ExecutionPlan(cls.name, min(load.clients, chunk or fits_cache(load)))
-        points = max(1, min(load.points, GRID_SET // max(1, 4 * load.head_bytes)))
-        clients = max(1, GRID_SET // max(1, 4 * load.head_bytes * points))
+        budget = GPU_SET if gpu else GRID_SET
+        points = max(1, min(load.points, budget // max(1, 4 * load.head_bytes)))
+        clients = max(1, budget // max(1, 4 * load.head_bytes * points))
         return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points)
 
     def one_round(self, ids: Sequence[int], downs: Sequence[Tree]) -> list[RoundTraffic | None]:
@@ -95,16 +99,59 @@ class Batched(Executor):
             state, up = first.method.fit(down, batch.states(chunk, down), data, ctx)
             accepted = batch.accepts(up, state, chunk, pipeline, sent)
             batch.store(chunk, state, whole=len(chunk) == len(order))
+            if accepted and self.sums_uploads():
+                self._pool_sums(chunk, up, pipeline, sent)
+                continue
             # Uploads leave the chunk one by one, as they would leave the clients.
             for j, c in enumerate(chunk if accepted else ()):
                 own = batch.of_client(up, j)
                 pipeline.add(own, c, validated=True)
                 batch.note_sent(c, own, itemsize(up), sent)
 
+    def sums_uploads(self) -> bool:
+        """Whether what a chunk uploads is pooled by sums over its clients: on a GPU, where one kernel sums them."""
+        return self.batch.points[0].env.device.type != "cpu"
+
+    def _pool_sums(self, chunk: Sequence[int], up: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]) -> None:
+        """Pool what a chunk uploads by sums over it, and note what each client sends."""
+        batch = self.batch
+        stacked = self.add_sums(chunk, up, pipeline)
+        for j, c in enumerate(chunk if stacked else ()):
+            pipeline.add(batch.of_client(stacked, j), c, validated=True)
+        if not stacked:
+            pipeline.add_weights(chunk)
+        self.note_sent(chunk, up, itemsize(up), sent)
+
+    def add_sums(self, chunk: Sequence[int], up: Tree, pipeline: UploadPipeline) -> Tree:
+        """Pool what a chunk uploads to be summed, by one sum over its clients; returns what is stacked instead.
+
+        Clients are not counted by it: sums do not say how many are in them.
+        """
+        rules = {name: pipeline.rule(name) for name in up}
+        factors: dict[str, list[float]] = {}  # of the clients, by rule
+        for name in (n for n, rule in rules.items() if rule != "stack"):
+            if rules[name] not in factors:
+                factors[rules[name]] = [pipeline.factor(name, c) for c in chunk]
+            total = self.batch.weighted_sum(up[name], factors[rules[name]])
+            pipeline.add_sum(name, total, up[name].dtype)
+        return {n: t for n, t in up.items() if rules[n] == "stack"}
+
+    def note_sent(
+        self, chunk: Sequence[int], up: Tree, size: int, sent: dict[int, Sent], shown: Tree | None = None
+    ) -> None:
+        """Note what each client of a chunk sends: its part of ``up``, and ``shown``, which has no axis of clients."""
+        alike = self.batch.points[0].method.sent is numel  # then every client of the chunk sends the same
+        for j, c in enumerate(chunk[:1] if alike else chunk):
+            self.batch.note_sent(c, {**self.batch.of_client(up, j), **(shown or {})}, size, sent)
+        if alike:
+            sent.update(dict.fromkeys(chunk, sent[chunk[0]]))
+
 
 def fits_cache(load: Load) -> int:
-    """Clients whose parameters fit the cache together."""
+    """Clients whose parameters fit the cache together; on a GPU, those that share what a launch costs."""
     client = max(1, 4 * load.head_bytes)
+    if load.device != "cpu":
+        return max(1, GPU_SET // client)
     return max(1, WORKING_SET // client, min(FEW, LARGE_SET // client))
 
 

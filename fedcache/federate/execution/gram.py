@@ -26,14 +26,14 @@ from torch import Tensor
 
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.hyperparameters import Hp
-from fedcache.federate.engine.method import Method, numel
+from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Snapshot, itemsize
 from fedcache.federate.execution.batched import Batched, points_together
 from fedcache.federate.execution.cache import SameObject
 from fedcache.federate.execution.gram_matrices import GramMatrices
 from fedcache.federate.execution.gram_states import KeptCoordinates, is_first, restore
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache, Sent, split
-from fedcache.federate.execution.memory_estimate import GRID_SET, WORKING_SET, ExecutionPlan, Load, free_memory
+from fedcache.federate.execution.memory_estimate import GPU_SET, GRID_SET, WORKING_SET, ExecutionPlan, Load, free_memory
 from fedcache.federate.execution.tensor_blocks import TensorBlocks
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.gram import GramBasis, GramBatch, inner, outer, zeros
@@ -167,12 +167,16 @@ class Gram(Batched):
         """Least where most rows are of clients that have few, and their Gram matrices fit into memory."""
         if not method.gradient or method.central:
             return 4.0
+        if load.device != "cpu" and load.points == 1:
+            return 2.0  # a GPU has the products in full for what coordinates cost; the points of a grid share more
         # The points of a grid share the rows that are read, so nothing is thin there.
         epochs = int(cast(int, hp.get("epochs") or 1))
         covered = load.worth(epochs) if load.points == 1 else int(load.dual_rows().sum())
         # What is computed once for all clients is wasted on those that never take part.
         pays = 2 * covered >= int(load.rows.sum()) > 0 and TAKE_PART * load.participants >= len(load.rows)
-        free = free_memory()  # where coordinates do not fit, other executions keep what clients have in a file
+        free = free_memory(
+            load.device
+        )  # where coordinates do not fit, other executions keep what clients have in a file
         fits = load.gram_bytes() <= min(GRAM_BYTES, GRAM_SHARE * free) and load.kept_bytes() <= free
         return 0.25 if pays and fits else 4.0
 
@@ -185,7 +189,7 @@ class Gram(Batched):
         # coordinates, and a batch against everything that was sent (fedpcl: all clients' prototypes)
         against = load.batch * load.broadcast_bytes // max(1, load.outputs)
         client = 4 * ((longest + 2) * max(1, load.outputs) * load.itemsize + against)
-        budget = WORKING_SET if load.points == 1 else GRID_SET
+        budget = GPU_SET if load.device != "cpu" else WORKING_SET if load.points == 1 else GRID_SET
         points = max(1, min(load.points, budget // client))
         clients = max(1, budget // (client * points))
         return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points, rest)
@@ -244,10 +248,7 @@ class Gram(Batched):
                 total = frame.pooled(W, [pipeline.factor(name, c) for c in order])
                 pipeline.add_sum(name, total if batch.axes == 2 else total[0], W.dtype)
         # All other tensors are as in the batched execution, summed over the chunk at once.
-        stacked = {n: t for n, t in rest.items() if pipeline.rule(n) == "stack"}
-        for name in rest.keys() - stacked.keys():
-            total = batch.weighted_sum(rest[name], [pipeline.factor(name, c) for c in order])
-            pipeline.add_sum(name, total, rest[name].dtype)
+        stacked = self.add_sums(order, rest, pipeline)
         if not stacked and not each:
             pipeline.add_weights(order)  # sums do not say how many clients are in them
         else:
@@ -258,12 +259,7 @@ class Gram(Batched):
         core = (frame.seen[0].shape[2], self.grams.packed.shape[1])
         like = {n: t.new_empty((*t.shape[: batch.axes], *core), device="meta") for n, t in maps.items()}
         shown = {n: t[..., 0, :, :] if batch.axes == 2 else t[0] for n, t in like.items()}
-        size = itemsize({**rest, **like})
-        alike = batch.points[0].method.sent is numel  # then every client of the chunk sends the same
-        for j, c in enumerate(order[:1] if alike else order):
-            batch.note_sent(c, {**batch.of_client(rest, j), **shown}, size, sent)
-        if alike:
-            sent.update(dict.fromkeys(order, sent[order[0]]))
+        self.note_sent(order, rest, itemsize({**rest, **like}), sent, shown)
 
     def _write_broadcast(
         self, frame: ChunkBases, order: Sequence[int], down: Tree, travels: Sequence[str]

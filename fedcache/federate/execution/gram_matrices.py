@@ -73,6 +73,13 @@ class GramMatrices:
             at += self.n[c]
         return self.packed[self.start[clients[0]] : at]
 
+    def rows(self, clients: Sequence[int]) -> Tensor | None:
+        """``block``; on a GPU a copy of rows that lie apart, as a product for each client costs more than to copy."""
+        block = self.block(clients)
+        if block is None and self.packed.device.type != "cpu":
+            return torch.cat([self.of(c) for c in clients])
+        return block
+
     def stacked(self, clients: Sequence[int]) -> Tensor:
         """[M, n, n] Gram matrices, zero past a client's rows."""
         key = tuple(clients)
@@ -123,7 +130,7 @@ class GramMatrices:
         swapped = U >= WIDE
         flat = base.reshape(G * U, D) if swapped else base.permute(1, 0, 2).reshape(U * G, D)
         last = (G, U) if swapped else (U, G)
-        block = self.block(clients)
+        block = self.rows(clients)
         if block is not None:
             u = _thin_product(flat, block) if thin(len(flat)) else times_transposed(block, flat)
             if len(u) == M * longest:
@@ -144,7 +151,7 @@ class GramMatrices:
         M, _, first, second = A.shape
         scaled = A.flatten(2) * A.new_tensor(weights).view(M, 1, 1)
         cut = [scaled[m, : self.n[c]] for m, c in enumerate(clients)]
-        block = self.block(clients)
+        block = self.rows(clients)
         if block is not None:
             total = _summed_product(torch.cat(cut), block)
         else:
@@ -158,6 +165,8 @@ class GramMatrices:
 def _gram_matrices(rows: Tensor) -> Tensor:
     """X X' [M, n, n] of M clients with equally many rows [M, n, D]."""
     M, n, _ = rows.shape
+    if rows.device.type != "cpu":
+        return torch.bmm(rows, rows.mT)
     if M >= COMPILED and by_onednn(rows[0], rows[0]):
         return each_times_transposed(rows, rows)
     out = rows.new_empty(M, n, n)
@@ -168,7 +177,7 @@ def _gram_matrices(rows: Tensor) -> Tensor:
 
 def _thin_product(flat: Tensor, rows: Tensor) -> Tensor:
     """rows flat' [n, k] of few columns: three quarters of the time of one call, as libraries pack the larger side."""
-    if by_onednn(flat, rows):
+    if by_onednn(flat, rows) or rows.device.type != "cpu":
         return times_transposed(flat, rows).mT
     out = rows.new_empty(len(flat), len(rows))
     for start in range(0, len(rows), BLOCK):

@@ -141,7 +141,7 @@ class ClientStates(MutableMapping[int, Tree]):
         """
         kept, grams = self.kept[client], cast(GramMatrices, self.grams)
         return {**self.rest(client), **kept.coords}, GramBatch(
-            grams.beside(client, x, rows, kept.bases), torch.arange(len(rows))
+            grams.beside(client, x, rows, kept.bases), torch.arange(len(rows), device=rows.device)
         )
 
     def rest(self, client: int) -> Tree:
@@ -239,9 +239,9 @@ def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices
         if key.startswith(("coords/", "base/")):
             place, number, name = key.split("/", 2)
             if place == "coords":
-                coords.setdefault(int(number), {})[name] = t  # ``keep`` copies it
+                coords.setdefault(int(number), {})[name] = t.to(grams.packed.device)  # ``keep`` copies it
             else:
-                bases.setdefault(int(number), {})[int(name)] = t.clone()
+                bases.setdefault(int(number), {})[int(name)] = t.to(grams.packed.device, copy=True)
     known: list[Tensor] = []
     for client in coords:
         if client not in grams.n:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import torch
 
 from fedcache.errors import MachineError
 from fedcache.federate.engine.local_training import GATHER_BYTES
@@ -32,6 +33,9 @@ WORKING_SET = 8 << 20
 
 LARGE_SET = 32 << 20
 """The same for a few clients with larger heads: at worst in the cache that cores share, and still quicker together."""
+
+GPU_SET = 512 << 20
+"""The same on a GPU: what a launch of a kernel costs is shared by as many clients and points as there are."""
 
 GRID_SET = 128 << 20
 """The same for the points of a grid, whose shared rows pay for leaving the cache."""
@@ -76,6 +80,7 @@ class Load:
     versions: int = 0  # older models of the server that clients in training began with
     mixed: bool = False  # whether clients differ in more than their rows (``client_overrides``)
     rounds: int = 1  # in all
+    device: str = "cpu"  # that computes: cpu | cuda
 
     def dual_rows(self) -> np.ndarray:
         """Rows of the clients that ``gram`` can serve for less work: no more than half the features."""
@@ -117,8 +122,11 @@ def states_in_file(load: Load, plan: ExecutionPlan) -> bool:
     return plan.name != "gram" and load.kept_bytes() > STATES
 
 
-def free_memory() -> int:
-    """Bytes of memory that can be had without swapping, as the system says."""
+def free_memory(device: str = "cpu") -> int:
+    """Bytes of memory that can be had without swapping, as the system says; or of a GPU, as torch says."""
+    if device == "cuda":
+        held = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # by torch, for tensors that are gone
+        return int(torch.cuda.mem_get_info()[0]) + held
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -165,6 +173,7 @@ def measure_load(jobs: Sequence[RunState], clients: int, rounds: int) -> Load:
         versions=_versions(job, clients, rounds),
         mixed=bool(job.own),
         rounds=rounds,
+        device=job.env.device.type,
     )
 
 

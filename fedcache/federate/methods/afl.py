@@ -88,7 +88,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     bare = remove_ridge(W, C, len(up["head"]) * float(ctx.number("gamma"))) if ctx.hp["clean"] else None
     W = W if bare is None else bare
     made = {"W": W.mT.contiguous().to(ctx.env.dtype), "b": W.new_zeros(W.shape[1]).to(ctx.env.dtype)}
-    return {**made, "cleaned": torch.tensor(bare is not None)}
+    return {**made, "cleaned": torch.tensor(bare is not None, device=C.device)}
 
 
 def broadcast(server: Tree, _ctx: Ctx) -> Tree:

@@ -23,6 +23,9 @@ from fedcache.heads.losses import MASKED
 BLOCK_BYTES = 16 << 20
 """Of a block of rows in float64: what is made of them on the way stays small, however many a client has."""
 
+GPU_BLOCK_BYTES = 256 << 20
+"""The same on a GPU, which such a block is too small for."""
+
 FEW_ROWS = 1024
 """Rows from which on they are added to their class one by one: a product with 0 and 1 costs as many as C of them."""
 
@@ -37,7 +40,8 @@ def add_up(data: ClientData, ctx: Ctx, width: int, sums: Callable[[ClientData], 
         sums: of a block -> float64 tensors of its own, [.., ...].
     """
     total: Tree = {}
-    for block in data.blocks(max(FEW_ROWS, BLOCK_BYTES // (8 * width))):
+    size = BLOCK_BYTES if ctx.env.device.type == "cpu" else GPU_BLOCK_BYTES
+    for block in data.blocks(max(FEW_ROWS, size // (8 * width))):
         part = sums(block)
         total = {name: total[name].add_(t) for name, t in part.items()} if total else part
     return total

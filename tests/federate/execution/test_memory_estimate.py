@@ -99,7 +99,7 @@ def test_a_server_that_keeps_too_much_of_every_client_is_refused_before_it_is_ma
 
     # A prototype of 8 numbers and a count for each class, in float64, five times.
     each = 5 * 8 * data.classes * (8 + 1)
-    monkeypatch.setattr(engine, "free_memory", lambda: 4 * each)
+    monkeypatch.setattr(engine, "free_memory", lambda *_: 4 * each)
     spec = TrainingRun(replace(method, init=init), data, clients, dtype=torch.float64)
     hp = method.resolve("paper", {"dim": 8})
     with pytest.raises(
@@ -108,7 +108,7 @@ def test_a_server_that_keeps_too_much_of_every_client_is_refused_before_it_is_ma
         plan(spec, hp)
     assert asked == [1, 2]
     assert error.value.hint == "At most 4 clients fit: fedcache partition --clients N"
-    monkeypatch.setattr(engine, "free_memory", lambda: 9 * each)
+    monkeypatch.setattr(engine, "free_memory", lambda *_: 9 * each)
     plan(spec, hp)
     assert memory_estimate.COPIES == 5
 
@@ -117,7 +117,7 @@ def test_coordinates_that_do_not_fit_into_memory_are_not_chosen(monkeypatch: pyt
     method = METHODS["ditto"]
     hp = method.resolve("paper", {"opt": "sgd"})
     load = Load(1 << 20, 1000, 100, np.full(1000, 4), 1000, 64, state_bytes=1 << 20)
-    monkeypatch.setattr(gram, "free_memory", lambda: 1001 << 20)
+    monkeypatch.setattr(gram, "free_memory", lambda *_: 1001 << 20)
     assert choose(method, hp, load).name == "gram"
-    monkeypatch.setattr(gram, "free_memory", lambda: 999 << 20)
+    monkeypatch.setattr(gram, "free_memory", lambda *_: 999 << 20)
     assert choose(method, hp, load).name != "gram"

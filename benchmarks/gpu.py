@@ -1,0 +1,158 @@
+"""The same on a GPU: training there beside the clean loop there, and beside the chosen execution on one core.
+
+``python -m benchmarks --gpu`` writes benchmarks/results-gpu.json, which ``--page`` shows. The targets are the CPU's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import clean, scale
+from benchmarks.executions import CASES, SETTINGS
+from benchmarks.grids import LINEAR
+from benchmarks.measure import Row, at_least, best, hardware, in_turn, make_row, pairs, quartiles, shown
+from benchmarks.runner import shown as line_of_row
+from fedcache.federate.engine.run import TrainingRun, run
+from fedcache.federate.methods import METHODS
+from fedcache.process import keep_freed_memory
+
+RESULTS = Path(__file__).resolve().parent / "results-gpu.json"
+
+
+def beside(
+    name: str, bar: float, here: clean.Federation, method: str, settings: dict[str, Any], rounds: int,
+    loop: Callable[[clean.Federation], Any], **how: Any,
+) -> Row:  # fmt: skip
+    """The row of a method: the chosen execution on the GPU against the clean loop ``loop`` there."""
+    there = here.to("cuda")
+    found = there.ours(method, settings, "auto", rounds, **how)
+    ours = f"chosen execution {found.execution}"
+    calls = {
+        "clean loop": partial(loop, there),
+        ours: partial(there.ours, method, settings, "auto", rounds, **how),
+        "on one core": partial(here.ours, method, settings, "auto", rounds, **how),
+    }
+    detail = f"{rounds} rounds; the clean loop is on the GPU too"
+    return at_least(name, f">= {bar:g} x a clean loop", bar, calls, "clean loop", ours, times=3, detail=detail)
+
+
+def trained() -> Iterator[Row]:
+    """Runs of methods that take steps."""
+    for C, M, n, several, bar in CASES:
+        rounds = several if M * n <= 10_000 else 2
+
+        def loop(f: clean.Federation, C: int = C, rounds: int = rounds) -> Any:
+            return clean.fedavg(f.cut(), C, rounds, clean.sgd())
+
+        f = clean.federation(M, n, C)
+        yield beside(f"fedavg linear, C={C}, {M} x {n}", bar, f, "fedavg", SETTINGS, rounds, loop)
+    f = clean.federation(100, 500, 10, 1024, text=True)
+    yield beside(
+        "fst-cbdg, 10 of 100 clients, exact draws", 2.5, f, "fst-cbdg", {}, 10,
+        lambda f: clean.fst_cbdg(f.cut(), f.data.text, 10, clean.sgd(0.01, wd=1e-5)), participation=10,
+    )  # fmt: skip
+    settings = {"opt": "adam", "lr": 1e-3, "denominator": "include", "bn": False}
+    for M in (5, 50):
+        yield beside(
+            f"fedpcl with Adam, {M} clients", 1.5, clean.federation(M, 100, 10, 1536), "fedpcl", settings, 5,
+            lambda f: clean.fedpcl(f.cut(), 10, 5, clean.adam(), tests=f.scored()),
+        )  # fmt: skip
+
+
+def grid() -> Row:
+    """240 points of FedAvg as one program; the clean loop runs one of them, and is scaled."""
+    here = clean.federation(100, 50, 10)
+    there = here.to("cuda")
+    points = [{**LINEAR, "lr": 0.01 * 1.2**i, "wd": 1e-5 * 2.0**j} for i in range(24) for j in range(10)]
+    execution = there.grid("fedavg", points, 1)[0]
+    calls: dict[str, Callable[[], Any]] = {
+        "clean loops": lambda: clean.fedavg(there.cut(), 10, 3, clean.sgd()),
+        "grid": lambda: there.grid("fedavg", points, 3),
+        "on one core": lambda: here.grid("fedavg", points, 3),
+    }
+    seconds = in_turn(calls, 3)
+    seconds["clean loops"] = [240 * s for s in seconds["clean loops"]]
+    ratio = best(seconds, "clean loops", "grid")
+    detail = (
+        f"best of 3: {shown(seconds, 1.0, 's')} (the loops scaled from 1/240 of the points); execution "
+        f"{execution.execution}, {execution.points} points at once; 100 clients x 50 rows, D=1024, 3 rounds"
+    )
+    name, target = "grid of 240 fedavg points, C=10", ">= 15 x clean loops one after another"
+    return make_row(name, target, ratio, quartiles(pairs(seconds, "clean loops", "grid")), ratio >= 15.0, detail=detail)
+
+
+def closed() -> Iterator[Row]:
+    """Fed3R beside the product X'X on the GPU, in float64 and in float32."""
+    here = clean.federation(100, 500, 10, 1024)
+    there = here.to("cuda")
+    x = there.data.x[:50_000, 0]
+
+    def product(dtype: torch.dtype) -> Tensor:
+        z = x.to(dtype)
+        return z.mT @ z
+
+    for precision, dtype in (("float64", torch.float64), ("float32", torch.float32)):
+        settings = {"lam": 0.01, "precision": precision}
+        calls: dict[str, Callable[[], Any]] = {
+            "X'X": partial(product, dtype),
+            "fed3r": partial(there.ours, "fed3r", settings),
+            "on one core": partial(here.ours, "fed3r", settings),
+        }
+        seconds = in_turn(calls, 5)
+        ratio = best(seconds, "fed3r", "X'X")
+        detail = f"best of 5: {shown(seconds)}; 50,000 x 1,024, 100 clients; solved and scored in float64"
+        spread = quartiles(pairs(seconds, "fed3r", "X'X"))
+        yield make_row(f"fed3r ({precision})", "(no target; a solve is in it)", ratio, spread, True, detail=detail)
+
+
+def growth() -> Row:
+    """A round of 100 of 10^6 clients beside one of 10^3, with 10^6 rows on the GPU."""
+    data = scale.features(scale.N, scale.D).to("cuda")
+    method = METHODS["fedavg"]
+    hp = method.resolve("paper", scale.LINEAR)
+    found = {}
+    for clients in (scale.CLIENTS[0], scale.CLIENTS[-1]):
+        spec = TrainingRun(
+            method, data, scale.dealt(clients), scale.ROUNDS, participation=scale.SAMPLED, execution="batched"
+        )
+        run(spec, hp)
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        out = run(spec, hp)
+        records = sorted(r.seconds for r in out.records)
+        found[clients] = records, torch.cuda.max_memory_allocated() - held, out.execution
+    few, many = (records for records, *_ in found.values())
+    ratio = many[len(many) // 2] / few[len(few) // 2]
+    detail = "; ".join(
+        f"{clients:,}: median round {records[len(records) // 2] * 1e3:.1f} ms, {execution}, peak {peak / 1e6:.0f} MB "
+        "above the features" for clients, (records, peak, execution) in found.items()
+    )  # fmt: skip
+    return make_row(
+        "a round of 100 of 10^6 clients", "<= 1.3 x that of 10^3", ratio, [], ratio <= 1.3,
+        detail=f"fedavg linear, 1,000,000 x 256 float16, 100 classes, 8 rows a client; {detail}",
+    )  # fmt: skip
+
+
+def bench() -> int:
+    """Measure all rows, write them and print them; the exit code."""
+    if not torch.cuda.is_available():
+        print("torch sees no GPU: fedcache doctor says why.", file=sys.stderr)
+        return 2
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    name = f"{torch.cuda.get_device_name()}, {hardware()}"
+    made: list[Row] = []
+    for rows in (trained(), closed(), iter([grid()]), iter([growth()])):
+        for row in rows:
+            made.append({**row, "hardware": name})
+            print(line_of_row(row), flush=True)
+            RESULTS.write_text(json.dumps({"hardware": name, "rows": made}, indent=1) + "\n")
+    return 0 if all(row["met"] for row in made) else 1

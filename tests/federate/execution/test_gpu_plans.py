@@ -1,0 +1,77 @@
+"""What is chosen on a GPU, and how much at once: by what the device is, not by whether there is one here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.stored_rows import StoredRows
+from fedcache.federate.execution import gram
+from fedcache.federate.execution.choose import choose
+from fedcache.federate.execution.memory_estimate import GPU_SET, Load, free_memory
+from fedcache.federate.methods import METHODS
+from fedcache.runs import training_device
+
+SMALL = Load(head_bytes=40_000, clients=100, outputs=10, rows=np.full(100, 50), participants=100, width=1024)
+GPU = replace(SMALL, device="cuda")
+
+
+def plan(load, name="fedavg", **settings):
+    method = METHODS[name]
+    settings = {"head": "linear", "opt": "sgd", **settings} if name == "fedavg" else settings
+    return choose(method, method.resolve("paper", settings), load)
+
+
+def test_a_run_alone_is_batched_whole_on_a_gpu():
+    assert plan(SMALL).name == "gram"
+    assert plan(GPU).name == "batched"
+    assert plan(GPU).chunk == 100
+
+
+def test_points_of_a_grid_are_columns_of_the_same_products_on_a_gpu_too(monkeypatch):
+    monkeypatch.setattr(gram, "free_memory", lambda device: 8 << 30 if device == "cuda" else 0)
+    found = plan(replace(GPU, points=240))
+    assert (found.name, found.points) == ("gram", 240)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 1000])
+def test_large_heads_are_batched_on_a_gpu_as_far_as_four_copies_fit(heads):
+    large = replace(GPU, head_bytes=GPU_SET // 4 // heads, rows=np.full(100, 4000))
+    assert plan(replace(large, device="cpu")).name == ("batched" if heads == 1000 else "sequential")
+    assert plan(large).name == "batched"
+    assert plan(large).chunk == min(100, heads)
+
+
+def test_what_takes_no_steps_is_computed_client_by_client_on_a_gpu_too():
+    assert plan(GPU, "fed3r").name == "sequential"
+    assert plan(replace(GPU, clients=1)).name == "sequential"
+
+
+def test_free_memory_of_a_gpu_is_the_drivers_and_what_torch_holds_unused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (7 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 5 << 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 3 << 30)
+    assert free_memory("cuda") == 9 << 30
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_features_that_a_gpu_has_no_room_for_are_refused_with_both_numbers(monkeypatch, stored):
+    x = torch.zeros(3 << 18, 1, 4)  # 12 MiB, or 6 in float16
+    data = Data(StoredRows(x.half()) if stored else x, torch.zeros(3 << 18, dtype=torch.int64), 2)
+    monkeypatch.setattr(training_device, "free_memory", lambda device: 5 << 20 if device == "cuda" else 1 << 60)
+
+    class Inputs:
+        def __init__(self):
+            self.data = data
+
+    with pytest.raises(FedcacheError) as caught:
+        training_device.on_device(Inputs(), "cuda")
+    assert caught.value.code is Exit.ENVIRONMENT
+    assert caught.value.message == f"The features take {6 if stored else 12} MiB, and 5 MiB of the GPU are free."
+    assert "--device cpu" in caught.value.hint
+    assert training_device.on_device(inputs := Inputs(), "cpu") is inputs

@@ -1,0 +1,172 @@
+"""On a GPU: every method under every execution is what it is on the CPU, and the commands do what they say.
+
+Draws are made on the CPU, so that in float64 both devices differ by the order of sums alone. `make test-gpu` runs them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from command import fedcache, ok
+from draws import one_of_each
+from federation import cases, difference, scaled, small
+from pairs import parametrize, served
+
+from fedcache.config import Home
+from fedcache.errors import Exit
+from fedcache.federate.engine.stored_rows import StoredRows
+from fedcache.federate.methods import METHODS
+from fedcache.store.store import Store
+from fedcache.testing.federation import fitted
+from fedcache.testing.trial import Trial
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
+
+
+def pytest_generate_tests(metafunc):
+    parametrize(metafunc)
+
+
+def trial_of(case, execution):
+    return Trial(METHODS[case[0]], execution, scaled({**small(case[0]), **case[1]}))
+
+
+@served(one_of_each(cases(), lambda case: case[0]), ["sequential", "batched", "gram"])
+def test_a_gpu_computes_what_the_cpu_does(case, execution):
+    trial = trial_of(case, execution)
+    data, clients = trial.with_views()
+    data = fitted(trial.method, data)
+    here, there = trial.run((data, clients)), trial.run((data.to("cuda"), clients))
+    assert all(t.device.type == "cuda" for t in there.server.values())
+    # From scratch, BatchNorm over a few pixels makes 1e-2 (seen on an H200) of the order of sums.
+    scratch = "batched" not in trial.method.executions and "pixels" in trial.method.needs
+    assert difference(here, moved(there)) <= (1000 if scratch else 100) * trial.closeness
+    assert here.traffic == there.traffic
+
+
+def moved(out):
+    """A run with its tensors on the CPU."""
+    return replace(
+        out,
+        server={k: t.cpu() for k, t in out.server.items()},
+        states={c: {k: t.cpu() for k, t in out.states[c].items()} for c in out.states},
+    )
+
+
+@served([c for c in cases() if c[0] in ("fedavg", "fed3r", "fedpcl", "fst-cbdg")], ["sequential", "batched", "gram"])
+def test_stored_rows_on_a_gpu_are_the_rows_in_memory(case, execution):
+    trial = trial_of(case, execution)
+    data, clients = trial.federation()
+    half = data.x.half()
+    memory = replace(data, x=half.float(), text=data.text.float()).to("cuda")
+    stored = replace(data, x=StoredRows(half), text=data.text.float()).to("cuda")
+    one, two = (trial.run((d, clients), dtype=torch.float32) for d in (memory, stored))
+    assert difference(moved(one), moved(two)) == 0.0
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedpcl", "ditto"])
+def test_a_run_may_go_on_on_the_other_device(name):
+    trial = trial_of((name, {}), "sequential")
+    data, clients = trial.with_views()
+    whole = trial.run((data, clients), rounds=3)
+    for first, second in (("cpu", "cuda"), ("cuda", "cpu")):
+        kept = []
+        trial.run((data.to(first), clients), rounds=3, on_round=lambda *a, kept=kept: kept.append(a[-1]()))
+        rest = trial.run((data.to(second), clients), rounds=3, state=kept[0])
+        assert difference(whole, moved(rest)) <= 100 * trial.closeness
+
+
+@pytest.fixture
+def digits():
+    """The digits' features, computed on the GPU, and dealt to ten clients."""
+    ok("extract", "--dataset", "digits", "--backbones", "glyph-clip", "--device", "cuda")
+    ok("partition", "--scheme", "dirichlet", "--clients", 10, "--alpha", 0.3, "--name", "ten")
+
+
+def features(home):
+    (path,) = home.glob("stores/*.zarr")
+    store = Store.open(path)
+    return np.concatenate([store.Xy("glyph-clip", split=s)[0] for s in ("train", "test")]).astype(np.float64)
+
+
+def test_features_of_a_gpu_are_those_of_the_cpu(digits, own_home, tmp_path, monkeypatch):
+    there = features(own_home)
+    monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "cpu"))
+    ok("extract", "--dataset", "digits", "--backbones", "glyph-clip", "--device", "cpu")
+    here = features(tmp_path / "cpu")
+    cosine = (here * there).sum(1) / np.linalg.norm(here, axis=1) / np.linalg.norm(there, axis=1)
+    assert cosine.min() > 0.999
+
+
+def test_a_second_extraction_on_a_gpu_computes_nothing(digits):
+    again = fedcache("extract", "--dataset", "digits", "--backbones", "glyph-clip", "--device", "cuda")
+    assert again.code == 0
+    assert "forward passes" not in again.err or "0 forward passes" in again.err
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fed3r", "fedpcl", "fst-cbdg", "fedcgs", "fedrep"])
+def test_a_command_trains_on_a_gpu_what_it_trains_on_the_cpu(digits, own_home, method):
+    words = (
+        "train",
+        "--method",
+        method,
+        "--partition",
+        "ten",
+        *(("--rounds", 3) if not METHODS[method].one_shot else ()),
+    )
+    there = ok(*words, "--device", "cuda").data
+    here = ok(*words, "--device", "cpu").data
+    assert (there["device"], here["device"]) == ("cuda", "cpu")
+    assert abs(there["accuracy"]["mean"] - here["accuracy"]["mean"]) < 0.02
+    again = ok(*words, "--device", "cuda").data
+    assert again["accuracy"]["mean"] == there["accuracy"]["mean"]
+
+
+def test_a_grid_and_what_is_made_of_its_models_on_a_gpu(digits, own_home, tmp_path):
+    ok(
+        "grid",
+        "--method",
+        "fedavg",
+        "--partition",
+        "ten",
+        "--rounds",
+        3,
+        "--sweep",
+        "lr=0.001,0.01",
+        "--device",
+        "cuda",
+    )
+    found = [json.loads(p.read_text()) for p in Home.from_environment().runs.glob("*/result.json")]
+    assert {r["device"] for r in found} == {"cuda"}
+    run = ok("train", "--method", "fedpcl", "--partition", "ten", "--rounds", 2, "--device", "cuda").data
+    assert ok("evaluate", run["digest"][:12], "--dataset", "digits", "--device", "cuda").code == 0
+    assert ok("report", "-o", tmp_path / "r.html").code == 0
+
+
+def test_prompts_are_trained_through_the_text_encoder_on_a_gpu(digits):
+    words = ("--method", "promptfl", "--partition", "ten", "--rounds", 1, "--participation", 2, "--set", "epochs=1")
+    done = ok("train", *words, "--device", "cuda").data
+    assert done["device"] == "cuda"
+    assert done["accuracy"]["mean"] > 0.1
+
+
+def test_auto_trains_on_the_cpu_and_says_that_there_is_a_gpu(digits):
+    done = fedcache("train", "--method", "fedncm", "--partition", "ten")
+    assert done.code == 0
+    assert "--device cuda" in done.err
+
+
+def test_a_full_gpu_is_said_in_one_sentence(digits):
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1e-6)
+    try:
+        done = fedcache("train", "--method", "fedavg", "--partition", "ten", "--rounds", 2, "--device", "cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert done.code == Exit.ENVIRONMENT
+    assert "memory" in done.err
+    assert "Traceback" not in done.err
