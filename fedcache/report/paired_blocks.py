@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, unknown
 from fedcache.report.caution_words import unlike_tests
@@ -36,9 +36,7 @@ _PER_SEED: dict[str, Callable[[Any], Any]] = {
     "pooled": lambda r: score_of(r, "pooled").per_seed,
     "macro_f1": lambda r: r["macro_f1"]["per_seed"],
 }
-_PER_CLIENT: dict[str, Callable[[ClientColumns], Any]] = {
-    "accuracy": lambda c: (None if math.isnan(a) else a for a in c.accuracy.tolist())
-}
+_PER_CLIENT: dict[str, Callable[[ClientColumns], Any]] = {"accuracy": lambda c: c.accuracy}
 _PER_RUN: dict[str, Callable[[Any], Any]] = {
     "accuracy": lambda r: r["accuracy"]["mean"],
     "macro_f1": lambda r: r["macro_f1"]["mean"],
@@ -111,43 +109,71 @@ def within(
     check_metric(metric, over)
     take, one = METRICS[over][metric], over.removesuffix("s")
     runs = dict(zip(names or labels(entries), entries, strict=True))
-    cells: dict[str, dict[str, float | None]] = {}
-    for name, entry in runs.items():
-        r = entry.result
-        if over == "clients":
-            cells[name] = dict(zip(_distinct(entry.clients.names), take(entry.clients), strict=True))
-        else:
-            cells[name] = dict(zip(map(str, r["seeds"]), take(r), strict=True))
-    empty = [name for name, row in cells.items() if all(v is None for v in row.values())]
-    cells = {name: row for name, row in cells.items() if name not in empty}
+    rows = {
+        name: (e.clients.names, take(e.clients))
+        if over == "clients"
+        else (tuple(map(str, e.result["seeds"])), np.asarray(take(e.result), np.float64))
+        for name, e in runs.items()
+    }
+    empty = [name for name, (_, row) in rows.items() if np.isnan(row).all()]
+    cells = [name for name in runs if name not in empty]
     if len(cells) < 2:
         raise UsageError(
             f"{where}: {'one run has' if cells else 'no run has'} values of {metric}, and a comparison takes two.",
             "Train another method on the same dataset and partition:  fedcache train --method fed3r",
         )
-    blocks = list(dict.fromkeys(b for row in cells.values() for b in row))
-    common = [b for b in blocks if all(row.get(b) is not None for row in cells.values())]
-    if not common:
+    blocks, values = _aligned([rows[name] for name in cells])
+    known = ~np.isnan(values)
+    common = known.all(0)
+    if not common.any():
         held = "; ".join(
-            f"{name}: {_some([b for b, v in row.items() if v is not None])}" for name, row in cells.items()
+            f"{name}: {_some([blocks[i] for i in np.flatnonzero(row).tolist()])}"
+            for name, row in zip(cells, known, strict=True)
         )
         raise UsageError(
             f"{where}: the runs have no {one} in common ({held}).",
             "Train all of them with the same --seeds, or name runs that share some.",
         )
-    lacking: dict[str, list[str]] = {}
-    for block in blocks:
-        lack = [name for name, row in cells.items() if row.get(block) is None]
-        if lack:
-            lacking.setdefault(_some(lack), []).append(block)
+    lacking = _lacking(cells, blocks, known)
     kept = {name: [runs[name]] for name in cells}
     notes = _not_alike(kept, metric)
     notes += [f"Left out, because nothing of it could be scored: {_some(empty)}."] if empty else []
     notes += [f"Left out of the {over}: {_some(left)}, without a value in {lack}." for lack, left in lacking.items()]
     notes += _seeds_differ(kept) if over == "clients" else []
+    shared = tuple(blocks) if common.all() else tuple(blocks[i] for i in np.flatnonzero(common).tolist())
     return PairedBlocks(
-        where, tuple(cells), tuple(common), _table(cells, common), tuple(notes), kept, _validation(kept, metric, over)
+        where, tuple(cells), shared, values[:, common], tuple(notes), kept, _validation(kept, metric, over)
     )
+
+
+def _aligned(rows: Sequence[tuple[Sequence[str], Floats]]) -> tuple[Sequence[str], Floats]:
+    """Names of the blocks of all runs, in the order of their first, and their values [T, B]; NaN where one has none.
+
+    Args:
+        rows: names and values of each run. Of a million clients, most runs have the same names in the same order.
+    """
+    first, _ = rows[0]
+    if all(names == first for names, _ in rows[1:]):
+        return _distinct(first), np.stack([values for _, values in rows])
+    named = [_distinct(names) for names, _ in rows]
+    places = {name: i for i, name in enumerate(dict.fromkeys(name for names in named for name in names))}
+    table = np.full((len(rows), len(places)), np.nan)
+    for own, names, (_, values) in zip(table, named, rows, strict=True):
+        own[[places[name] for name in names]] = values
+    return list(places), table
+
+
+def _lacking(names: Sequence[str], blocks: Sequence[str], known: NDArray[np.bool_]) -> dict[str, list[str]]:
+    """The blocks that some run has no value of, by the names of these runs; ``known`` is [T, B]."""
+    lost = np.flatnonzero(~known.all(0))
+    if not len(lost):
+        return {}
+    kinds, first, kind_of = np.unique(known[:, lost], axis=1, return_index=True, return_inverse=True)
+    found = {}
+    for kind in np.argsort(first).tolist():
+        without = [name for name, there in zip(names, kinds[:, kind], strict=True) if not there]
+        found[_some(without)] = [blocks[i] for i in lost[kind_of == kind].tolist()]
+    return found
 
 
 def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:

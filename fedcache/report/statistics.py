@@ -113,13 +113,7 @@ def holm(found: Sequence[float | None]) -> list[float | None]:
 
 def mean_ranks(values: Floats) -> Floats:
     """Mean rank over blocks of [T, B] values as [T]; 1 is the highest value, equals share the mean of their ranks."""
-    return np.asarray(np.mean([_ranks(block) for block in -np.round(values, DIGITS).T], 0), np.float64)
-
-
-def _ranks(values: Floats) -> Floats:
-    """Ranks of [T] values from 1 for the smallest; equals share the mean of theirs."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Floats = (np.cumsum(count) - (count - 1) / 2.0)[place]
+    ranks: Floats = scipy.stats.rankdata(-np.round(values, DIGITS), axis=0).mean(1)
     return ranks
 
 

@@ -88,6 +88,12 @@ class _ColumnOfNames(MadeWhenAsked[str]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._column.to_pylist())
 
+    def __eq__(self, other: object) -> bool:
+        """Whether another column has the same strings in the same order."""
+        return bool(self._column.equals(other._column)) if isinstance(other, _ColumnOfNames) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
 
 def client_columns(result: Mapping[str, Any], folder: Path) -> ClientColumns:
     """Those of a stored result, whose directory is ``folder``.

@@ -294,11 +294,11 @@ def write(name: str, method: str, per_seed: Sequence[float | None], **more: Any)
         "dataset": {"slug": dataset, "digest": f"{dataset}-digest"},
         "partition": {"scheme": "iid", "name": partition, "args": {}, "seed": 0, "digests": [partition] * len(seeds)},
         "seeds": seeds,
-        "clients": list(clients),
+        "clients": more.pop("names", list(clients)),
         "accuracy": {
             "mean": mean,
             "per_seed": list(per_seed),
-            "per_client": list(clients.values()),
+            "per_client": more.pop("per_client", list(clients.values())),
             "client_mean": mean,
         },
         "macro_f1": {"mean": mean, "per_seed": list(per_seed)},
@@ -344,6 +344,27 @@ def test_clients_are_paired_by_name_and_unscored_ones_left_out(own_home: Path) -
     assert found.values.tolist() == [[0.1, 0.2], [0.3, 0.4]]
     assert any("west, without a value in fedavg" in n for n in found.notes)
     assert any("seeds that differ between runs (1 to 2" in n for n in found.notes)
+
+
+def test_clients_of_one_order_are_paired_by_place(own_home: Path) -> None:
+    named = ["a", "b", "a", "c", "d", "e"]
+    for ident, method, values in (
+        ("aa", "fedavg", [0.1, 0.2, 0.3, None, None, None]),
+        ("bb", "fedprox", [0.4, None, 0.6, 0.7, None, None]),
+        ("cc", "fed3r", [0.8, 0.9, 1.0, 0.1, None, 0.5]),
+        ("dd", "solo", [None] * 6),
+    ):
+        write(ident, method, [0.1], names=named, per_client=values)
+    found = within(entries(own_home / "runs"), "here", "accuracy", "clients")
+    assert found.blocks == ("a", "a #2"), "the second of a name is another client"
+    assert found.values.tolist() == [[0.1, 0.3], [0.4, 0.6], [0.8, 1.0]]
+    assert [n for n in found.notes if n.startswith("Left out")] == [
+        "Left out, because nothing of it could be scored: solo.",
+        "Left out of the clients: b, without a value in fedprox.",
+        "Left out of the clients: c, without a value in fedavg.",
+        "Left out of the clients: d, without a value in fedavg, fedprox, fed3r.",
+        "Left out of the clients: e, without a value in fedavg, fedprox.",
+    ]
 
 
 def test_runs_that_are_named_alike_are_told_apart_and_scoring_is_said(own_home: Path) -> None:

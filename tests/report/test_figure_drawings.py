@@ -381,6 +381,12 @@ def test_of_a_large_array_few_chunks_are_read(monkeypatch: pytest.MonkeyPatch) -
     # clients 0 and 1 lie in chunks 0, 10 and 20; the third would add two more
     assert names == ["ink", "c0: ink", "c1: ink"]
     assert len({row // 2 for row in read}) <= 3 + 3 * (data.MOST_AVERAGED // 3 // 2 + 1)
+    monkeypatch.setattr(data, "MOST_AVERAGED", 1000)
+    spread = data.sampled(place, "k")
+    assert spread.tolist() == rows.tolist(), "few test rows that lie in many chunks"
+    read.clear()
+    data._prototypes(place, "k")
+    assert len({row // 2 for row in read}) <= 3 + 3 * 5, "of 27 dealt rows in 27 chunks, three blocks of nine"
     monkeypatch.setattr(data, "READ_BYTES", 1)
     assert data._prototypes(place, "k")[1] == ["ink", "c0: ink"], "the first client is shown all the same"
 

@@ -110,11 +110,16 @@ def sampled(source: RunStore, key: str) -> NDArray[np.int64]:
     columns, ok = source.columns, source.store.readable().astype(bool)
     tests = source.partition.table.tested_by_clients
     tests = tests[ok[tests] & (columns.label[tests] >= 0)]
-    if len(tests) > MOST_AVERAGED:
-        return even_blocks(tests, MOST_POINTS, most_chunks(source, key))
     step = max(1, -(-len(tests) // MOST_POINTS))
     spread: NDArray[np.int64] = tests[::step]
+    if len(tests) > MOST_AVERAGED or not few_chunks(source, key, spread):
+        return even_blocks(tests, min(MOST_POINTS, len(tests)), most_chunks(source, key))
     return spread
+
+
+def few_chunks(source: RunStore, key: str, rows: NDArray[np.int64]) -> bool:
+    """Whether rows lie in no more chunks of an array than are read for one sample."""
+    return len(np.unique(rows // source.store.arrays[key].chunk_rows)) <= most_chunks(source, key)
 
 
 def most_chunks(source: RunStore, key: str) -> int:
@@ -149,7 +154,8 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
         f"{len(x)} test rows of {name} by {'t-SNE' if how == 'tsne' else how.upper()}; colours and shapes are classes, "
     )
     total = len(source.partition.table.train.rows)
-    of = "all clients' training rows" if total <= MOST_AVERAGED else f"an even sample of {total:,} training rows"
+    whole = total <= MOST_AVERAGED and few_chunks(source, key, source.partition.table.train.rows)
+    of = "all clients' training rows" if whole else f"an even sample of {total:,} training rows"
     says += f"stars the mean of each class over {of}, small triangles those of single clients."
 
     total_classes = len(np.unique(label))
@@ -196,10 +202,11 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
         for c, mine in _by_class(source, key, client.train):
             own.append((f"{client.name}: {columns.classes[c]}", mine.mean(0)))
     rows = table.train.rows
-    if len(rows) > MOST_AVERAGED:
+    if len(rows) > MOST_AVERAGED or not few_chunks(source, key, rows):
         dealt = np.zeros(len(columns.label), bool)
         dealt[rows] = True  # which sorts nothing
-        rows = even_blocks(np.flatnonzero(dealt), MOST_AVERAGED, most_chunks(source, key))
+        dealt_rows = np.flatnonzero(dealt)
+        rows = even_blocks(dealt_rows, min(MOST_AVERAGED, len(dealt_rows)), most_chunks(source, key))
     for start in range(0, len(rows), ROWS_AT_ONCE):
         for c, mine in _by_class(source, key, rows[start : start + ROWS_AT_ONCE]):
             before = sums.get(c, (np.zeros(mine.shape[1]), 0))
