@@ -290,10 +290,11 @@ def refuse_too_much(found: Forecast, load: Load, plan: ExecutionPlan, free: int,
     needed = found.above if loaded else found.total
     if needed <= free:
         return
+    where = "" if load.device == "cpu" else " of the GPU"
     spare = free - (needed - found.working)
     if 2 * found.states > needed and needed - found.states <= free:
         hint = _fewer_participants(load, free - (needed - found.states), "a smaller head would fit")
-        raise MachineError(f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB are free.", hint)
+        raise MachineError(f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB{where} are free.", hint)
     per_client = found.working / max(1, plan.chunk)
     fits = int(spare // per_client) if per_client else 0
     hint = (
@@ -301,7 +302,7 @@ def refuse_too_much(found: Forecast, load: Load, plan: ExecutionPlan, free: int,
         if 0 < fits < plan.chunk
         else "Fewer clients a round (--participation), a smaller head, or fewer points at once would fit."
     )
-    raise MachineError(f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB are free.", hint)
+    raise MachineError(f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB{where} are free.", hint)
 
 
 def refuse_large_server(job: RunState, free: int) -> None:

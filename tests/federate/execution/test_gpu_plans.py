@@ -13,7 +13,7 @@ from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.stored_rows import StoredRows
 from fedcache.federate.execution import gram
 from fedcache.federate.execution.choose import choose
-from fedcache.federate.execution.memory_estimate import GPU_SET, Load, free_memory
+from fedcache.federate.execution.memory_estimate import GPU_SET, Load, forecast, free_memory, refuse_too_much
 from fedcache.federate.methods import METHODS
 from fedcache.runs import training_device
 
@@ -57,6 +57,14 @@ def test_free_memory_of_a_gpu_is_the_drivers_and_what_torch_holds_unused(monkeyp
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 5 << 30)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 3 << 30)
     assert free_memory("cuda") == 9 << 30
+
+
+@pytest.mark.parametrize(("device", "words"), [("cpu", "MiB are free"), ("cuda", "MiB of the GPU are free")])
+def test_a_run_that_does_not_fit_is_told_whose_memory_is_short(device, words):
+    load = replace(SMALL, device=device)
+    found = forecast(load, plan(load), opt="sgd", stacked=False)
+    with pytest.raises(FedcacheError, match=words):
+        refuse_too_much(found, load, plan(load), 1 << 20, loaded=True)
 
 
 @pytest.mark.parametrize("stored", [False, True])
