@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from heard import Heard
+from pretend_gpu import pretended_gpu
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import Data
@@ -16,6 +18,7 @@ from fedcache.federate.execution.choose import choose
 from fedcache.federate.execution.memory_estimate import GPU_SET, Load, forecast, free_memory, refuse_too_much
 from fedcache.federate.methods import METHODS
 from fedcache.runs import training_device
+from fedcache.testing.federation import make_federation
 
 SMALL = Load(head_bytes=40_000, clients=100, outputs=10, rows=np.full(100, 50), participants=100, width=1024)
 GPU = replace(SMALL, device="cuda")
@@ -83,3 +86,37 @@ def test_features_that_a_gpu_has_no_room_for_are_refused_with_both_numbers(monke
     assert caught.value.message == f"The features take {6 if stored else 12} MiB, and 5 MiB of the GPU are free."
     assert "--device cpu" in caught.value.hint
     assert training_device.on_device(inputs := Inputs(), "cpu") is inputs
+
+
+def test_features_that_fit_are_moved_to_the_gpu(monkeypatch):
+    monkeypatch.setattr(training_device, "free_memory", lambda device: 1 << 30 if device == "cuda" else 0)
+    data, _ = make_federation()
+
+    class Inputs:
+        def __init__(self, data):
+            self.data = data
+
+        def with_data(self, data):
+            return Inputs(data)
+
+    with pretended_gpu():
+        moved = training_device.on_device(Inputs(data), "cuda").data
+        assert [t.device.type for t in (moved.x, moved.y, moved.text, moved.domain)] == ["cuda"] * 4
+        assert torch.equal(moved.x.cpu(), data.x)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_training_is_on_the_cpu_unless_a_gpu_is_asked_for_or_encoders_are_live(monkeypatch, there):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    said = Heard()
+    assert training_device.training_device("auto", said) == "cpu"
+    assert [("--device cuda" in text) for text in said.notes] == [True] * there
+    assert training_device.training_device("cpu", said) == "cpu"
+    assert training_device.training_device("auto", said, live=True) == ("cuda" if there else "cpu")
+    if there:
+        assert training_device.training_device("cuda", said) == "cuda"
+    else:
+        with pytest.raises(FedcacheError, match="--device cuda, but"):
+            training_device.training_device("cuda", said)
+    assert len(said.notes) == there, "nothing is said of what was asked for"
