@@ -24,13 +24,21 @@ def caution_lines(result: Mapping[str, Any]) -> list[str]:
 def drawn_clients(result: Mapping[str, Any]) -> tuple[str, list[float]] | None:
     """Who was drawn and scored (``--eval-clients``), and the standard error of their mean in each seed, a fraction.
 
-    ``500 of 100,000 clients were drawn and scored``; None where all clients were, or fewer than two.
+    ``500 of 100,000 clients were drawn and scored, 3 of which took part in some round``, by the first seed; there is no
+    error of a seed with fewer than two of them, or none that took part. None where all clients were scored.
     """
-    drawn = [d for d in result["accuracy"].get("eval_clients", ()) if d["standard_error"] is not None]
+    drawn = result["accuracy"].get("eval_clients", ())
     if not drawn:
         return None
-    who = f"{drawn[0]['scored']:,} of {result['partition']['clients']:,} clients were drawn and scored"
-    return who, [float(d["standard_error"]) for d in drawn]
+    scored, trained = drawn[0]["scored"], drawn[0].get("trained")
+    who = (
+        f"{scored:,} of {result['partition']['clients']:,} clients {'was' if scored == 1 else 'were'} drawn and scored"
+    )
+    if trained == 0:
+        who += ", none of which took part in any round: the accuracy is that of untrained models"
+    elif trained is not None and trained < scored:
+        who += f", {trained:,} of which took part in some round"
+    return who, [float(d["standard_error"]) for d in drawn if d["standard_error"] is not None]
 
 
 def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:

@@ -31,7 +31,8 @@ def next_step(result: Mapping[str, Any]) -> str:
     some, else a larger rate, else the data.
     """
     bytes_of = result.get("traffic", {}).get("exact", {})
-    if result.get("protocol") == "global" and bytes_of.get("down_bytes") and not bytes_of.get("up_bytes"):
+    asked_for = bytes_of.get("down_bytes") or result.get("participants")  # a method may send nothing by design
+    if result.get("protocol") == "global" and asked_for and not bytes_of.get("up_bytes", 1):
         return (
             "no client sent anything in any round: the same command with more clients a round (--participation), or "
             "fewer that are away or lost (--availability, --client-dropout)"

@@ -167,7 +167,7 @@ def figures_of(entry: StoredRun) -> dict[str, float | None]:
 def _largest_error(result: Mapping[str, Any]) -> float | None:
     """The standard error of the mean over drawn clients (``--eval-clients``), the largest of all seeds."""
     drawn = drawn_clients(result)
-    return None if drawn is None else max(drawn[1])
+    return None if drawn is None else max(drawn[1], default=None)
 
 
 def settings_of(entry: StoredRun) -> dict[str, str]:

@@ -128,8 +128,8 @@ def within(
     if not common.any():
         held = "; ".join(
             f"{name}: {_some([blocks[i] for i in np.flatnonzero(row).tolist()])}"
-            for name, row in zip(cells, known, strict=True)
-        )
+            for name, row in zip(cells[:MOST_NAMED], known, strict=False)
+        ) + ("; .." if len(cells) > MOST_NAMED else "")
         raise UsageError(
             f"{where}: the runs have no {one} in common ({held}).",
             "Train all of them with the same --seeds, or name runs that share some.",

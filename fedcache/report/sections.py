@@ -200,6 +200,9 @@ def drawn_notes(named: runs.Named) -> list[str]:
     for who, of_runs in found.items():
         names = ", ".join(label for label, _ in of_runs) if len(of_runs) <= MOST_NAMED else f"{len(of_runs)} runs"
         errors = [e for _, each in of_runs for e in each]
+        if not errors:
+            notes.append(f"{names}: {who}; there is no standard error.")
+            continue
         low, high = percent(min(errors)), percent(max(errors))
         span = low if low == high else f"{low} to {high}"
         notes.append(f"{names}: {who}; the standard error of their mean is {span} points.")

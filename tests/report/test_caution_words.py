@@ -46,15 +46,20 @@ def test_a_global_model_matched_tests_and_clients_with_most_classes_say_nothing_
     assert caution_lines(result(protocol="everywhere", **few)) == []  # on all rows is what that protocol asks
 
 
-def drawn(scored: int, *errors: float | None, clients: int = 100_000) -> Any:
-    each = [{"scored": scored, "standard_error": e} for e in errors]
+def drawn(scored: int, *errors: float | None, clients: int = 100_000, **more: int | None) -> Any:
+    each = [{"scored": scored, "standard_error": e, **more} for e in errors]
     return {"accuracy": {"mean": 0.5, "eval_clients": each}, "partition": {"clients": clients}}
 
 
 def test_of_how_many_clients_an_accuracy_is_and_its_standard_error() -> None:
     who = "500 of 100,000 clients were drawn and scored"
     assert drawn_clients(drawn(500, 0.004, 0.006)) == (who, [0.004, 0.006])
-    assert drawn_clients(drawn(1, None)) is None
+    assert drawn_clients(drawn(1, None)) == ("1 of 100,000 clients was drawn and scored", [])
+    assert drawn_clients(drawn(500, 0.004, trained=3)) == (f"{who}, 3 of which took part in some round", [0.004])
+    assert drawn_clients(drawn(500, 0.004, trained=500)) == (who, [0.004])
+    assert drawn_clients(drawn(500, 0.004, trained=None)) == (who, [0.004]), "who took part may be secret"
+    untrained = f"{who}, none of which took part in any round: the accuracy is that of untrained models"
+    assert drawn_clients(drawn(500, None, trained=0)) == (untrained, [])
     assert drawn_clients({"accuracy": {"mean": 0.5}}) is None
 
 
@@ -68,5 +73,7 @@ def test_the_report_says_it_once_for_runs_that_were_scored_alike() -> None:
         "points.",
         "ditto: 900 of 100,000 clients were drawn and scored; the standard error of their mean is 1.00 points.",
     ]
+    alone: Any = [("solo", SimpleNamespace(result=drawn(1, None)))]
+    assert drawn_notes(alone) == ["solo: 1 of 100,000 clients was drawn and scored; there is no standard error."]
     many: Any = [(f"run {i}", SimpleNamespace(result=drawn(50, 0.01))) for i in range(5)]
     assert drawn_notes(many)[0].startswith("5 runs: 50 of 100,000 clients")

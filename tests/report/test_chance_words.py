@@ -38,6 +38,9 @@ def test_where_nobody_sent_anything_a_rate_is_not_what_is_missing() -> None:
     heard = {**result(), "protocol": "global", "traffic": {"exact": {"up_bytes": 0, "down_bytes": 8}}}
     assert next_step(heard).startswith("no client sent anything in any round: the same command with more clients a")
     assert "rate" in next_step({**heard, "traffic": {"exact": {"up_bytes": 8, "down_bytes": 8}}})
+    away = {**result(), "protocol": "global", "traffic": {"exact": {"up_bytes": 0, "down_bytes": 0}}}
+    assert "rate" in next_step(away), "a method may send nothing by design"
+    assert next_step({**away, "participants": {"availability": 0.1}}).startswith("no client sent anything in any round")
     assert "rate" in next_step({**heard, "protocol": "personalised"})  # such methods may send nothing by design
 
 

@@ -101,6 +101,7 @@ def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_p
     for known, seed in zip(result["accuracy"]["eval_clients"], columns.per_seed, strict=True):
         drawn = seed[np.isfinite(seed)]
         assert known["scored"] == 300
+        assert 0 <= known["trained"] <= 300
         assert known["standard_error"] == pytest.approx(drawn.std(ddof=1) / 300**0.5 * (1 - 300 / M) ** 0.5)
     assert result["classes_owned"]["least"] <= result["classes_owned"]["mean"] <= result["classes_owned"]["most"]
     table = parquet.read_table(path / "clients.parquet")
@@ -232,7 +233,8 @@ def test_a_number_of_scored_clients_is_for_their_own_models(store: Path) -> None
 def test_who_takes_part_and_who_is_scored_tells_runs_apart_and_is_said(store: Path) -> None:
     words = ("train", "--method", "solo", *WORDS, "--set", "bn=false", "--set", "batch=1")
     said = fedcache(*words, "--eval-clients", 300).out
-    assert f"300 of {M:,} clients were drawn and scored; standard error " in said
+    assert f"300 of {M:,} clients were drawn and scored, " in said
+    assert " of which took part in some round; standard error " in said
     ok(*words, "--eval-clients", 200)
     ok(*words, "--eval-clients", 300, "--client-dropout", 0.5)
     told = [run["differs"].split() for run in ok("runs", "list").data["entries"]]

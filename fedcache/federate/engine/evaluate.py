@@ -16,6 +16,7 @@ from fedcache.federate.engine.method import keep_down
 from fedcache.federate.engine.outcome import MOST_CONFUSED, Evaluation, confusion, macro_f1
 from fedcache.federate.engine.pooled import with_pooled
 from fedcache.federate.engine.run_state import RunState
+from fedcache.federate.execution.cache import LruCache
 from fedcache.federate.partition.client_table import ClientRows, ClientTable
 from fedcache.heads.linear import Tree
 
@@ -285,7 +286,10 @@ def _scored_on(
         scores = one.scores
         return evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, clients)
 
+    first_weights = LruCache()
+
     def model(client: int) -> Scores | None:
+        job.env.watch()
         if not has_model(job, client):
             return None
         own = job.features(client)
@@ -301,18 +305,24 @@ def _scored_on(
         return lambda rows: deployed.scores(own[rows, 0])
 
     return evaluate_personal(
-        PersonalModels(model, lambda ids: models_together(job, down, ids, clients)), job.data, clients,
+        PersonalModels(model, lambda ids: models_together(job, down, ids, clients, first_weights)), job.data, clients,
         everywhere=job.method.protocol(job.hp) == "everywhere", headline=job.method.headline, chosen=chosen,
     )  # fmt: skip
 
 
 def models_together(
-    job: RunState, down: Tree, clients: Sequence[int], tests: Sequence[ClientRows]
+    job: RunState,
+    down: Tree,
+    clients: Sequence[int],
+    tests: Sequence[ClientRows],
+    first_weights: LruCache | None = None,
 ) -> StackedModels | None:
     """The different models of several clients, with a client axis; None where they cannot be stacked.
 
-    ``tests`` are the rows they will be scored on, of which a method may learn first.
+    ``tests`` are the rows they will be scored on, of which a method may learn first; ``first_weights`` remembers what
+    clients that never took part begin with, which most methods draw alike for all.
     """
+    job.env.watch()
     method = job.method
     alike = "batched" in method.executions and method.deploy is keep_down and not job.own
     if not alike or any(c in job.states.kept or not has_model(job, c) for c in clients):
@@ -322,7 +332,7 @@ def models_together(
     which = np.empty(len(clients), np.int64)
     fresh = -1  # the model of a client that never took part, which is likely to be that of the others
     for place, client in enumerate(clients):
-        tree = deployed_model(job, client, down, tests).personal
+        tree = deployed_model(job, client, down, tests, first_weights).personal
         new = client not in job.states
         if new and fresh >= 0 and equal_trees(tree, trees[fresh]):
             which[place] = fresh
@@ -354,12 +364,13 @@ def has_model(job: RunState, client: int) -> bool:
 
 
 def deployed_model(
-    job: RunState, client: int | None, down: Tree | None = None, tests: Sequence[ClientRows] | None = None
-) -> DeployedModel:
+    job: RunState, client: int | None, down: Tree | None = None, tests: Sequence[ClientRows] | None = None,
+    first_weights: LruCache | None = None,
+) -> DeployedModel:  # fmt: skip
     """What a run deploys now for one client with training rows, or (None) its one model.
 
     ``down`` is what the server sends now, where the caller has it already; ``tests`` are the rows it is to be scored
-    on, of which a method may learn first: None for the test rows.
+    on, of which a method may learn first: None for the test rows. ``first_weights`` remembers draws for other clients.
     """
     down, method = job.down() if down is None else down, job.method
     if client is None:
@@ -367,6 +378,8 @@ def deployed_model(
         data = stack_clients(job.data.x, job.labels, [train], 0)
         return DeployedModel(method, _deploy(job, down, {}, None), {}, data, job.server_ctx())
     data, ctx = job.rows([client], 0), job.ctx([client], 0)
+    if first_weights is not None and ctx.rng.memo is None:
+        ctx = replace(ctx, rng=replace(ctx.rng, memo=first_weights))
     with torch.no_grad():
         state = job.states.get(client) or method.enter(down, data, ctx)
     deployed = _deploy(job, down, state, client)

@@ -223,7 +223,18 @@ class ClientSampler:
         return min(most, clients_per_round(participation, len(self.names)))
 
     def warnings(self, participation: Participation) -> list[str]:
-        """What is said before the first round: that clusters are smaller than a round."""
+        """What is said before the first round: that few clients are ever there, and that clusters are too small."""
+        return [*self._few_in_trace(), *self._small_clusters(participation)]
+
+    def _few_in_trace(self) -> list[str]:
+        if self._lines is None:
+            return []
+        there = len(np.intersect1d(self._lines, self.eligible))
+        if there == len(self.eligible):
+            return []
+        return [f"the trace has lines of {there:,} of the {len(self.eligible):,} clients: all others are never there"]
+
+    def _small_clusters(self, participation: Participation) -> list[str]:
         if self._clusters is None or participation is None or self.rule.how == "poisson":
             return []
         count, sizes = clients_per_round(participation, len(self.names)), np.sort(self._clusters.sizes)

@@ -20,6 +20,7 @@ from fedcache.federate.engine.sampling import ClientSampler, SamplingRule, parse
 from fedcache.federate.partition.client_table import Client
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.federate.trust.policy import parse_policy
+from fedcache.runs.results import _trained_scored
 
 
 @examples(60, 600)
@@ -179,6 +180,26 @@ def test_a_round_without_uploads_changes_nothing(execution, trust, tmp_path):
     longer = go("fedavg", {}, data, clients, rounds=2, sampling=rule, execution=execution, trust=trust)
     assert len(longer.records[1].clients) == 5
     assert longer.warnings[-1] == f"In 1 of 2 rounds (the first: round 1) {why}"
+
+
+def test_a_trace_that_leaves_clients_out_says_how_many_it_has(tmp_path):
+    trace = tmp_path / "trace.csv"
+    few = "the trace has lines of 2 of the 9 clients: all others are never there"
+    for named, said in ((range(9), []), ((1, 1, 4), [few])):
+        trace.write_text("client,first,last\n" + "".join(f"client-{i},1,{5 + k}\n" for k, i in enumerate(named)))
+        data, clients = federation()
+        rule = parse_sampling("uniform", str(trace), 0.0)
+        out = go("fedavg", {"bn": False}, data, clients, rounds=1, sampling=rule)
+        assert list(out.warnings) == said
+
+
+def test_those_that_were_scored_and_took_part_are_counted():
+    data, clients = federation()
+    out = go("ditto", {}, data, clients, rounds=1, participation=3, eval_clients=5)
+    scored, met = ~np.isnan(out.client_accuracy), np.isin(np.arange(9), out.records[0].clients)
+    assert _trained_scored(out) == int((scored & met).sum())
+    alone = go("solo", {"bn": False}, data, clients, rounds=1, participation=3)
+    assert _trained_scored(alone) == 3, "who sends nothing trains all the same"
 
 
 @pytest.mark.parametrize("how", ["uniform", "weighted"])
