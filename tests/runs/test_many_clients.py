@@ -240,7 +240,11 @@ def test_who_takes_part_and_who_is_scored_tells_runs_apart_and_is_said(store: Pa
     told = [run["differs"].split() for run in ok("runs", "list").data["entries"]]
     listed = {" ".join(word for word in words if not word.startswith("execution=")) for words in told}
     assert listed == {"eval_clients=300", "eval_clients=200", "eval_clients=300 client_dropout=0.5"}
-    drawn = next(run["name"] for run in ok("runs", "list").data["entries"] if "client_dropout" in run["differs"])
+    by_options = {"client_dropout" in run["differs"]: run["name"] for run in ok("runs", "list").data["entries"]
+                  if "eval_clients=300" in run["differs"]}  # fmt: skip
+    untrained = ok("runs", "show", by_options[True]).data["figures"]
+    assert untrained["standard error of drawn clients"] is None, "none of those that were scored took part"
+    drawn = by_options[False]
     error = ok("runs", "show", drawn).data["figures"]["standard error of drawn clients"]
     assert 0 < error < 0.1
     lines = fedcache("runs", "show", drawn).out.splitlines()
