@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start hundreds of processes: where compiled files may not be written, each compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: test-gpu bench-gpu help demo test lint types unit slow durability long durability-full trust engines test-engines audit browser pages docs outputs notebooks everything nightly results bench wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
+.PHONY: help demo test lint types unit slow durability long durability-full trust engines test-engines test-gpu audit browser pages docs outputs notebooks everything nightly results bench bench-gpu wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
@@ -15,7 +15,7 @@ help:
 	@echo "make durability  kills, damage, liars: the long tests of what is promised, a few of each"
 	@echo "make browser  the HTML report and the page of the home in Chromium, without a network; axe-core's findings"
 	@echo "make test-engines  real federations through Flower and grids through Ray, on loopback"
-	@echo "make test-gpu what a GPU computes, where torch sees one (a minute)"
+	@echo "make test-gpu what a GPU computes, where torch sees one"
 	@echo "make audit    dangerous calls (bandit) and advisories of what is installed (pip-audit)"
 	@echo "make nightly  every suite in full, fresh examples, mutations, and docs/trust.md (hours)"
 	@echo "make trust    all cases of the promises, each protection removed once, and docs/trust.md (an hour)"
@@ -30,7 +30,7 @@ help:
 	@echo "make lock     write uv.lock again"
 	@echo "make release-check  what is missing for a release"
 	@echo "make bench    measure the table of docs/performance.md (about 20 minutes)"
-	@echo "make bench-gpu  the same on a GPU (3 minutes)"
+	@echo "make bench-gpu  some of it on a GPU"
 
 # uv installs in half the time of pip; where it cannot be had, or finds less than pip is told of, pip does.
 INSTALL = $(BIN)/python -m uv pip install --quiet --compile-bytecode --python $(BIN)/python -e $(1) 2>/dev/null || \

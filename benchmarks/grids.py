@@ -15,6 +15,8 @@ from benchmarks import clean
 from benchmarks.measure import Row, at_least, best, in_turn, make_row, pairs, quartiles
 
 LINEAR = {"head": "linear", "opt": "sgd", "momentum": 0.9, "batch": 32}
+POINTS = [{**LINEAR, "lr": 0.01 * 1.2**i, "wd": 1e-5 * 2.0**j} for i in range(24) for j in range(10)]
+"""Learning rate x weight decay."""
 
 
 def compared(
@@ -43,19 +45,18 @@ def fedavg(C: int, rounds: int, bar: float) -> Row:
     """240 points, learning rate x weight decay, on 100 clients of 50 rows."""
     f = clean.federation(100, 50, C)
     parts = f.cut()
-    points = [{**LINEAR, "lr": 0.01 * 1.2**i, "wd": 1e-5 * 2.0**j} for i in range(24) for j in range(10)]
-    few = points[::20]
+    few = POINTS[::20]
 
     def one_after_another() -> None:
         for p in few:
             clean.fedavg(parts, C, rounds, clean.sgd(p["lr"], wd=p["wd"]))
 
-    calls = {"clean loops": one_after_another, "grid": partial(f.grid, "fedavg", points, rounds)}
-    execution = f.grid("fedavg", points, 1)[0]
+    calls = {"clean loops": one_after_another, "grid": partial(f.grid, "fedavg", POINTS, rounds)}
+    execution = f.grid("fedavg", POINTS, 1)[0]
     detail = f"100 clients x 50 rows, D=1024, {rounds} rounds; "
     detail += f"execution {execution.execution}, {execution.points} points at once, 1 thread"
     name, target = f"grid of 240 fedavg points, C={C}", f">= {bar:g} x clean loops one after another"
-    return compared(name, target, bar, calls, {"clean loops": len(points) / len(few)}, "clean loops", detail)
+    return compared(name, target, bar, calls, {"clean loops": len(POINTS) / len(few)}, "clean loops", detail)
 
 
 def fedpcl(opt: str, rounds: int = 3) -> Row:

@@ -117,8 +117,8 @@ def gpu_section(data: dict[str, Any]) -> list[str]:
         f"## {data['hardware']}",
         "",
         "Made by `make bench-gpu`: `--device cuda` beside the clean loop on the same GPU, and beside one core of the "
-        "same machine. Sequences of random numbers are drawn on the CPU, so that a device never changes them: for a "
-        "thousand clients that is most of a round.",
+        "same machine, with the targets of the CPU. Random numbers are drawn on the CPU, so that a device never "
+        "changes them.",
         "",
         *table(data["rows"]),
         "",

@@ -45,16 +45,6 @@ TAILS = {"worst10": ("worst 10 %", 10), "worst40": ("worst 40 %", 3), "best10": 
 """Means over the tails of the clients: their names, and the clients of which the tail is at least one."""
 
 
-def _a_round(result: dict[str, Any]) -> str:
-    """How many clients a round has: the number that a share comes to, of which the least is one."""
-    said, clients = str(result["participation"]), int(result["partition"]["clients"])
-    try:
-        share = float(said)
-    except ValueError:
-        return said
-    return said if said.isdigit() else f"{said} ({max(1, round(share * clients)):,})"
-
-
 def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) -> list[str]:
     """A result for a person."""
     accuracy, fair, traffic, part = result["accuracy"], result["fairness"], result["traffic"], result["partition"]
@@ -70,7 +60,7 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     buffer = result.get("timing", {}).get("asynchronous")
     rounds = counted(result["rounds"], "round" if buffer is None else "step")
     how = f"a round, {rounds}" if buffer is None else f"at a time, {rounds} of {buffer} updates"
-    setting = f"{part['scheme']}, {part['clients']} clients, {_a_round(result)} {how}"
+    setting = f"{part['scheme']}, {part['clients']} clients, {result['participation']} {how}"
     zero = accuracy.get("zero_shot")
     untrained = "" if zero is None else f"; zero-shot (no training) {percent(zero)} %"
     lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}{untrained}"]

@@ -109,12 +109,10 @@ def within(
     check_metric(metric, over)
     take, one = METRICS[over][metric], over.removesuffix("s")
     runs = dict(zip(names or labels(entries), entries, strict=True))
-    rows = {
-        name: (e.clients.names, take(e.clients))
-        if over == "clients"
-        else (tuple(map(str, e.result["seeds"])), np.asarray(take(e.result), np.float64))
-        for name, e in runs.items()
-    }
+    if over == "clients":
+        rows = {name: (e.clients.names, take(e.clients)) for name, e in runs.items()}
+    else:
+        rows = {name: ([*map(str, e.result["seeds"])], np.array(take(e.result), float)) for name, e in runs.items()}
     empty = [name for name, (_, row) in rows.items() if np.isnan(row).all()]
     cells = [name for name in runs if name not in empty]
     if len(cells) < 2:

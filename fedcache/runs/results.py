@@ -64,7 +64,6 @@ class SeedResult:
     validation_per_client: NDArray[np.float64] | None = None  # [M] fractions; NaN for a client that was not scored
     pooled: float | None = None  # accuracy over all test rows of all clients, each scored by the client's model
     zero_shot: float | None = None  # accuracy of the class texts that the method starts from, without training
-    trained_scored: int | None = None  # clients that were scored and took part in some round; None where that is secret
     test_rows: TestRows | None = None  # how often each test row was right; None where they are secret or too many
 
     @property
@@ -151,15 +150,8 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, s
         validation_per_client=None if chosen_by is None else chosen_by.client_accuracy,
         pooled=number(evaluation.pooled),
         zero_shot=number(outcome.zero_shot),
-        trained_scored=None if secret else _trained_scored(outcome),
         test_rows=None if secret else count_test_rows(evaluation, clients, inputs.data.y),
     )  # fmt: skip
-
-
-def _trained_scored(outcome: TrainingOutput) -> int:
-    """How many of the clients that were scored took part in some round."""
-    took_part = np.unique(np.concatenate([np.asarray(r.clients, np.int64) for r in outcome.records]))
-    return int((~np.isnan(outcome.client_accuracy[took_part])).sum())
 
 
 def mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
@@ -287,7 +279,7 @@ def _accuracy(seeds: Sequence[SeedResult], clients: ClientColumns | None, drawn:
         "std": std,
         "per_seed": [s.accuracy for s in seeds],
         **({} if clients is None else {"per_client": [number(a) for a in clients.accuracy.tolist()]}),
-        **({"eval_clients": [_drawn_clients(s.per_client, s.trained_scored) for s in seeds]} if drawn else {}),
+        **({"eval_clients": [_drawn_clients(s) for s in seeds]} if drawn else {}),
         "per_domain": {name: mean_std([s.by_domain.get(name) for s in seeds])[0] for name in first.by_domain},
         "client_mean": mean_std([s.mean_client for s in seeds])[0],
         "client_mean_per_seed": [s.mean_client for s in seeds],
@@ -320,15 +312,17 @@ def _validation(inputs: RunInputs, seeds: Sequence[SeedResult], clients: ClientC
     }
 
 
-def _drawn_clients(per_client: NDArray[np.float64], trained: int | None) -> dict[str, float | int | None]:
+def _drawn_clients(seed: SeedResult) -> dict[str, float | int | None]:
     """How many clients were scored, how many of them took part in some round, and the standard error of their mean.
 
     Drawn without replacement: s / sqrt(n) sqrt(1 - n / M); None for fewer than two, and where none of them took part.
     """
-    known = per_client[~np.isnan(per_client)]
+    scored, told = ~np.isnan(seed.per_client), [r["clients"] for r in seed.rounds]
+    trained = None if None in told else int(scored[list({c for clients in told for c in clients})].sum())
+    known = seed.per_client[scored]
     n, error = len(known), None
     if n > 1 and trained != 0:
-        error = float(known.std(ddof=1) / np.sqrt(n) * np.sqrt(1 - n / len(per_client)))
+        error = float(known.std(ddof=1) / np.sqrt(n) * np.sqrt(1 - n / len(scored)))
     return {"scored": n, "trained": trained, "standard_error": error}
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from command import fedcache, ok
 from draws import one_of_each
-from federation import cases, difference, scaled, small
+from federation import cases, difference, on_cpu, trial_of_case
 from pairs import parametrize, served
 
 from fedcache.config import Home
@@ -22,7 +22,6 @@ from fedcache.federate.engine.stored_rows import StoredRows
 from fedcache.federate.methods import METHODS
 from fedcache.store.store import Store
 from fedcache.testing.federation import fitted
-from fedcache.testing.trial import Trial
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
 
@@ -31,53 +30,40 @@ def pytest_generate_tests(metafunc):
     parametrize(metafunc)
 
 
-def trial_of(case, execution):
-    return Trial(METHODS[case[0]], execution, scaled({**small(case[0]), **case[1]}))
-
-
 @served(one_of_each(cases(), lambda case: case[0]), ["sequential", "batched", "gram"])
 def test_a_gpu_computes_what_the_cpu_does(case, execution):
-    trial = trial_of(case, execution)
+    trial = trial_of_case(case, execution)
     data, clients = trial.with_views()
     data = fitted(trial.method, data)
     here, there = trial.run((data, clients)), trial.run((data.to("cuda"), clients))
     assert all(t.device.type == "cuda" for t in there.server.values())
     # From scratch, BatchNorm over a few pixels makes 1e-2 (seen on an H200) of the order of sums.
     scratch = "batched" not in trial.method.executions and "pixels" in trial.method.needs
-    assert difference(here, moved(there)) <= (1000 if scratch else 100) * trial.closeness
+    assert difference(here, on_cpu(there)) <= (1000 if scratch else 100) * trial.closeness
     assert here.traffic == there.traffic
-
-
-def moved(out):
-    """A run with its tensors on the CPU."""
-    return replace(
-        out,
-        server={k: t.cpu() for k, t in out.server.items()},
-        states={c: {k: t.cpu() for k, t in out.states[c].items()} for c in out.states},
-    )
 
 
 @served([c for c in cases() if c[0] in ("fedavg", "fed3r", "fedpcl", "fst-cbdg")], ["sequential", "batched", "gram"])
 def test_stored_rows_on_a_gpu_are_the_rows_in_memory(case, execution):
-    trial = trial_of(case, execution)
+    trial = trial_of_case(case, execution)
     data, clients = trial.federation()
     half = data.x.half()
     memory = replace(data, x=half.float(), text=data.text.float()).to("cuda")
     stored = replace(data, x=StoredRows(half), text=data.text.float()).to("cuda")
     one, two = (trial.run((d, clients), dtype=torch.float32) for d in (memory, stored))
-    assert difference(moved(one), moved(two)) == 0.0
+    assert difference(on_cpu(one), on_cpu(two)) == 0.0
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedpcl", "ditto"])
 def test_a_run_may_go_on_on_the_other_device(name):
-    trial = trial_of((name, {}), "sequential")
+    trial = trial_of_case((name, {}), "sequential")
     data, clients = trial.with_views()
     whole = trial.run((data, clients), rounds=3)
     for first, second in (("cpu", "cuda"), ("cuda", "cpu")):
         kept = []
         trial.run((data.to(first), clients), rounds=3, on_round=lambda *a, kept=kept: kept.append(a[-1]()))
         rest = trial.run((data.to(second), clients), rounds=3, state=kept[0])
-        assert difference(whole, moved(rest)) <= 100 * trial.closeness
+        assert difference(whole, on_cpu(rest)) <= 100 * trial.closeness
 
 
 @pytest.fixture
@@ -103,9 +89,8 @@ def test_features_of_a_gpu_are_those_of_the_cpu(digits, own_home, tmp_path, monk
 
 
 def test_a_second_extraction_on_a_gpu_computes_nothing(digits):
-    again = fedcache("extract", "--dataset", "digits", "--backbones", "glyph-clip", "--device", "cuda")
-    assert again.code == 0
-    assert "forward passes" not in again.err or "0 forward passes" in again.err
+    again = ok("extract", "--dataset", "digits", "--backbones", "glyph-clip", "--device", "cuda").data
+    assert [array["forward_batches"] for array in again["arrays"]] == [0]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fed3r", "fedpcl", "fst-cbdg", "fedcgs", "fedrep"])

@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import measure, runner
+from benchmarks.page import page
 from benchmarks.table import LINES, Line, line_of
 
 FAMILIES = list(dict.fromkeys(line.family for line in LINES))
@@ -123,3 +124,13 @@ def test_ratios_are_of_the_best_times_and_quartiles_of_the_pairs():
     assert measure.best(seconds, "sequential", "ours") == 2.0
     assert measure.pairs(seconds, "sequential", "ours") == [2.0, 3.0, 3.0]
     assert measure.quartiles([2.0, 3.0, 3.0]) == [2.5, 3.0, 3.0]
+
+
+def test_the_page_has_the_rows_of_a_gpu_with_their_verdicts():
+    rows = [measure.make_row("fedavg", ">= 6 x", 40.0, [], True), measure.make_row("fed3r", "<= 1.5 x", 4.7, [], False)]
+    found = {"gflops/1": 100.0, "gbs/1": 10.0, "step": 200.0}
+    text = page([], found, {"hardware": "a GPU", "rows": rows})
+    assert "## a GPU\n" in text
+    assert "| fedavg | >= 6 x | 40 | - | met |" in text
+    assert "| fed3r | <= 1.5 x | 4.7 | - | missed |" in text
+    assert "GPU" not in page([], found)

@@ -98,10 +98,12 @@ def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_p
     both = np.isfinite(columns.per_seed).all(0)
     assert np.array_equal(columns.accuracy[both], columns.per_seed[:, both].mean(0))
     assert np.isnan(columns.accuracy[~both]).all()
-    for known, seed in zip(result["accuracy"]["eval_clients"], columns.per_seed, strict=True):
+    rounds = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    for number, (known, seed) in enumerate(zip(result["accuracy"]["eval_clients"], columns.per_seed, strict=True)):
         drawn = seed[np.isfinite(seed)]
         assert known["scored"] == 300
-        assert 0 <= known["trained"] <= 300
+        told = [set(r["clients"]) for r in rounds if r["seed"] == number]
+        assert known["trained"] == np.isfinite(seed)[list(set.union(*told))].sum() > 0
         assert known["standard_error"] == pytest.approx(drawn.std(ddof=1) / 300**0.5 * (1 - 300 / M) ** 0.5)
     assert result["classes_owned"]["least"] <= result["classes_owned"]["mean"] <= result["classes_owned"]["most"]
     table = parquet.read_table(path / "clients.parquet")

@@ -14,6 +14,7 @@ from fedcache.testing.federation import TinyClient, fitted, make_federation
 from fedcache.testing.federation import difference as difference
 from fedcache.testing.federation import gap as gap
 from fedcache.testing.federation import wide as wide
+from fedcache.testing.trial import Trial
 from fedcache.testing.trial import spread as spread
 
 Rows, tiny = TinyClient, make_federation
@@ -49,6 +50,20 @@ LAW_SIZES = {"batch": {16: 4, 8: 3}, "dim": {5: 7}, "queue": {8: 4}, "esd_batch"
 def scaled(settings):
     """Settings of a case, with sizes for the tiny federation."""
     return {k: LAW_SIZES.get(k, {}).get(v, v) for k, v in settings.items()}
+
+
+def trial_of_case(case, execution):
+    """A case on trial, with settings that are small."""
+    return Trial(METHODS[case[0]], execution, scaled({**small(case[0]), **case[1]}))
+
+
+def on_cpu(out):
+    """A run with its tensors on the CPU."""
+    return replace(
+        out,
+        server={k: t.cpu() for k, t in out.server.items()},
+        states={c: {k: t.cpu() for k, t in out.states[c].items()} for c in out.states},
+    )
 
 
 def go_tiny(name, settings=None, data=None, clients=None, **kwargs):

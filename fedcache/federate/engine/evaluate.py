@@ -271,11 +271,15 @@ def score_job(job: RunState, chosen: Sequence[int] | None = None) -> Evaluation:
 
     ``chosen`` are the clients whose personal models are scored; None for all.
     """
-    down = job.down()
+    down, memo = job.down(), job.memo
     one = deployed_model(job, None, down) if job.method.protocol(job.hp) == "global" else None
-    found = _scored_on(job, down, one, job.clients, chosen)
     held = job.clients.for_validation if isinstance(job.clients, ClientTable) else None
-    return found if held is None else replace(found, validation=_scored_on(job, down, one, held, chosen))
+    job.memo = memo or LruCache()  # clients that never took part have drawn the same first weights
+    try:
+        found = _scored_on(job, down, one, job.clients, chosen)
+        return found if held is None else replace(found, validation=_scored_on(job, down, one, held, chosen))
+    finally:
+        job.memo = memo
 
 
 def _scored_on(
@@ -285,8 +289,6 @@ def _scored_on(
     if one is not None:
         scores = one.scores
         return evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, clients)
-
-    first_weights = LruCache()
 
     def model(client: int) -> Scores | None:
         job.env.watch()
@@ -305,22 +307,17 @@ def _scored_on(
         return lambda rows: deployed.scores(own[rows, 0])
 
     return evaluate_personal(
-        PersonalModels(model, lambda ids: models_together(job, down, ids, clients, first_weights)), job.data, clients,
+        PersonalModels(model, lambda ids: models_together(job, down, ids, clients)), job.data, clients,
         everywhere=job.method.protocol(job.hp) == "everywhere", headline=job.method.headline, chosen=chosen,
     )  # fmt: skip
 
 
 def models_together(
-    job: RunState,
-    down: Tree,
-    clients: Sequence[int],
-    tests: Sequence[ClientRows],
-    first_weights: LruCache | None = None,
+    job: RunState, down: Tree, clients: Sequence[int], tests: Sequence[ClientRows]
 ) -> StackedModels | None:
     """The different models of several clients, with a client axis; None where they cannot be stacked.
 
-    ``tests`` are the rows they will be scored on, of which a method may learn first; ``first_weights`` remembers what
-    clients that never took part begin with, which most methods draw alike for all.
+    ``tests`` are the rows they will be scored on, of which a method may learn first.
     """
     job.env.watch()
     method = job.method
@@ -332,7 +329,7 @@ def models_together(
     which = np.empty(len(clients), np.int64)
     fresh = -1  # the model of a client that never took part, which is likely to be that of the others
     for place, client in enumerate(clients):
-        tree = deployed_model(job, client, down, tests, first_weights).personal
+        tree = deployed_model(job, client, down, tests).personal
         new = client not in job.states
         if new and fresh >= 0 and equal_trees(tree, trees[fresh]):
             which[place] = fresh
@@ -364,13 +361,12 @@ def has_model(job: RunState, client: int) -> bool:
 
 
 def deployed_model(
-    job: RunState, client: int | None, down: Tree | None = None, tests: Sequence[ClientRows] | None = None,
-    first_weights: LruCache | None = None,
-) -> DeployedModel:  # fmt: skip
+    job: RunState, client: int | None, down: Tree | None = None, tests: Sequence[ClientRows] | None = None
+) -> DeployedModel:
     """What a run deploys now for one client with training rows, or (None) its one model.
 
     ``down`` is what the server sends now, where the caller has it already; ``tests`` are the rows it is to be scored
-    on, of which a method may learn first: None for the test rows. ``first_weights`` remembers draws for other clients.
+    on, of which a method may learn first: None for the test rows.
     """
     down, method = job.down() if down is None else down, job.method
     if client is None:
@@ -378,8 +374,6 @@ def deployed_model(
         data = stack_clients(job.data.x, job.labels, [train], 0)
         return DeployedModel(method, _deploy(job, down, {}, None), {}, data, job.server_ctx())
     data, ctx = job.rows([client], 0), job.ctx([client], 0)
-    if first_weights is not None and ctx.rng.memo is None:
-        ctx = replace(ctx, rng=replace(ctx.rng, memo=first_weights))
     with torch.no_grad():
         state = job.states.get(client) or method.enter(down, data, ctx)
     deployed = _deploy(job, down, state, client)

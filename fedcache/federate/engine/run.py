@@ -207,7 +207,7 @@ def new_run(
                callbacks.before_step, memo, spec.trust, spec.identity)  # fmt: skip
     if spec.sampling != UNIFORM:
         job.draw_by(spec.sampling)
-        job.warnings += job.sampler.warnings(spec.participation)
+    job.warnings += job.sampler.warnings(spec.participation)
     if isinstance(job, TimedRun) and spec.timing is not None:
         job.time_by(spec.timing, spec.participation)
     return job

@@ -223,8 +223,11 @@ class ClientSampler:
         return min(most, clients_per_round(participation, len(self.names)))
 
     def warnings(self, participation: Participation) -> list[str]:
-        """What is said before the first round: that few clients are ever there, and that clusters are too small."""
-        return [*self._few_in_trace(), *self._small_clusters(participation)]
+        """What is said before the first round of too small a share, a trace of few clients, and too small clusters."""
+        said = [*self._few_in_trace(), *self._small_clusters(participation)]
+        if isinstance(participation, float) and (share := participation * len(self.names)) < 0.5:
+            said.append(f"a share of {participation:g} is {share:.2g} of {len(self.names):,} clients: a round has one")
+        return said
 
     def _few_in_trace(self) -> list[str]:
         if self._lines is None:

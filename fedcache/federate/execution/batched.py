@@ -6,8 +6,10 @@ stay in the cache. On a GPU every head gains, and what clients upload is summed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.hyperparameters import Hp
@@ -46,20 +48,17 @@ class Batched(Executor):
         """Below ``sequential`` for small heads, for heads of which several fit into the cache, and on a GPU."""
         if not method.gradient or method.central or load.clients * load.points < 2:
             return 2.0
-        if load.device != "cpu":
-            return 0.5
         cached = load.clients > 1 and fits_cache(load) >= FEWEST
-        return 0.5 if load.head_bytes <= SMALL_HEAD or cached else 2.0
+        return 0.5 if load.device != "cpu" or load.head_bytes <= SMALL_HEAD or cached else 2.0
 
     @classmethod
     def plan(cls, method: Method, load: Load, chunk: int | None) -> ExecutionPlan:
         """As many clients and points as fit the cache."""
         load = points_together(method, load)
         # Points only share dispatch, which larger heads have left behind: each is computed alone.
-        gpu = load.device != "cpu"
-        if load.points == 1 or (load.head_bytes > SMALL_HEAD and not gpu):
+        if load.points == 1 or (load.head_bytes > SMALL_HEAD and load.device == "cpu"):
             return ExecutionPlan(cls.name, min(load.clients, chunk or fits_cache(load)))
-        budget = GPU_SET if gpu else GRID_SET
+        budget = GRID_SET if load.device == "cpu" else GPU_SET
         points = max(1, min(load.points, budget // max(1, 4 * load.head_bytes)))
         clients = max(1, budget // max(1, 4 * load.head_bytes * points))
         return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points)
@@ -100,7 +99,8 @@ class Batched(Executor):
             accepted = batch.accepts(up, state, chunk, pipeline, sent)
             batch.store(chunk, state, whole=len(chunk) == len(order))
             if accepted and self.sums_uploads():
-                self._pool_sums(chunk, up, pipeline, sent)
+                self.pool_chunk(chunk, up, pipeline)
+                self.note_sent(chunk, up, itemsize(up), sent)
                 continue
             # Uploads leave the chunk one by one, as they would leave the clients.
             for j, c in enumerate(chunk if accepted else ()):
@@ -112,20 +112,12 @@ class Batched(Executor):
         """Whether what a chunk uploads is pooled by sums over its clients: on a GPU, where one kernel sums them."""
         return self.batch.points[0].env.device.type != "cpu"
 
-    def _pool_sums(self, chunk: Sequence[int], up: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]) -> None:
-        """Pool what a chunk uploads by sums over it, and note what each client sends."""
-        batch = self.batch
-        stacked = self.add_sums(chunk, up, pipeline)
-        for j, c in enumerate(chunk if stacked else ()):
-            pipeline.add(batch.of_client(stacked, j), c, validated=True)
-        if not stacked:
-            pipeline.add_weights(chunk)
-        self.note_sent(chunk, up, itemsize(up), sent)
+    def pool_chunk(
+        self, chunk: Sequence[int], up: Tree, pipeline: UploadPipeline, each: Mapping[str, list[Tensor]] | None = None
+    ) -> None:
+        """Pool what a chunk uploads: by one sum over its clients what is summed, client by client what is stacked.
 
-    def add_sums(self, chunk: Sequence[int], up: Tree, pipeline: UploadPipeline) -> Tree:
-        """Pool what a chunk uploads to be summed, by one sum over its clients; returns what is stacked instead.
-
-        Clients are not counted by it: sums do not say how many are in them.
+        ``each`` has further tensors to stack, by client, with an axis of points of length 1 or more.
         """
         rules = {name: pipeline.rule(name) for name in up}
         factors: dict[str, list[float]] = {}  # of the clients, by rule
@@ -134,7 +126,13 @@ class Batched(Executor):
                 factors[rules[name]] = [pipeline.factor(name, c) for c in chunk]
             total = self.batch.weighted_sum(up[name], factors[rules[name]])
             pipeline.add_sum(name, total, up[name].dtype)
-        return {n: t for n, t in up.items() if rules[n] == "stack"}
+        stacked = {n: t for n, t in up.items() if rules[n] == "stack"}
+        if not stacked and not each:
+            pipeline.add_weights(chunk)  # sums do not say how many clients are in them
+            return
+        for j, c in enumerate(chunk):
+            whole = {n: parts[j] if self.batch.axes == 2 else parts[j][0] for n, parts in (each or {}).items()}
+            pipeline.add({**self.batch.of_client(stacked, j), **whole}, c, validated=True)
 
     def note_sent(
         self, chunk: Sequence[int], up: Tree, size: int, sent: dict[int, Sent], shown: Tree | None = None

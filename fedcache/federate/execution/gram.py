@@ -248,13 +248,7 @@ class Gram(Batched):
                 total = frame.pooled(W, [pipeline.factor(name, c) for c in order])
                 pipeline.add_sum(name, total if batch.axes == 2 else total[0], W.dtype)
         # All other tensors are as in the batched execution, summed over the chunk at once.
-        stacked = self.add_sums(order, rest, pipeline)
-        if not stacked and not each:
-            pipeline.add_weights(order)  # sums do not say how many clients are in them
-        else:
-            for j, c in enumerate(order):
-                whole = {n: parts[j] if batch.axes == 2 else parts[j][0] for n, parts in each.items()}
-                pipeline.add({**batch.of_client(stacked, j), **whole}, c, validated=True)
+        self.pool_chunk(order, rest, pipeline, each)
         # What travels is the map, whatever it was computed in; only its size is asked for.
         core = (frame.seen[0].shape[2], self.grams.packed.shape[1])
         like = {n: t.new_empty((*t.shape[: batch.axes], *core), device="meta") for n, t in maps.items()}

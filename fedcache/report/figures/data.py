@@ -122,6 +122,11 @@ def few_chunks(source: RunStore, key: str, rows: NDArray[np.int64]) -> bool:
     return len(np.unique(rows // source.store.arrays[key].chunk_rows)) <= most_chunks(source, key)
 
 
+def averaged_whole(source: RunStore, key: str, rows: NDArray[np.int64]) -> bool:
+    """Whether class means are taken of all these rows, and not of a sample."""
+    return len(rows) <= MOST_AVERAGED and few_chunks(source, key, rows)
+
+
 def most_chunks(source: RunStore, key: str) -> int:
     """Chunks of an array that are read for one sample of rows."""
     array = source.store.arrays[key]
@@ -154,7 +159,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
         f"{len(x)} test rows of {name} by {'t-SNE' if how == 'tsne' else how.upper()}; colours and shapes are classes, "
     )
     total = len(source.partition.table.train.rows)
-    whole = total <= MOST_AVERAGED and few_chunks(source, key, source.partition.table.train.rows)
+    whole = averaged_whole(source, key, source.partition.table.train.rows)
     of = "all clients' training rows" if whole else f"an even sample of {total:,} training rows"
     says += f"stars the mean of each class over {of}, small triangles those of single clients."
 
@@ -202,7 +207,7 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
         for c, mine in _by_class(source, key, client.train):
             own.append((f"{client.name}: {columns.classes[c]}", mine.mean(0)))
     rows = table.train.rows
-    if len(rows) > MOST_AVERAGED or not few_chunks(source, key, rows):
+    if not averaged_whole(source, key, rows):
         dealt = np.zeros(len(columns.label), bool)
         dealt[rows] = True  # which sorts nothing
         dealt_rows = np.flatnonzero(dealt)

@@ -11,13 +11,12 @@ from dataclasses import replace
 import pytest
 import torch
 from draws import FULL, one_of_each
-from federation import VARIANTS, cases, fitted, go_tiny, ids, run, scaled, small, tiny
+from federation import VARIANTS, cases, fitted, go_tiny, ids, run, scaled, small, tiny, trial_of_case
 from pairs import NOT_BY_ROWS, fitting, parametrize, served
 
 from fedcache.federate.engine.context import generator
 from fedcache.federate.methods import METHODS
 from fedcache.testing.method_laws import METHOD_LAWS
-from fedcache.testing.trial import Trial
 
 
 def pytest_generate_tests(metafunc):
@@ -74,10 +73,6 @@ TRIED = {
 
 
 assert TRIED.keys() == METHOD_LAWS.keys()
-
-
-def trial_of_case(case, execution):
-    return Trial(METHODS[case[0]], execution, scaled({**small(case[0]), **case[1]}))
 
 
 def the_test_of(name):

@@ -1,4 +1,4 @@
-"""An execution that is not of the package: this file adds it, and it keeps every law that the others keep."""
+"""Executions that are not of the package: this file adds them, and they keep every law that the others keep."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from federation import go_tiny
 from pairs import parametrize
 
 from fedcache.errors import FedcacheError
+from fedcache.federate.execution.batched import Batched
 from fedcache.federate.execution.choose import executors, registered
 from fedcache.federate.execution.executor import Executor
 
@@ -42,15 +43,28 @@ class LastFirst(Executor):
         return traffic
 
 
+class Summed(Batched):
+    """``batched`` as it pools on a GPU: what a chunk uploads by one sum over its clients."""
+
+    name = "summed"
+
+    @classmethod
+    def serves(cls, method, hp, load):
+        return Batched.serves(method, hp, load)
+
+    def sums_uploads(self):
+        return True
+
+
 @pytest.fixture(autouse=True)
-def the_fourth():
-    with registered(LastFirst):
+def the_others():
+    with registered(LastFirst, Summed):
         yield
 
 
 def pytest_generate_tests(metafunc):
-    with registered(LastFirst):
-        parametrize(metafunc, [NAME])
+    with registered(LastFirst, Summed):
+        parametrize(metafunc, [NAME, Summed.name])
 
 
 for name, law in vars(laws).items():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from draws import FULL, one_of_each
-from federation import VARIANTS, cases, difference, gap, run_points, scaled, small, spread
+from federation import VARIANTS, cases, difference, gap, on_cpu, run_points, spread, trial_of_case
 from pairs import parametrize, served
 from pretend_gpu import pretended_gpu
 
@@ -22,24 +22,10 @@ from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.federate.trust.privacy import Privacy
 from fedcache.federate.trust.robust_rules import parse_rule
 from fedcache.testing.federation import fitted
-from fedcache.testing.trial import Trial
 
 
 def pytest_generate_tests(metafunc):
     parametrize(metafunc)
-
-
-def trial_of(case, execution):
-    return Trial(METHODS[case[0]], execution, scaled({**small(case[0]), **case[1]}))
-
-
-def on_cpu(out):
-    """A run with its tensors on the CPU."""
-    return replace(
-        out,
-        server={k: t.cpu() for k, t in out.server.items()},
-        states={c: {k: t.cpu() for k, t in out.states[c].items()} for c in out.states},
-    )
 
 
 DRAWN = cases() + VARIANTS if FULL else one_of_each(cases(), lambda case: case[0])
@@ -47,14 +33,14 @@ DRAWN = cases() + VARIANTS if FULL else one_of_each(cases(), lambda case: case[0
 
 @served(DRAWN, ["sequential", "batched", "gram"])
 def test_no_operation_mixes_devices(case, execution):
-    trial = trial_of(case, execution)
+    trial = trial_of_case(case, execution)
     data, clients = trial.with_views()
     data = fitted(trial.method, data)
     here = trial.run((data, clients))
     with pretended_gpu():
         there = trial.run((data.to("cuda"), clients))
         assert {t.device.type for t in there.server.values()} <= {"cuda"}
-        assert difference(here, on_cpu(there)) <= 100 * trial.closeness
+        assert difference(here, on_cpu(there)) <= trial.closeness
     assert here.traffic == there.traffic
 
 
@@ -63,7 +49,7 @@ FEW = [case for case in DRAWN if case[0] in ("fedavg", "fedpcl", "ditto", "fed3r
 
 @served([case for case in FEW if not METHODS[case[0]].one_shot], ["sequential", "batched", "gram"])
 def test_a_run_goes_on_from_what_was_kept_of_either_device(case, execution):
-    trial = trial_of(case, execution)
+    trial = trial_of_case(case, execution)
     data, clients = trial.federation()
     whole = trial.run((data, clients), rounds=3)
     with pretended_gpu():
@@ -72,12 +58,12 @@ def test_a_run_goes_on_from_what_was_kept_of_either_device(case, execution):
             trial.run((data.to(first), clients), rounds=3, on_round=lambda *a, kept=kept: kept.append(a[-1]()))
             snapshot = kept[0]._replace(tensors={k: t.cpu() for k, t in kept[0].tensors.items()})  # as a file has it
             rest = trial.run((data.to(second), clients), rounds=3, state=snapshot)
-            assert difference(whole, on_cpu(rest)) <= 100 * trial.closeness
+            assert difference(whole, on_cpu(rest)) <= trial.closeness
 
 
 @served(FEW, ["sequential", "batched", "gram"])
 def test_points_of_a_grid_are_those_of_the_cpu(case, execution):
-    trial = trial_of(case, execution)
+    trial = trial_of_case(case, execution)
     data, clients = trial.federation()
     points = [spread(trial.method, trial.hp, factor) for factor in (1.0, 0.8, 1.1, 0.9)]
     how = {"rounds": 2, "participation": 3, "dtype": torch.float64, "execution": execution}
@@ -85,7 +71,7 @@ def test_points_of_a_grid_are_those_of_the_cpu(case, execution):
     with pretended_gpu():
         there = run_points(trial.method, points, data.to("cuda"), clients, **how)
         for one, other in zip(here, there, strict=True):
-            assert difference(one, on_cpu(other)) <= 100 * trial.closeness
+            assert difference(one, on_cpu(other)) <= trial.closeness
 
 
 WAYS = {
@@ -102,17 +88,17 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("execution", ["sequential", "batched"])
 def test_ways_to_pool_and_wait_are_those_of_the_cpu(way, execution):
-    trial = trial_of(("fedavg", {"bn": False, "opt": "sgd", "lr": 0.05}), execution)
+    trial = trial_of_case(("fedavg", {"bn": False, "opt": "sgd", "lr": 0.05}), execution)
     data, clients = trial.federation()
     here = trial.run((data, clients), **WAYS[way])
     with pretended_gpu():
         there = trial.run((data.to("cuda"), clients), **WAYS[way])
-        assert difference(here, on_cpu(there)) <= 100 * trial.closeness
+        assert difference(here, on_cpu(there)) <= trial.closeness
 
 
 @served(FEW, ["sequential", "batched", "gram"])
 def test_stored_rows_are_those_of_the_cpu(case, execution):
-    trial = trial_of(case, execution)
+    trial = trial_of_case(case, execution)
     data, clients = trial.federation()
     text = None if data.text is None else data.text.float()
     stored = replace(data, x=StoredRows(data.x.half()), text=text)
@@ -125,7 +111,7 @@ def test_stored_rows_are_those_of_the_cpu(case, execution):
 @pytest.mark.parametrize("name", ["ditto", "fedpcl", "solo"])
 def test_what_clients_keep_in_a_file_is_read_to_the_gpu(name, tmp_path, monkeypatch):
     monkeypatch.setattr(memory_estimate, "STATES", 0)
-    trial = trial_of((name, {}), "batched")
+    trial = trial_of_case((name, {}), "batched")
     data, clients = trial.federation()
     spec = {"rounds": 3, "participation": 3, "dtype": torch.float64, "execution": "batched"}
     tables = [tmp_path / "states.table"]
@@ -135,4 +121,4 @@ def test_what_clients_keep_in_a_file_is_read_to_the_gpu(name, tmp_path, monkeypa
         (there,) = engine.run_points(run, [trial.hp], tables=tables)
         assert tables[0].exists()
         assert there.client_accuracy.tolist() == here.client_accuracy.tolist()
-        assert gap(here.server, {k: t.cpu() for k, t in there.server.items()}) <= 100 * trial.closeness
+        assert gap(here.server, {k: t.cpu() for k, t in there.server.items()}) <= trial.closeness

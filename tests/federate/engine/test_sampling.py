@@ -20,7 +20,6 @@ from fedcache.federate.engine.sampling import ClientSampler, SamplingRule, parse
 from fedcache.federate.partition.client_table import Client
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.federate.trust.policy import parse_policy
-from fedcache.runs.results import _trained_scored
 
 
 @examples(60, 600)
@@ -193,13 +192,12 @@ def test_a_trace_that_leaves_clients_out_says_how_many_it_has(tmp_path):
         assert list(out.warnings) == said
 
 
-def test_those_that_were_scored_and_took_part_are_counted():
+def test_a_share_of_less_than_half_a_client_is_one_and_says_so():
     data, clients = federation()
-    out = go("ditto", {}, data, clients, rounds=1, participation=3, eval_clients=5)
-    scored, met = ~np.isnan(out.client_accuracy), np.isin(np.arange(9), out.records[0].clients)
-    assert _trained_scored(out) == int((scored & met).sum())
-    alone = go("solo", {"bn": False}, data, clients, rounds=1, participation=3)
-    assert _trained_scored(alone) == 3, "who sends nothing trains all the same"
+    out = go("fedavg", {"bn": False}, data, clients, rounds=1, participation=0.01)
+    assert len(out.records[0].clients) == 1
+    assert list(out.warnings) == ["a share of 0.01 is 0.09 of 9 clients: a round has one"]
+    assert not go("fedavg", {"bn": False}, data, clients, rounds=1, participation=0.06).warnings
 
 
 @pytest.mark.parametrize("how", ["uniform", "weighted"])
