@@ -19,11 +19,6 @@ def cross_entropy(u: Tensor, y: Tensor, w: Tensor) -> Tensor:
     return (w * -log_p.gather(-1, y.expand(lead).unsqueeze(-1)).squeeze(-1)).sum(-1)
 
 
-def soft_cross_entropy(u: Tensor, q: Tensor, w: Tensor) -> Tensor:
-    """Weighted ``-q . log softmax(u)`` for soft labels q [.., B, C]; returns [..]."""
-    return (w * -(q * log_softmax(u)).sum(-1)).sum(-1)
-
-
 def proto_contrast(u: Tensor, y: Tensor, candidate: Tensor, include: bool) -> Tensor:
     """Sample-anchored prototype contrast, -s_y + logsumexp_{c in A(y)} s_c (FedPCL eqs 8 and 9).
 

@@ -14,6 +14,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 from xml.etree import ElementTree
@@ -61,8 +62,7 @@ class Plot:
         says: a sentence for those who do not see it, and what was left out.
         columns: names of the data.
         rows: the data, as the CSV has them.
-        svg: the drawing.
-        fill: what draws it on the axes of a file.
+        fill: what draws it on its axes.
         height: inches of the drawing where it is ``WIDTH`` wide.
     """
 
@@ -71,23 +71,13 @@ class Plot:
     says: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    svg: str
-    fill: Draw | None = None
+    fill: Draw
     height: float = HEIGHT
 
-
-def plot(
-    ident: str,
-    title: str,
-    says: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Cell]],
-    fill: Draw,
-    *,
-    height: float = HEIGHT,
-) -> Plot:
-    """A figure drawn by ``fill``; the arguments are those of ``Plot`` and ``draw``."""
-    return Plot(ident, title, says, columns, rows, draw(ident, fill, height=height, says=says), fill, height)
+    @cached_property
+    def svg(self) -> str:
+        """The drawing, made when it is first asked for; ``draw_all`` makes many."""
+        return draw(self.ident, self.fill, height=self.height, says=self.says)
 
 
 def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> str:
@@ -130,7 +120,10 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> s
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(WIDTH, height), dpi=72, layout="constrained")
         FigureCanvasSVG(figure)
-        fill(figure.add_subplot(), marks)
+        axes = figure.add_subplot()
+        fill(axes, marks)
+        for artist in (*axes.lines, *axes.patches, *axes.collections):  # what is cut off at the axes needs no more room
+            artist.set_in_layout(not artist.get_clip_on())
         # Laid out here and no more by savefig, which would draw everything once for it.
         cast(Any, figure.get_layout_engine()).execute(figure)
         figure.set_layout_engine(None)
@@ -342,14 +335,13 @@ def write_plot(path: Path, made: Plot, columns: int = 1) -> None:
 
     Args:
         path: its ending chooses the format: in a PDF letters are text in an embedded font, in an SVG outlines.
-        made: by ``plot``.
+        made: the figure.
         columns: 1 | 2, of a paper.
 
     Raises:
         FedcacheError: as ``check_file``.
     """
     fill, width = made.fill, COLUMNS[columns]
-    assert fill is not None  # nosec B101
     ink, muted, line = "#1b1f24", "#3c444d", "#d8dee4"
     style = {
         "font.size": _POINTS, "legend.fontsize": _POINTS, "legend.title_fontsize": _POINTS,

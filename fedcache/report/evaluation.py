@@ -16,18 +16,7 @@ from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.models.measures import BINS, ClassMeasures, RightRows, RunEvaluation
 from fedcache.progress import Observer, Silent
-from fedcache.report.drawing import (
-    MUTED,
-    SERIES,
-    Cell,
-    Marks,
-    Plot,
-    legend_below,
-    need_matplotlib,
-    percent,
-    plot,
-    short,
-)
+from fedcache.report.drawing import MUTED, SERIES, Cell, Marks, Plot, legend_below, need_matplotlib, percent, short
 from fedcache.report.figures.runs import confusion_matrix
 from fedcache.report.galleries import gallery, lost_of
 from fedcache.report.gallery import Gallery
@@ -199,7 +188,7 @@ def reliability(ident: str, found: Sequence[RunEvaluation]) -> Plot:
         legend_below(axes)
 
     columns = ("run", "rows", "confidence", "accuracy")
-    return plot(ident, "Reliability", says, columns, rows, fill, height=4.2)
+    return Plot(ident, "Reliability", says, columns, rows, fill, height=4.2)
 
 
 MOST_BARS = 24
@@ -221,7 +210,7 @@ def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
 
     rows: list[list[Cell]] = [[c.name, c.rows, c.right, c.predicted, c.f1] for c in ordered]
     title, height = f"Classes of {e.label}", 1.4 + 0.17 * len(shown)
-    return plot(ident, title, says, ("class", "rows", "right", "predicted", "F1"), rows, fill, height=height)
+    return Plot(ident, title, says, ("class", "rows", "right", "predicted", "F1"), rows, fill, height=height)
 
 
 def confusion(ident: str, e: RunEvaluation) -> Plot | None:

@@ -19,6 +19,7 @@ from fedcache.report.render import Section, render_page
 from fedcache.report.run_names import by_setting, setting_names
 from fedcache.report.run_origin import RunStore, store_of_run
 from fedcache.report.sections import PRIVATE, Shown, section_of
+from fedcache.report.side_by_side import draw_all
 from fedcache.report.verdict import Verdict
 from fedcache.runs.score import check_score
 from fedcache.store.files import write_atomic
@@ -103,7 +104,7 @@ def write_report(
         refuse_private(found.entries)
     settings = by_setting(found.entries)
     titles, shown = setting_names(settings), ToShow()
-    observer.start("drawing", len(settings), "sections")
+    observer.start("comparing", len(settings), "settings")
     try:
         sections: list[Section] = []
         verdicts: list[Verdict] = []
@@ -115,9 +116,10 @@ def write_report(
             sections.append(made)
             recipes |= recipes_of(source)
             observer.advance(1)
-        raw = _page(found, sections, verdicts, recipes, title or "Federated runs on cached features").encode()
     finally:
         observer.stop()
+    draw_all([plot for section in sections for plot in (*section.plots, *section.details)], observer)
+    raw = _page(found, sections, verdicts, recipes, title or "Federated runs on cached features").encode()
     write_atomic(out, raw)
     for sentence in dict.fromkeys(shown.missing):
         observer.warn(sentence)

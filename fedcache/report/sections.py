@@ -177,8 +177,7 @@ def _detail_plots(ident: str, named: runs.Named, source: RunStore | str, embed: 
         made += [confusion_difference(f"{ident}-against{i}", (label, entry), second) for second in firsts[1:2]]
     if any("confusion" not in e.result for e in entries):
         notes.append("Results of earlier versions hold no confusion matrix: `--fresh` makes them again.")
-    notes += [f"{label}: {' '.join(lines)}" for label, e in named if (lines := caution_lines(e.result))]
-    notes += drawn_notes(named)
+    notes += [*caution_notes(named), *drawn_notes(named)]
     made += runs.own_numbers(f"{ident}-own", named)
     notes += runs.last_numbers(named)
     if isinstance(source, RunStore):
@@ -188,6 +187,20 @@ def _detail_plots(ident: str, named: runs.Named, source: RunStore | str, embed: 
     else:
         notes.append(f"Partition and features are not drawn: {source}.")
     return [p for p in made if p is not None], notes
+
+
+def caution_notes(named: runs.Named) -> list[str]:
+    """What is unusual in a run; of many runs of the same kind how many they are, and the words on the lowest."""
+    kinds: dict[str, list[tuple[str, str]]] = {}
+    for label, entry in named:
+        if lines := caution_lines(entry.result):
+            kinds.setdefault(lines[0].partition(":")[0], []).append((label, " ".join(lines)))
+    notes = []
+    for found in kinds.values():
+        many = len(found) > MOST_NAMED
+        notes += [f"{'' if not many else f'{len(found)} runs; the lowest of them is '}{label}: {words}"
+                  for label, words in (found[-1:] if many else found)]  # fmt: skip
+    return notes
 
 
 def drawn_notes(named: runs.Named) -> list[str]:

@@ -190,8 +190,9 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
     chosen = has_validation(e.result for e in field)
     best, name = field[0], label[field[0].digest]
     equals = [e for e in field[1:] if _same_figures(e, best, score)]
+    same = {e.digest for e in equals}
     # The same settings with other seeds are no other run to take.
-    rivals = [e for e in field[1:] if e not in equals and facts(e) != facts(best)]
+    rivals = [e for e in field[1:] if e.digest not in same and facts(e) != facts(best)]
     gap = lead(best, rivals[0], score) if rivals else None
     undecided = _not_told_apart(best, rivals, score) if rivals else []
     word, sure = _sure(best, rivals, undecided, gap, label, chosen)

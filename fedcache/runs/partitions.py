@@ -1,6 +1,4 @@
-"""What clients are dealt: partitions of a store (made, saved in it, drawn, cut into one store per client), and in what
-single clients differ (``--client-backbones``, ``--client-set``).
-"""
+"""What clients are dealt: partitions of a store, made, saved in it, drawn, and cut into one store per client."""
 
 from __future__ import annotations
 
@@ -11,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.config import PartitionConfig, TrainConfig
 from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, unknown
-from fedcache.extract.backbones import lookup
 from fedcache.federate.partition import partition as parts
 from fedcache.federate.partition.natural import with_column
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition
@@ -21,7 +18,6 @@ from fedcache.federate.partition.rows import FEWER
 from fedcache.progress import Observer
 from fedcache.runs.damaged_partition import check_same, with_its_command
 from fedcache.runs.held_out_values import check_held_out_domains, with_whole_value
-from fedcache.runs.store_choice import chosen_arrays
 from fedcache.store import export
 from fedcache.store.catalog import ingest_command, is_ingested
 from fedcache.store.manifest import PARTITION_SUFFIXES
@@ -29,7 +25,7 @@ from fedcache.store.sidecars import partition_file
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:
-    from fedcache.federate.engine.method import ClientOverrides, Method
+    from fedcache.federate.engine.method import Method
 
 
 def columns_of(store: Store) -> Columns:
@@ -317,62 +313,3 @@ def write_shards(
     rows = [(c.name, c.train, c.test) for c in clients]
     export.write_shards(store, rows, target, [c.validation for c in clients])
     return target
-
-
-def named_backbones(train: TrainConfig) -> tuple[str, ...]:
-    """The backbones of a run: ``--backbones``, else all that some client has."""
-    return train.backbones or tuple(
-        dict.fromkeys(name for entry in train.client_backbones for name in entry.split("+"))
-    )
-
-
-def check_named(train: TrainConfig, store: Store, home: Home) -> None:
-    """Refuse a name of ``--client-backbones`` that is neither in the store nor any backbone at all.
-
-    Raises UsageError with "did you mean".
-    """
-    have = {str(a.recipe.get("backbone", key)) for key, a in store.arrays.items()}
-    for name in (name for entry in train.client_backbones for name in entry.split("+")):
-        if name not in store.arrays and name.partition("@")[0] not in have:
-            lookup(name.partition("@")[0], home=home.root)
-
-
-def client_overrides(
-    method: Method, train: TrainConfig, store: Store, keys: Sequence[str], widths: Sequence[int], clients: int
-) -> dict[int, ClientOverrides]:
-    """In what each client differs: entry i of a list belongs to clients i, i + n, i + 2n, ..
-
-    Raises UsageError for a backbone the run does not read, or a difference the method cannot bear.
-
-    Args:
-        method: which says what may differ.
-        train: ``client_backbones``, entries like ``a`` or ``a+b``; ``client_set``, key to values.
-        store: whose arrays the entries name.
-        keys: arrays of the run, in the order they are concatenated.
-        widths: of each.
-        clients: their number.
-    """
-    from fedcache.federate.engine import method as contract
-
-    stops = np.cumsum(widths)
-    place = {key: (int(stop) - width, int(stop)) for key, stop, width in zip(keys, stops, widths, strict=False)}
-    columns = []
-    for entry in train.client_backbones:
-        chosen = chosen_arrays(store, entry.split("+"))
-        other = [key for key in chosen if key not in place]
-        if other:
-            raise UsageError(
-                f"--client-backbones names {other[0]}, which is not among the run's backbones.",
-                "Leave --backbones out, or name all of them there.",
-            )
-        columns.append(tuple(place[key] for key in chosen))
-    values: Mapping[str, list[str]] = {key: str(words).split(",") for key, words in train.client_set.items()}
-    typed = {key: [method.hparam(key).parse(word) for word in words] for key, words in values.items()}
-    own = {
-        i: contract.ClientOverrides(
-            columns[i % len(columns)] if columns else (), {key: words[i % len(words)] for key, words in typed.items()}
-        )
-        for i in range(clients)
-    }
-    contract.check_mixed(method, own, int(stops[-1]), clients)
-    return own

@@ -21,11 +21,10 @@ from fedcache.errors import FedcacheError
 from fedcache.extract.digests import files_below, package_state, remembered_of_package
 from fedcache.extract.planning.find_store import locate_store
 from fedcache.extract.planning.plan import memory_of
-from fedcache.federate.methods import NAMES, find_method
+from fedcache.federate.methods import NAMES, find_method, wants_encoders
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import check_files, has_model, measured_of, read_result
 from fedcache.runs.run import Run
-from fedcache.runs.store_choice import wants_encoders
 from fedcache.store.files import file_sha256, sha256_hex
 
 QUICK = 1.0

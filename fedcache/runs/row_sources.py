@@ -17,31 +17,18 @@ from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.plan import say_templates
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import ClientOverrides, Method
+from fedcache.federate.methods import wants_encoders
 from fedcache.federate.partition.client_table import ClientTable, Validation, all_train_rows
 from fedcache.federate.partition.partition import Client, Partition
 from fedcache.federate.partition.row_lists import RowLists
 from fedcache.process import Stop
 from fedcache.progress import Observer
+from fedcache.runs.client_differences import check_named, client_overrides, named_backbones
 from fedcache.runs.client_stores import open_clients
 from fedcache.runs.features import RunFeatures, encoders_of_run, read_client_stores, read_images, read_store
 from fedcache.runs.partition_hints import hints_name_the_store
-from fedcache.runs.partitions import (
-    check_named,
-    client_overrides,
-    named_backbones,
-    need_labels,
-    partition_seeds,
-    single_class_warning,
-)
-from fedcache.runs.store_choice import (
-    array_name,
-    arrays_for,
-    common_arrays,
-    feat_post_for,
-    find_or_extract,
-    images_for,
-    wants_encoders,
-)
+from fedcache.runs.partitions import need_labels, partition_seeds, single_class_warning
+from fedcache.runs.store_choice import array_name, arrays_for, common_arrays, feat_post_for, find_or_extract, images_for
 from fedcache.store.store import Store
 
 

@@ -26,6 +26,7 @@ from fedcache.extract.planning.find_store import (
 )
 from fedcache.extract.planning.plan import memory_of, plan
 from fedcache.extract.recipe import OF_VIEWS, Recipe
+from fedcache.federate.methods import wants_encoders
 from fedcache.progress import Observer
 from fedcache.store.catalog import finished_stores, is_ingested
 from fedcache.store.files import digest_of
@@ -42,11 +43,6 @@ if TYPE_CHECKING:
 
 INPUT = ("size", "resize", "interpolation", "crop_pct")
 """What determines an encoder's input image; normalisation happens after it."""
-
-
-def wants_encoders(method: Method) -> bool:
-    """Whether a method runs live encoders; it then takes exactly one backbone, with text, as text methods do."""
-    return bool({"text tower", "image tower"} & method.needs)
 
 
 def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -> list[str]:

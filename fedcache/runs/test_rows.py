@@ -10,6 +10,7 @@ import io
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,25 @@ def test_rows(result: Mapping[str, Any], folder: Path) -> dict[int, TestRows] | 
         raise DamagedRunError(path)
     seeds: Sequence[int] = result["seeds"]
     try:
-        with np.load(io.BytesIO(raw), allow_pickle=False) as held:
-            return {s: TestRows(**{f.name: held[f"{f.name}_{s}"] for f in fields(TestRows)}) for s in seeds}
+        with zipfile.ZipFile(io.BytesIO(raw)) as held:
+            return {
+                s: TestRows(**{f.name: _array(held.read(f"{f.name}_{s}.npy")) for f in fields(TestRows)}) for s in seeds
+            }
     except (KeyError, ValueError, zipfile.BadZipFile) as error:
         raise DamagedRunError(path) from error
+
+
+def _array(raw: bytes) -> np.ndarray:
+    """What the bytes of an .npy file hold, as ``np.load`` does, which takes three times as long for a few rows."""
+    start = 10 + int.from_bytes(raw[8:10], "little")  # version 1.0: magic, version, length of the header, header
+    shape, kind = _header(raw[:start])
+    return np.frombuffer(raw, kind, offset=start).reshape(shape)
+
+
+@lru_cache(maxsize=64)
+def _header(raw: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    file = io.BytesIO(raw)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("not of version 1.0")
+    shape, _, kind = np.lib.format.read_array_header_1_0(file)
+    return shape, kind

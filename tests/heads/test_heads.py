@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedcache.heads.class_balance import deficits, votes
 from fedcache.heads.linear import affine
-from fedcache.heads.losses import anchor_contrast, cross_entropy, proto_contrast, soft_cross_entropy
+from fedcache.heads.losses import anchor_contrast, cross_entropy, proto_contrast
 from fedcache.heads.projection import Head, classify, embed, logits
 from fedcache.heads.prototype import class_means, merge, scores
 
@@ -47,12 +46,6 @@ def test_cross_entropy_weighs_rows_and_ignores_padding():
     w = torch.tensor([[0.25] * 4, [0.5, 0.5, 0, 0], [1, 0, 0, 0]], dtype=torch.float64)
     by_torch = [torch.nn.functional.cross_entropy(u[i, :k], y[i, :k]) for i, k in enumerate((4, 2, 1))]
     assert torch.allclose(cross_entropy(u, y, w), torch.stack(by_torch))
-
-
-def test_soft_cross_entropy_is_the_definition():
-    u, q, w = draw(B, C), torch.softmax(draw(B, C, seed=1), -1), torch.full((B,), 1 / B, dtype=torch.float64)
-    p = np.exp(u.numpy()) / np.exp(u.numpy()).sum(1, keepdims=True)
-    assert float(soft_cross_entropy(u, q, w)) == pytest.approx(-(q.numpy() * np.log(p)).sum(1).mean(), abs=1e-12)
 
 
 def reference_contrast(u, y, candidate, include):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedcache.report.caution_words import caution_lines, drawn_clients
-from fedcache.report.sections import drawn_notes
+from fedcache.report.sections import caution_notes, drawn_notes
 
 
 def result(zero_shot: float | None = None, protocol: str = "global", tests: str = "balanced", **owned: Any) -> Any:
@@ -44,6 +44,21 @@ def test_a_global_model_matched_tests_and_clients_with_most_classes_say_nothing_
     assert caution_lines(result(protocol="personalised", tests="matched", **few)) == []
     assert caution_lines(result(protocol="personalised", **most)) == []
     assert caution_lines(result(protocol="everywhere", **few)) == []  # on all rows is what that protocol asks
+
+
+def test_many_runs_of_the_same_kind_are_one_note_with_the_words_on_the_lowest() -> None:
+    """Runs come ranked, so the last one is the lowest; up to four are named."""
+    named: Any = [(f"run {i}", SimpleNamespace(result=result(0.8 + i / 100))) for i in range(5)]
+    cost = "BELOW ZERO-SHOT: training has cost"
+    assert [note.partition(" points")[0] for note in caution_notes(named[:4])] == [
+        f"run 0: {cost} 5.00", f"run 1: {cost} 6.00", f"run 2: {cost} 7.00", f"run 3: {cost} 8.00",
+    ]  # fmt: skip
+    unseen: Any = ("own", SimpleNamespace(result=result(protocol="personalised", per_client=[2.0])))
+    notes = caution_notes([named[0], unseen, *named[1:], ("fine", SimpleNamespace(result=result()))])
+    assert [note.partition(" points")[0] for note in notes[:1]] == [f"5 runs; the lowest of them is run 4: {cost} 9.00"]
+    assert notes[1].startswith("own: ON UNSEEN CLASSES: ")
+    assert len(notes) == 2
+    assert caution_notes([]) == []
 
 
 def drawn(scored: int, *errors: float | None, clients: int = 100_000, **more: int | None) -> Any:

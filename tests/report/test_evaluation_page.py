@@ -62,8 +62,8 @@ OF_CLIENTS = replace(
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     made = Drawn()
-    monkeypatch.setattr(evaluation, "plot", made.take)
-    monkeypatch.setattr(runs, "plot", made.take)
+    monkeypatch.setattr(evaluation, "Plot", made.take)
+    monkeypatch.setattr(runs, "Plot", made.take)
     return made
 
 

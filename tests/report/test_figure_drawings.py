@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 
 from fedcache.federate.partition.client_table import Client, ClientTable
 from fedcache.report.drawing import INK, PAPER, SERIES
-from fedcache.report.figures import costs, data, grids, runs
+from fedcache.report.figures import costs, data, grids, hyperparameters, runs
 from fedcache.report.find_runs import StoredRun
 
 
@@ -48,7 +49,10 @@ class Drawn:
 
     def squares(self) -> dict[tuple[float, float], float]:
         """Middle of every square -> its depth."""
-        return {(r.get_x() + 0.5, r.get_y() + 0.5): pytest.approx(r.get_alpha()) for r in self.axes.patches if r.fill}
+        (drawn,) = (c for c in self.axes.collections if isinstance(c, PolyCollection))
+        assert all(same_color(face[:3], SERIES[0]) for face in drawn.get_facecolor())
+        middles = [tuple(path.vertices[:4].mean(0)) for path in drawn.get_paths()]
+        return dict(zip(middles, map(pytest.approx, drawn.get_facecolor()[:, 3]), strict=True))
 
     def texts(self) -> list[str]:
         return [t.get_text() for t in self.axes.texts]
@@ -63,7 +67,7 @@ class Drawn:
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     made = Drawn()
-    for module, name in ((runs, "plot"), (costs, "plot"), (grids, "plot"), (data, "plot")):
+    for module, name in ((runs, "Plot"), (costs, "Plot"), (grids, "Plot"), (data, "Plot"), (hyperparameters, "Plot")):
         assert isinstance(module, ModuleType)
         monkeypatch.setattr(module, name, made.take)
     return made
@@ -186,7 +190,7 @@ def test_a_confusion_is_squares_of_per_cent_of_the_true_class(drawn: Drawn) -> N
     ]  # fmt: skip
     for text, colour in zip(drawn.axes.texts, (PAPER, INK, PAPER), strict=True):
         assert same_color(text.get_color(), colour), text
-    assert drawn.told == [["a taken for a: 3 of 4"], ["a taken for bbbb: 1 of 4"], ["bbbb taken for bbbb: 4 of 4"]]
+    assert drawn.told == [["a taken for a: 3 of 4", "a taken for bbbb: 1 of 4", "bbbb taken for bbbb: 4 of 4"]]
     assert made.rows == [["a", "a", 3], ["a", "bbbb", 1], ["bbbb", "bbbb", 4]]
     assert drawn.ticks() == (["a", "bbbb"], ["a", "bbbb"])
     assert drawn.axes.get_xticklabels()[0].get_rotation() == 90
@@ -249,8 +253,8 @@ def test_two_swept_values_are_squares_and_the_rest_is_at_its_best(drawn: Drawn) 
     assert drawn.squares() == {(0, 1): 0.06 + 0.43, (1, 0): 0.92, (2, 0): 0.06, (2, 1): 0.06 + 0.86 * 0.75}
     (frame,) = [r for r in drawn.axes.patches if not r.fill]
     assert (*frame.get_xy(), frame.get_width(), frame.get_height()) == (0.52, -0.48, 0.96, 0.96)
-    assert drawn.told == [["lr=0.001, batch=8: 40.00 %"], ["lr=0.01, batch=4: 60.00 %"], ["lr=0.1, batch=4: 20.00 %"],
-                          ["lr=0.1, batch=8: 50.00 %"]]  # fmt: skip
+    assert drawn.told == [["lr=0.001, batch=8: 40.00 %", "lr=0.01, batch=4: 60.00 %", "lr=0.1, batch=4: 20.00 %",
+                           "lr=0.1, batch=8: 50.00 %"]]  # fmt: skip
     assert drawn.texts() == ["40.0", "60.0", "20.0", "50.0"]
     assert drawn.ticks() == (["0.001", "0.01", "0.1"], ["4", "8"])
     assert (drawn.axes.get_xlabel(), drawn.axes.get_ylabel()) == ("lr", "batch")
@@ -266,18 +270,39 @@ def test_two_swept_values_are_squares_and_the_rest_is_at_its_best(drawn: Drawn) 
 def test_of_two_sides_alike_the_second_goes_across(drawn: Drawn) -> None:
     grids.sweeps("g", [point(0.1 * lr + 0.01 * b, lr=lr, batch=b) for lr in (1, 2) for b in (4, 8)])
     assert (drawn.axes.get_xlabel(), drawn.axes.get_ylabel()) == ("batch", "lr")
-    assert drawn.told == [["batch=4, lr=1: 14.00 %"], ["batch=4, lr=2: 24.00 %"], ["batch=8, lr=1: 18.00 %"],
-                          ["batch=8, lr=2: 28.00 %"]]  # fmt: skip
+    assert drawn.told == [["batch=4, lr=1: 14.00 %", "batch=4, lr=2: 24.00 %", "batch=8, lr=1: 18.00 %",
+                           "batch=8, lr=2: 28.00 %"]]  # fmt: skip
     for side, figures in ((24, 1), (25, 0)):
         made = grids.sweeps("g", [point(0.5 + i / 100, lr=i, batch=i % 2) for i in range(side)])
         assert len(made) == figures
+
+
+def test_every_point_of_a_grid_is_a_line_and_the_best_one_lies_on_top(drawn: Drawn) -> None:
+    grid = [(lr, mu, 0.5 + 0.1 * lr + 0.02 * mu) for lr in (1, 2, 3, 4) for mu in (0, 1)]
+    found = [point(a, lr=lr, mu=mu) for lr, mu, a in reversed(grid)]
+    points = hyperparameters.swept_points(found)
+    assert points is not None
+    made: Any = hyperparameters.parallel("p", points)
+    (lines,) = (c for c in drawn.axes.collections if isinstance(c, LineCollection))
+    # lr tells most and comes first: heights 0, 1/3, 2/3, 1; then mu: 0, 1; last the accuracy from .6 (0) to .92 (1).
+    shares = [(a - 0.6) / 0.32 for *_, a in grid]
+    wanted = [[(0, (lr - 1) / 3), (1, mu), (2, s)] for (lr, mu, _), s in zip(grid, shares, strict=True)]
+    for path, line in zip(lines.get_segments(), wanted, strict=True):
+        assert path == pytest.approx(np.array(line))
+    assert list(lines.get_linewidths()) == [1.1] * 7 + [2.6]
+    assert [same_color(c[:3], INK) for c in lines.get_colors()] == [False] * 7 + [True]
+    assert lines.get_colors()[:, 3] == pytest.approx([*(0.08 + 0.6 * s**2 for s in shares[:-1]), 1.0])
+    (told,) = drawn.told
+    assert [t.rpartition(": ")[2] for t in told] == [f"{100 * a:.2f} %" for *_, a in grid]
+    assert drawn.ticks()[0] == ["lr", "\nmu", "result"]
+    assert len(made.rows) == 8
 
 
 def test_methods_in_several_settings_stand_beside_each_other(drawn: Drawn) -> None:
     known = [("a", "s, 1", 0.5), ("a", "s, 1", 0.6), ("b", "s, 1", 0.9), ("a", "t", None), ("b", "t", 0.1)]
     made: Any = grids.matrix("x", known, ["s, 1", "t"])
     assert drawn.squares() == {(0, 0): 0.92, (0, 1): 0.06 + 0.86 * 5 / 8, (1, 0): 0.06}
-    assert drawn.told == [["b on s, 1: 90.00 %"], ["a on s, 1: 60.00 %"], ["b on t: 10.00 %"]]
+    assert drawn.told == [["b on s, 1: 90.00 %", "a on s, 1: 60.00 %", "b on t: 10.00 %"]]
     assert drawn.ticks() == (["s\n1", "t"], ["b", "a"])
     assert drawn.limits() == [-0.5, 1.5, 1.5, -0.5]
     assert made.rows == [["b", "s, 1", 0.9], ["b", "t", 0.1], ["a", "s, 1", 0.6], ["a", "t", None]]
@@ -458,7 +483,7 @@ def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn: Drawn) -> Non
         ("near", "c0"): 1.0,
         ("near", "c2"): 1.0,
     }
-    assert drawn.told == [["near, c0: 1.000"], ["near, c2: 1.000"]]
+    assert drawn.told == [["near, c0: 1.000", "near, c2: 1.000"]]
     assert drawn.squares() == {(0, 0): 0.5, (2, 0): 0.5}
     assert drawn.texts() == ["1.00", "1.00"]
     assert drawn.ticks() == (["c0", "c1", "c2"], ["near", "l"])

@@ -12,7 +12,7 @@ import pytest
 from command import fedcache, ok
 from pictures import folder
 
-from fedcache.report.drawing import INK, NAMES, PAPER, SERIES, plot, write_plot
+from fedcache.report.drawing import INK, NAMES, PAPER, SERIES, Plot, write_plot
 from fedcache.report.figure_file import KINDS, LISTED
 
 
@@ -117,7 +117,7 @@ def test_colours_that_a_page_names_become_those_of_its_light_theme(tmp_path: Pat
         axes.bar([0], [1], color=SERIES[0])
         axes.annotate("word", (0, 0), color=SERIES[2], bbox={"facecolor": PAPER, "edgecolor": SERIES[5]})
 
-    made = plot("f", "", "", (), (), fill)
+    made = Plot("f", "", "", (), (), fill)
     write_plot(tmp_path / "f.svg", made)
     text = (tmp_path / "f.svg").read_text()
     assert "#0f00" not in text

@@ -13,7 +13,8 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from fedcache.federate.engine.result_diagnostics import linear_cka, pseudo_label_entropy
+from fedcache.federate.engine.outcome import entropy_bits
+from fedcache.federate.engine.result_diagnostics import linear_cka
 from fedcache.report.drawing import draw
 from fedcache.report.figures import data
 from fedcache.report.figures.data import agreement, label_entropy
@@ -162,7 +163,7 @@ def test_figures_compute_without_torch_and_scikit_learn_what_these_compute(shape
     assert np.isnan(data._linear_cka(np.ones(shape), y))
     text = rng.normal(size=(3, shape[1]))
     for scale in (1.0, 100.0, 1e4):
-        bits = pseudo_label_entropy(torch.from_numpy(x), torch.from_numpy(text), scale).numpy()
+        bits = entropy_bits(torch.softmax(torch.from_numpy(scale * (x @ text.T)), -1)).numpy()
         assert data._entropy_bits(x, text, scale) == pytest.approx(bits, abs=1e-9)
 
 

@@ -14,12 +14,11 @@ import fedcache as fc
 from fedcache.config import PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.methods import METHODS
+from fedcache.runs.client_differences import client_overrides, named_backbones
 from fedcache.runs.partitions import (
-    client_overrides,
     default_partition,
     load_partition,
     make_partition,
-    named_backbones,
     need_labels,
     partition_seeds,
     pinned_name,

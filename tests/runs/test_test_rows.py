@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from fedcache.federate.partition.client_table import Client, ClientTable
 from fedcache.runs import count_test_rows as counting
 from fedcache.runs import test_rows
 from fedcache.runs.count_test_rows import count_test_rows
-from fedcache.runs.directory import read_result
+from fedcache.runs.directory import file_digest, read_result
 from fedcache.runs.test_rows import ROWS_FILE, TestRows, rows_file
 
 ROWS = 12
@@ -100,6 +102,35 @@ def test_a_file_needs_rows_of_every_seed() -> None:
     one = TestRows(*(np.arange(2) for _ in range(5)))
     assert rows_file({0: one, 1: None}) is None
     assert rows_file({0: one}) == rows_file({0: one})
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    counts = [np.sort(rng.integers(0, 9, 5)), *rng.integers(0, 9, (2, 5))]
+    seeds = {s: TestRows(*counts, *rng.random((2, 5))) for s in (0, 7)}
+    raw = rows_file(seeds)
+    assert raw is not None
+    (tmp_path / ROWS_FILE).write_bytes(raw)
+    found = test_rows.test_rows({"seeds": [0, 7], "files": {ROWS_FILE: file_digest(ROWS_FILE, raw)}}, tmp_path)
+    assert found is not None
+    with np.load(tmp_path / ROWS_FILE) as held:
+        for seed, name in itertools.product(seeds, seeds[0].to_dict()):
+            read = getattr(found[seed], name)
+            assert (read.tobytes(), read.dtype) == (held[f"{name}_{seed}"].tobytes(), held[f"{name}_{seed}"].dtype)
+            assert np.array_equal(read, getattr(seeds[seed], name))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x93NUMPY", b"\x93NUMPY\x02\x00" + bytes(70), b"\x93NUMPY\x01\x00\x04\x00{1}\n" + bytes(8)]
+)
+def test_a_file_of_other_arrays_is_damaged_and_no_bug(content: bytes, tmp_path: Path) -> None:
+    """The digest is right, so what wrote it was no fedcache that this one reads."""
+    with zipfile.ZipFile(tmp_path / ROWS_FILE, "w") as file:
+        for name in ("rows", "right", "scored", "share", "weight"):
+            file.writestr(f"{name}_0.npy", content)
+    raw = (tmp_path / ROWS_FILE).read_bytes()
+    with pytest.raises(CorruptionError, match=r"test-rows\.npz is not what was written"):
+        test_rows.test_rows({"seeds": [0], "files": {ROWS_FILE: file_digest(ROWS_FILE, raw)}}, tmp_path)
 
 
 def test_a_run_of_the_command_line_has_the_file_and_a_damaged_one_is_refused(

@@ -73,12 +73,6 @@ def tokenize(prompts: Sequence[str]) -> Tensor:
     return tokens
 
 
-def untokenize(tokens: Tensor) -> list[str]:
-    """The prompts of ``tokenize``, up to what was cut."""
-    rows = (bytes(t for t in row[1 : row.index(END)]) for row in tokens.tolist())
-    return [row.decode(errors="ignore") for row in rows]
-
-
 def build() -> Any:
     """The towers with random weights: open_clip's ``CLIP``, float32.
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcache.errors import UsageError, unknown
-from fedcache.federate.engine.outcome import entropy_bits
 
 FUSION_NORMS = ("column", "none")
 
@@ -97,22 +96,6 @@ def flesd_exchange(public: int, width: int, weights: int, rounds: int, average_r
         if value < 0:
             raise UsageError(f"{name} is {value}, expected at least 0.", "Give the count of the run.")
     return Exchange(public * width * rounds, public * (public - 1) // 2 * rounds, weights * average)
-
-
-def pseudo_label_entropy(x: Tensor, text: Tensor, scale: float = 1.0) -> Tensor:
-    """Entropy in bits of the zero-shot soft labels softmax(scale x.T') (E figure 2 and eq 2, where scale is 1).
-
-    The most there can be is log2 C: 3.32 bits for ten classes. Unit features at scale 1 stay above 99 % of it.
-
-    Args:
-        x: [N, D] image features; CLIP compares unit rows.
-        text: [C, D] class text features.
-        scale: logit scale; CLIP learns 100.
-
-    Returns:
-        [N] float64.
-    """
-    return entropy_bits(torch.softmax(scale * (x.double() @ text.double().mT), -1))
 
 
 def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor, norm: str = "column") -> Tensor:

@@ -94,3 +94,8 @@ def find_method(name: str) -> Method:
     if name not in METHODS:
         raise unknown_method(name)
     return METHODS[name]
+
+
+def wants_encoders(method: Method) -> bool:
+    """Whether a method runs live encoders; it then takes exactly one backbone, with text, as text methods do."""
+    return bool({"text tower", "image tower"} & method.needs)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.report.drawing import INK, SERIES, Cell, Marks, Plot, name_places, plot, short
+from fedcache.report.drawing import INK, SERIES, Cell, Marks, Plot, name_places, short
 from fedcache.report.figures.runs import MOST_DRAWN
 from fedcache.report.find_runs import StoredRun
 
@@ -34,7 +34,7 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
     says += f"often (orange) than {other[0]}; on the diagonal blue is better, elsewhere orange."
     order = [divmod(int(k), len(gap)) for k in np.argsort(-np.abs(gap), axis=None, kind="stable")]
     if len(gap) > MOST_DRAWN:
-        return plot(ident, title, says, columns, rows, _bars(gap, order[:MOST_PAIRS], names), height=4.4)
+        return Plot(ident, title, says, columns, rows, _bars(gap, order[:MOST_PAIRS], names), height=4.4)
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.patches import Rectangle
@@ -55,7 +55,7 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
         name_places(axes.set_yticks, names)
         axes.set(xlabel="predicted", ylabel="true class", xlim=(-0.5, len(gap) - 0.5), ylim=(len(gap) - 0.5, -0.5))
 
-    return plot(ident, title, says, columns, rows, fill, height=4.6)
+    return Plot(ident, title, says, columns, rows, fill, height=4.6)
 
 
 def _bars(gap: np.ndarray, order: list[tuple[int, int]], names: list[str]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.report.drawing import INK, SERIES, Cell, Marks, Plot, plot, shortened, size
+from fedcache.report.drawing import INK, SERIES, Cell, Marks, Plot, shortened, size
 from fedcache.report.figures.runs import Named
 from fedcache.report.find_runs import StoredRun
 from fedcache.runs.choice import BY_VALIDATION, NOT_A_CHOICE, has_validation
@@ -96,7 +96,7 @@ def _pareto(
     rows: list[list[Cell]] = [
         [label, c, a, "front" if e.key in front else "reference" if e.pooled_rows else ""] for label, e, c, a in priced
     ]
-    return plot(ident, title, says, ("run", axis, "accuracy", "front"), rows, fill, height=3.6)
+    return Plot(ident, title, says, ("run", axis, "accuracy", "front"), rows, fill, height=3.6)
 
 
 def _front(points: Sequence[Priced]) -> set[str]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import MachineError, unknown
-from fedcache.report.drawing import INK, SERIES, Cell, Marks, Plot, legend_below, name_places, plot, short
+from fedcache.report.drawing import INK, SERIES, Cell, Marks, Plot, legend_below, name_places, short
 from fedcache.report.figures.grids import squares
 from fedcache.report.run_origin import RunStore
 from fedcache.store.chunks import array_bytes
@@ -81,7 +81,7 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         axes.set(xlim=(-0.7, shown.shape[0] - 0.3), ylim=(shown.shape[1] - 0.3, -0.7))
         _size_legend(axes, float(cell), int(shown.max()))
 
-    return plot(ident, "Who holds which classes", says, ("client", "class", "rows"), rows, fill, height=3.6)
+    return Plot(ident, "Who holds which classes", says, ("client", "class", "rows"), rows, fill, height=3.6)
 
 
 def _size_legend(axes: Any, cell: float, most: int) -> None:
@@ -191,7 +191,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     kinds += ["client's class mean"] * (len(proto) - global_count)
     names = [*(columns.classes[c] for c in label), *words]
     data: list[list[Cell]] = [[k, n, float(a), float(b)] for k, n, (a, b) in zip(kinds, names, flat, strict=True)]
-    return plot(ident, title, says, ("kind", "name", "x", "y"), data, fill, height=4.2)
+    return Plot(ident, title, says, ("kind", "name", "x", "y"), data, fill, height=4.2)
 
 
 def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[str], int]:
@@ -274,7 +274,7 @@ def _linear_cka(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
 
 
 def _entropy_bits(x: NDArray[np.float64], text: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
-    """``result_diagnostics.pseudo_label_entropy`` of [N, D] and [C, D] without torch: [N] bits."""
+    """Entropy of softmax(scale x.T') of [N, D] and [C, D] (E figure 2): [N] bits, at most log2 C."""
     scores = scale * (x @ text.T)
     scores -= scores.max(1, keepdims=True)
     p = np.exp(scores)
@@ -315,7 +315,7 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
 
     rows_: list[list[Cell]] = [[names[k], clients[i].name, v] for i, k, v, _ in cells]
     columns, height = ("backbone", "client", "CKA"), 1.2 + 0.4 * len(names)
-    return plot(ident, "Fusion: what each backbone brings", says, columns, rows_, fill, height=height)
+    return Plot(ident, "Fusion: what each backbone brings", says, columns, rows_, fill, height=height)
 
 
 def label_entropy(ident: str, source: RunStore) -> Plot | None:
@@ -352,4 +352,4 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
         legend_below(axes)
 
     data: list[list[Cell]] = [[scales[s], float(e)] for s, v in values.items() for e in v]
-    return plot(ident, "Entropy of zero-shot labels", says, ("scale", "bits"), data, fill, height=3.0)
+    return Plot(ident, "Entropy of zero-shot labels", says, ("scale", "bits"), data, fill, height=3.0)

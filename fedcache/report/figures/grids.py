@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.report.drawing import INK, PAPER, SERIES, Cell, Draw, Marks, Plot, percent, plot, short, shortened
+from fedcache.report.drawing import INK, PAPER, SERIES, Cell, Draw, Marks, Plot, percent, short, shortened
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.run_names import differing
 from fedcache.runs.choice import BY_VALIDATION, NOT_A_CHOICE, has_validation, validation_value
@@ -60,12 +60,12 @@ def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> 
     says = f"{what[:1].upper()}{what[1:]} in percent of {name} over {len(scored)} points; "
     if len(chosen) == 1:
         says += f"the ring is the {highest}.{over}"
-        return plot(ident, title, says, columns, rows, _line(chosen[0], values[chosen[0]], best, what))
+        return Plot(ident, title, says, columns, rows, _line(chosen[0], values[chosen[0]], best, what))
     if max(len(values[n]) for n in chosen) > MOST_SIDE:
         return None
     says += f"deeper is higher, the frame is the {highest}.{over}"
     down = min(len(values[n]) for n in chosen)
-    return plot(ident, title, says, columns, rows, _heat(chosen, values, best), height=1.3 + min(0.42 * down, 6.0))
+    return Plot(ident, title, says, columns, rows, _heat(chosen, values, best), height=1.3 + min(0.42 * down, 6.0))
 
 
 def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
@@ -123,18 +123,18 @@ def squares(
     runs: Sequence[str] = (),
 ) -> None:
     """Squares (x, y, value, words) whose depth of one colour is the value; their numbers are written where they fit."""
-    from matplotlib.patches import Rectangle
+    from matplotlib.collections import PolyCollection
 
     values = np.array([v for *_, v, _ in cells])
     low, high = float(values.min()), float(values.max())
     depth = 0.06 + 0.86 * (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
-    for number, ((x, y, v, said), alpha) in enumerate(zip(cells, depth, strict=True)):
-        square = Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=SERIES[0], alpha=float(alpha), linewidth=0)
-        axes.add_patch(square)
-        marks(square, [said], runs[number] if runs else "")
-        if not small:
-            # Ink on pale squares and paper on deep ones; in the dark both are turned round.
-            axes.text(x, y, form.format(v), ha="center", va="center", color=PAPER if alpha > 0.6 else INK)
+    corners = [[(x - 0.5, y - 0.5), (x + 0.5, y - 0.5), (x + 0.5, y + 0.5), (x - 0.5, y + 0.5)] for x, y, *_ in cells]
+    drawn = PolyCollection(corners, facecolors=[(SERIES[0], float(a)) for a in depth], linewidths=0)
+    marks(axes.add_collection(drawn), [said for *_, said in cells], runs or "")
+    for (x, y, v, _), alpha in zip([] if small else cells, depth, strict=False):
+        # Ink on pale squares and paper on deep ones; in the dark both are turned round.
+        words = axes.text(x, y, form.format(v), ha="center", va="center", color=PAPER if alpha > 0.6 else INK)
+        words.set_in_layout(False)  # it lies inside
     axes.grid(visible=False)
     for side in axes.spines.values():
         side.set_visible(False)
@@ -178,4 +178,4 @@ def matrix(ident: str, runs: Sequence[tuple[str, str, float | None]], settings: 
 
     rows: list[list[Cell]] = [[n, s, best.get((n, s))] for n in labels for s in settings]
     columns, height = ("run", "setting", "accuracy"), 0.8 + 0.25 * len(labels) + below
-    return plot(ident, "Methods in every setting", says, columns, rows, fill, height=height)
+    return Plot(ident, "Methods in every setting", says, columns, rows, fill, height=height)

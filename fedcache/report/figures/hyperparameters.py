@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.report.drawing import INK, PAPER, SERIES, Cell, Marks, Plot, plot, short
+from fedcache.report.drawing import INK, PAPER, SERIES, Cell, Marks, Plot, short
 from fedcache.report.figures.grids import by_method, criterion, order_of_value
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.run_names import differing, labels
@@ -120,7 +120,7 @@ def importance_bars(ident: str, points: SweptPoints) -> Plot:
 
     rows: list[list[Cell]] = [[n, v] for n, v in found]
     title = f"{points.method}: which settings mattered"
-    return plot(ident, title, says, ("setting", "share"), rows, fill, height=1.2 + 0.34 * len(found))
+    return Plot(ident, title, says, ("setting", "share"), rows, fill, height=1.2 + 0.34 * len(found))
 
 
 def parallel(ident: str, points: SweptPoints) -> Plot:
@@ -137,17 +137,19 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
     says += f"are higher, the thick one is the {points.highest}. The menus above the table keep some."
 
     def fill(axes: Any, marks: Marks) -> None:
-        for i in [*(k for k in np.argsort(points.scores, kind="stable") if k != top), top]:
-            share = (points.scores[i] - low) / (high - low) if high > low else 1.0
-            heights = [
-                values.index(points.values[i][p]) / max(1, len(values) - 1)
-                for p, values in zip(places, axes_values, strict=True)
-            ]
-            style = {"color": INK, "linewidth": 2.6} if i == top else {
-                "color": SERIES[0], "linewidth": 1.1, "alpha": 0.08 + 0.6 * float(share) ** 2
-            }  # fmt: skip
-            (line,) = axes.plot(range(len(places) + 1), [*heights, share], **style)
-            marks(line, [f"{told[i]}: {100 * points.scores[i]:.2f} %"], points.runs[i].key)
+        from matplotlib.collections import LineCollection
+
+        order = [*(int(k) for k in np.argsort(points.scores, kind="stable") if k != top), top]
+        share = (points.scores - low) / (high - low) if high > low else np.ones(len(order))
+        height = [{v: k / max(1, len(values) - 1) for k, v in enumerate(values)} for values in axes_values]
+        paths = [
+            [*((x, height[x][points.values[i][p]]) for x, p in enumerate(places)), (len(places), share[i])]
+            for i in order
+        ]
+        colours = [(SERIES[0], 0.08 + 0.6 * float(share[i]) ** 2) for i in order[:-1]]
+        lines = LineCollection(paths, colors=[*colours, (INK, 1.0)], linewidths=[1.1] * len(colours) + [2.6])
+        said = [f"{told[i]}: {100 * points.scores[i]:.2f} %" for i in order]
+        marks(axes.add_collection(lines), said, [points.runs[i].key for i in order])
         ground = {"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "pad": 1.0}
         beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "bbox": ground}
         for x, values in enumerate(axes_values):
@@ -157,9 +159,8 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
                 at = (x, k / max(1, len(values) - 1))
                 axes.annotate(short(values[k], 8), at, **beside)
         axes.axvline(len(places), color=INK, linewidth=0.6)
-        for share in (0.0, 1.0):
-            said = f"{100 * (low + share * (high - low)):.1f}"
-            axes.annotate(said, (len(places), share), **beside)
+        for end in (0.0, 1.0):
+            axes.annotate(f"{100 * (low + end * (high - low)):.1f}", (len(places), end), **beside)
         axes.set_xticks(
             range(len(places) + 1), [("\n" if x % 2 else "") + short(n, 12) for x, n in enumerate([*names, "result"])]
         )
@@ -170,4 +171,4 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
 
     rows: list[list[Cell]] = [[*v, float(s)] for v, s in zip(points.values, points.scores, strict=True)]
     title = f"{points.method}: every point of the grid"
-    return plot(ident, title, says, (*points.names, points.what), rows, fill, height=4.2)
+    return Plot(ident, title, says, (*points.names, points.what), rows, fill, height=4.2)

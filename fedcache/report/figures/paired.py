@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedcache.report.comparison_output import MOST_BARS, fill_ranks, ranking_words, show_p
-from fedcache.report.drawing import INK, MUTED, SERIES, Cell, Marks, Plot, plot, settings_of, shortened
+from fedcache.report.drawing import INK, MUTED, SERIES, Cell, Marks, Plot, settings_of, shortened
 from fedcache.report.paired_tests import Comparison
 
 MOST_ROWS = 20
@@ -35,18 +35,20 @@ def differences(ident: str, c: Comparison, keys: Mapping[str, str] | None = None
     says += f" The first {len(pairs)} of {len(c.pairs)}." if len(c.pairs) > len(pairs) else ""
 
     def fill(axes: Any, marks: Marks) -> None:
+        from matplotlib.collections import LineCollection
+
         axes.axvline(0, color=MUTED, linewidth=1)
-        for y, (p, reach, holm) in enumerate(shown):
-            key = (keys or {}).get(p.one, "")
-            value, sure = 100 * p.difference, holm is not None and holm < alpha
-            if reach is not None:
-                (line,) = axes.plot([100 * v for v in reach], [y, y], color=SERIES[0], linewidth=1.6)
-                marks(line, (), key)
-            said = f"{p.one}: {value:+.2f} points"
-            said += f", {100 * reach[0]:+.2f} to {100 * reach[1]:+.2f}" if reach else ""
-            said += f", p {show_p(holm)} (Holm)" if holm is not None else ""
-            face = SERIES[0] if sure else "none"
-            marks(axes.scatter([value], [y], s=34, facecolors=face, edgecolors=SERIES[0]), [said], [key])
+        said = [f"{p.one}: {100 * p.difference:+.2f} points"
+                + (f", {100 * reach[0]:+.2f} to {100 * reach[1]:+.2f}" if reach else "")
+                + (f", p {show_p(holm)} (Holm)" if holm is not None else "")
+                for p, reach, holm in shown]  # fmt: skip
+        of = [(keys or {}).get(p.one, "") for p, *_ in shown]
+        long = [(y, reach) for y, (_, reach, _) in enumerate(shown) if reach is not None]
+        lines = LineCollection([[(100 * v, y) for v in reach] for y, reach in long], colors=SERIES[0], linewidths=1.6)
+        marks(axes.add_collection(lines), [said[y] for y, _ in long], [of[y] for y, _ in long])
+        values, sure = [100 * p.difference for p, *_ in shown], [h is not None and h < alpha for *_, h in shown]
+        faces = [SERIES[0] if s else "none" for s in sure]
+        marks(axes.scatter(values, range(len(shown)), s=34, facecolors=faces, edgecolors=SERIES[0]), said, of)
         names = [p.one for p in pairs]
         axes.set_yticks(range(len(pairs)), shortened(names, 20))
         axes.set(xlabel="difference in points", ylabel=settings_of(names, 20), ylim=(len(pairs) - 0.4, -0.6))
@@ -55,7 +57,7 @@ def differences(ident: str, c: Comparison, keys: Mapping[str, str] | None = None
     rows: list[list[Cell]] = [[p.one, p.difference, *(reach or (None, None)), holm] for p, reach, holm in shown]
     columns = ("run", "difference", "low", "high", "p Holm")
     height = 1.1 + 0.3 * max(3, len(pairs))
-    return plot(ident, f"Differences from {c.reference}", says, columns, rows, fill, height=height)
+    return Plot(ident, f"Differences from {c.reference}", says, columns, rows, fill, height=height)
 
 
 def enough_blocks(c: Comparison) -> bool:
@@ -75,4 +77,4 @@ def ranks(ident: str, c: Comparison) -> Plot | None:
     rows: list[list[Cell]] = [[t.name, t.rank] for t in c.treatments]
     says = f"Mean ranks over {len(c.blocks)} {c.over}, best left; a bar joins what is not told apart. {words}"
     height = 1.6 + 0.14 * len(c.treatments) + 0.14 * len(c.ranking.groups)
-    return plot(ident, "Ranks with the critical difference", says, ("run", "mean rank"), rows, fill, height=height)
+    return Plot(ident, "Ranks with the critical difference", says, ("run", "mean rank"), rows, fill, height=height)

@@ -16,7 +16,6 @@ from fedcache.report.drawing import (
     legend_below,
     name_places,
     percent,
-    plot,
     settings_of,
     short,
     shortened,
@@ -75,7 +74,7 @@ def curves(ident: str, runs: Named) -> Plot | None:
         legend_below(axes, marks, [key for _, key, *_ in shown], title=settings_of([n for n, *_ in shown], LEGEND))
 
     height = 2.9 + 0.24 * min(len(drawn), MOST_CURVES)
-    return plot(ident, "Accuracy per round", says, ("run", "seed", "round", "accuracy"), rows, fill, height=height)
+    return Plot(ident, "Accuracy per round", says, ("run", "seed", "round", "accuracy"), rows, fill, height=height)
 
 
 def spread(ident: str, runs: Named) -> Plot | None:
@@ -131,7 +130,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
 
     height = 1.0 + 0.3 * max(3, len(shown))
     over = "clients" if many else "client"
-    return plot(ident, "Clients: who is left behind", says, ("run", over, "accuracy"), rows, fill, height=height)
+    return Plot(ident, "Clients: who is left behind", says, ("run", over, "accuracy"), rows, fill, height=height)
 
 
 def _left_behind(label: str, columns: ClientColumns) -> str:
@@ -189,7 +188,7 @@ def confusion_matrix(ident: str, label: str, table: np.ndarray, names: Sequence[
         name_places(axes.set_yticks, names)
         axes.set(xlabel="predicted", ylabel="true class", xlim=(-0.5, len(table) - 0.5), ylim=(len(table) - 0.5, -0.5))
 
-    return plot(ident, title, says, ("true", "predicted", "rows"), rows, fill, height=4.6)
+    return Plot(ident, title, says, ("true", "predicted", "rows"), rows, fill, height=4.6)
 
 
 def _pairs(
@@ -210,7 +209,7 @@ def _pairs(
         axes.set_yticks(range(len(order)), words)
         axes.set(xlabel="% of the true class", ylim=(len(order) - 0.4, -0.6))
 
-    return plot(ident, title, says, ("true", "predicted", "rows"), rows, fill, height=3.8)
+    return Plot(ident, title, says, ("true", "predicted", "rows"), rows, fill, height=3.8)
 
 
 def own_numbers(ident: str, runs: Named) -> list[Plot]:
@@ -264,4 +263,4 @@ def _one(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, str]) ->
         legend_below(axes, marks, [keys.get(n, "") for n, _ in shown], title=settings_of([n for n, _ in shown], LEGEND))
 
     height = 2.7 + 0.24 * min(len(series), MOST_CURVES)
-    return plot(ident, title, says, ("run", "seed", "round", name), rows, fill, height=height)
+    return Plot(ident, title, says, ("run", "seed", "round", name), rows, fill, height=height)

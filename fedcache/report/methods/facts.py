@@ -26,13 +26,12 @@ from fedcache.federate.engine.simulated_time import why_not_asynchronous
 from fedcache.federate.execution.executor import Sequential
 from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.execution.memory_estimate import ExecutionPlan
-from fedcache.federate.methods import METHODS, NAMES, module_of
+from fedcache.federate.methods import METHODS, NAMES, module_of, wants_encoders
 from fedcache.federate.partition.partition import Client
 from fedcache.federate.trust.update_validation import counts_rows
 from fedcache.heads.linear import Tree
 from fedcache.report.methods.sizes import Sizes
 from fedcache.runs.settings import with_schedule_rounds
-from fedcache.runs.store_choice import wants_encoders
 
 CLIENTS = 3
 MOST_CLIENTS = 10

@@ -34,7 +34,7 @@ from fedcache.federate.engines.ray.client_slices import (
 from fedcache.federate.engines.ray.cluster import open_cluster
 from fedcache.federate.engines.ray.remote_calls import RayWorkerPool
 from fedcache.federate.execution.memory_estimate import shares_uploads
-from fedcache.federate.methods import find_method
+from fedcache.federate.methods import find_method, wants_encoders
 from fedcache.grids.points import point_groups
 from fedcache.grids.request import GridRequest
 from fedcache.grids.train_grid import GridRun
@@ -44,7 +44,6 @@ from fedcache.runs.directory import check_files, measured_of, read_result
 from fedcache.runs.events import replay_stored
 from fedcache.runs.loop import train
 from fedcache.runs.run import Run
-from fedcache.runs.store_choice import wants_encoders
 
 GRACE = 30.0
 """Seconds that workers get to keep their last round when the grid is stopped."""
