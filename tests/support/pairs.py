@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from draws import one_of_each
+from draws import FULL, one_of_each
 from federation import ids
 
 from fedcache.federate.execution.choose import executors
@@ -43,16 +43,22 @@ def fitting(case: Case, execution: str) -> Case | None:
 
 
 def served(
-    cases: Sequence[Case], executions: Iterable[str], only: Callable[[str], bool] = lambda _name: True
+    cases: Sequence[Case],
+    executions: Iterable[str],
+    only: Callable[[str], bool] = lambda _name: True,
+    *,
+    in_turn: bool = False,
 ) -> Callable[[Law], Law]:
     """Run a law with ``case`` and ``execution`` over the pairs that can be, of the methods for which ``only`` holds.
+
+    With ``in_turn`` the short draw has one execution for each case: the executions take turns.
 
     The module of the law needs ``parametrize`` as its ``pytest_generate_tests``; a module that imports the law may
     choose other executions.
     """
 
     def mark(law: Law) -> Law:
-        law.__dict__["pairs"] = ([case for case in cases if only(case[0])], tuple(executions))
+        law.__dict__["pairs"] = ([case for case in cases if only(case[0])], tuple(executions), in_turn and not FULL)
         return law
 
     return mark
@@ -72,10 +78,15 @@ def parametrize(metafunc: Any, executions: Sequence[str] = ()) -> None:
     law = metafunc.function
     if not hasattr(law, "pairs"):
         return
-    cases, own = law.pairs
+    cases, own, in_turn = law.pairs
     cases = one_of_each(cases, kind_of) if executions else cases
     pairs = [(case, fitting(case, execution), execution) for execution in executions or own for case in cases]
     found = [(fitted, execution, f"{execution}-{ids(case)}") for case, fitted, execution in pairs if fitted is not None]
+    if in_turn:
+        of_case: dict[str, list[tuple[Case, str, str]]] = {}
+        for one in found:
+            of_case.setdefault(one[2].partition("-")[2], []).append(one)
+        found = [can_be[i % len(can_be)] for i, can_be in enumerate(of_case.values())]
     metafunc.parametrize(
         ("case", "execution"), [(case, execution) for case, execution, _ in found], ids=[name for *_, name in found]
     )

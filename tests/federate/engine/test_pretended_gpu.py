@@ -31,7 +31,7 @@ def pytest_generate_tests(metafunc):
 DRAWN = cases() + VARIANTS if FULL else one_of_each(cases(), lambda case: case[0])
 
 
-@served(DRAWN, ["sequential", "batched", "gram"])
+@served(DRAWN, ["sequential", "batched", "gram"], in_turn=True)
 def test_no_operation_mixes_devices(case, execution):
     trial = trial_of_case(case, execution)
     data, clients = trial.with_views()
@@ -47,7 +47,7 @@ def test_no_operation_mixes_devices(case, execution):
 FEW = [case for case in DRAWN if case[0] in ("fedavg", "fedpcl", "ditto", "fed3r", "fst-cbdg")]
 
 
-@served([case for case in FEW if not METHODS[case[0]].one_shot], ["sequential", "batched", "gram"])
+@served([case for case in FEW if not METHODS[case[0]].one_shot], ["sequential", "batched", "gram"], in_turn=True)
 def test_a_run_goes_on_from_what_was_kept_of_either_device(case, execution):
     trial = trial_of_case(case, execution)
     data, clients = trial.federation()
@@ -61,7 +61,7 @@ def test_a_run_goes_on_from_what_was_kept_of_either_device(case, execution):
             assert difference(whole, on_cpu(rest)) <= trial.closeness
 
 
-@served(FEW, ["sequential", "batched", "gram"])
+@served(FEW, ["sequential", "batched", "gram"], in_turn=True)
 def test_points_of_a_grid_are_those_of_the_cpu(case, execution):
     trial = trial_of_case(case, execution)
     data, clients = trial.federation()
@@ -96,7 +96,7 @@ def test_ways_to_pool_and_wait_are_those_of_the_cpu(way, execution):
         assert difference(here, on_cpu(there)) <= trial.closeness
 
 
-@served(FEW, ["sequential", "batched", "gram"])
+@served(FEW, ["sequential", "batched", "gram"], in_turn=True)
 def test_stored_rows_are_those_of_the_cpu(case, execution):
     trial = trial_of_case(case, execution)
     data, clients = trial.federation()
