@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from fedcache import __version__
 from fedcache.commands import output
 from fedcache.errors import Exit, UsageError
-from fedcache.process import sigterm_interrupts
+from fedcache.process import replace_closed_streams, sigterm_interrupts
 
 MAIN, STORES, HELP, LISTS = "Extract and train", "Stores", "This installation", "What there is"
 
@@ -196,6 +196,7 @@ def main(argv: list[str] | None = None) -> None:
     Usage errors of the parser leave with exit 2 like all others, and with the envelope when ``--json`` was among the
     arguments, so that a script never has to read prose.
     """
+    replace_closed_streams()
     arguments = sys.argv[1:] if argv is None else argv
     code: Any
     try:

@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -152,6 +153,19 @@ def seldom_collected() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+def replace_closed_streams() -> None:
+    """Read from and write to nothing where the caller has closed a standard stream (``>&-``, some daemons).
+
+    No file that is opened later can then get the number of a stream, and be written into by what prints.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123  until the process ends
 
 
 def keep_freed_memory() -> bool:

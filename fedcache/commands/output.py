@@ -242,7 +242,7 @@ def as_told(error: BaseException) -> FedcacheError:
     if isinstance(error, FedcacheError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return StoppedError("Stopped at once.", "Run the same command again: it resumes.")
+        return StoppedError("Stopped at once.", "Run the same command again: what it has kept is not computed again.")
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         return MachineError(

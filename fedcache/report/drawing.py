@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,9 @@ Marks = Callable[..., None]
 """``marks(artist, words, runs)``: words behind each mark of an artist, and the keys of the runs that they are of, one
 for each mark, or one key for all of the artist, whose words may be ()."""
 Draw = Callable[[Any, Marks], None]
+
+_ALONE = threading.RLock()
+"""Matplotlib's settings are those of all threads: one figure is drawn at a time."""
 
 ElementTree.register_namespace("", SVG)
 ElementTree.register_namespace("xlink", XLINK)
@@ -115,7 +119,7 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> s
         "path.simplify_threshold": 0.5,
     }  # fmt: skip
     buffer = io.BytesIO()
-    with warnings.catch_warnings(), matplotlib.rc_context(style):
+    with _ALONE, warnings.catch_warnings(), matplotlib.rc_context(style):
         # A script that the font lacks is measured as boxes here and drawn by the browser's own fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(WIDTH, height), dpi=72, layout="constrained")
@@ -312,6 +316,7 @@ def write_drawing(path: Path, size: tuple[float, float], fill: Callable[[Any], N
     buffer = io.BytesIO()
     # Ids in an SVG are random, and a PDF carries the date, unless told otherwise.
     with (
+        _ALONE,
         warnings.catch_warnings(),
         matplotlib.rc_context({"svg.hashsalt": "fedcache", "font.size": 8, **(style or {})}),
     ):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedcache.errors import UsageError
-from fedcache.extract.inputs import IMAGES
+from fedcache.extract.inputs import ROWS
 from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.report.caution_words import caution_lines, drawn_clients
 from fedcache.report.comparison_output import caption, differences, sentences
@@ -94,7 +94,7 @@ def section_of(
 def _says(entries: Sequence[StoredRun], score: str) -> str:
     """What the table is of, and how it is to be read."""
     first = entries[0].result
-    holds = first["dataset"].get("holds", IMAGES)
+    holds = first["dataset"].get("holds", ROWS)  # features that were ingested may be of anything
     says = f"Dataset {str(first['dataset']['digest'])[:16]}, {first['dataset']['ok']:,} readable {holds}; partition "
     says += f"{str(first['partition']['digest'])[:16]}, {first['partition']['clients']} clients"
     says += "; every seed has its own, the first is drawn." if len(set(first["partition"]["digests"])) > 1 else "."
@@ -156,7 +156,7 @@ def _first_plots(ident: str, named: runs.Named, score: str, tests: Comparison | 
         costs.against_seconds(f"{ident}-seconds", named, score),
         runs.curves(f"{ident}-curves", shown),
         runs.spread(f"{ident}-clients", shown),
-        paired.differences(f"{ident}-differences", tests, {n: e.key for n, e in named}) if tests else None,
+        paired.differences(f"{ident}-differences", tests, {n: e.key for n, e in named}, len(named)) if tests else None,
         paired.ranks(f"{ident}-ranks", tests) if tests else None,
         *grids.sweeps(f"{ident}-grid", [e for _, e in named], score),
         *hyperparameters(f"{ident}-settings", [e for _, e in named], score),

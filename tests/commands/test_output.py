@@ -77,7 +77,8 @@ def test_a_terminal_is_told_after_a_while_that_a_silent_command_is_at_work(
     ("error", "code", "message", "hint"),
     [
         (StoreError("No store.", "Make one."), Exit.STORE, "No store.", "Make one."),
-        (KeyboardInterrupt(), Exit.INTERRUPTED, "Stopped at once.", "Run the same command again: it resumes."),
+        (KeyboardInterrupt(), Exit.INTERRUPTED, "Stopped at once.",
+         "Run the same command again: what it has kept is not computed again."),
         (FileNotFoundError(2, "No such file or directory", "x.bin"), Exit.ENVIRONMENT,
          "The system refused a file. x.bin: No such file or directory.",
          "Check that the folder exists, is a folder, and may be written; df shows free space."),

@@ -19,7 +19,7 @@ import fedcache as fc
 from fedcache.commands.options import pairs
 from fedcache.commands.predict import Answer, predictions_answer
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import CorruptionError, UsageError, memory_error
+from fedcache.errors import CorruptionError, Exit, UsageError, memory_error
 from fedcache.extract.extract_dataset import extract
 from fedcache.models.predictions import Prediction
 from fedcache.process import Stop
@@ -387,3 +387,20 @@ def test_weights_are_fetched_where_they_are_published(monkeypatch: pytest.Monkey
     assert pulled == ["clip-rn50"]
     assert done.data == {"name": "clip-rn50", "path": "w.bin", "sha256": "ab" * 32}
     assert "Downloading timm/model.bin" in done.err
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("words", [("runs", "list"), ("methods", "list"), ("--help",), ("report", "-o", "page.html")])
+def test_a_closed_stream_is_no_error_and_nothing_is_written_into_a_file(
+    own_home: Path, closed: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = piped(own_home, closed, *words)
+    assert code == 0, err
+    assert "Traceback" not in err
+    if words[0] == "report":
+        assert Path("page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_an_error_with_stderr_closed_keeps_its_exit_code(own_home: Path) -> None:
+    assert piped(own_home, "2>&-", "report", "nothing-of-that-name")[0] == Exit.USAGE

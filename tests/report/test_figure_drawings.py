@@ -177,7 +177,12 @@ def test_seconds_are_those_of_one_seed_and_take_two_runs(drawn: Drawn) -> None:
     assert made.rows == [["a", 3.0, 0.5, "front"], ["b", 4.0, 0.5, ""]]
     assert drawn.told == [["b: 50.00 %, 4 s"], ["a: 50.00 %, 3 s"]]
     assert "Dashed" not in made.says
+    assert "Written" not in made.says
     assert costs.against_seconds("p", two[:1]) is None
+    long = [(f"fedavg batch={b} lr=0.00{i}", took(i, i / 10, 1)) for i, b in ((1, 16), (2, 32))]
+    made = costs.against_seconds("p", long)
+    assert drawn.texts() == ["32 0.002", "16 0.001"]
+    assert made.says.endswith(" Written is batch, lr.")
 
 
 def test_a_confusion_is_squares_of_per_cent_of_the_true_class(drawn: Drawn) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedcache.report.figures.hyperparameters import hyperparameters, importance,
 from fedcache.report.figures.paired import differences, enough_blocks, ranks
 from fedcache.report.find_runs import StoredRun
 from fedcache.report.paired_blocks import PairedBlocks
+from fedcache.report.paired_rows import RowDifference
 from fedcache.report.paired_tests import compared
 
 NUMBERS = itertools.count()
@@ -101,6 +103,29 @@ def test_differences_have_intervals_and_fill_what_holm_tells_apart() -> None:
     assert 'data-run="key-of-b"' in drawn.svg
     assert "b: -40.00 points" in drawn.svg
     assert differences("d", blocks([0.9], [0.8])) is None
+    assert "hollow" not in drawn.says
+    assert " Of " not in drawn.says
+    first = differences("d", c, runs=31)
+    assert first is not None
+    assert first.says.endswith(" Of 30 runs the first 2, in the order of the table.")
+
+
+def test_intervals_are_all_over_seeds_or_all_over_rows() -> None:
+    """Two methods that no seed changes cannot be tested over seeds; rows tell them apart."""
+    c = blocks([0.9, 0.9, 0.9], [0.8, 0.8, 0.8], [0.5, 0.6, 0.55])
+    over_rows = RowDifference(100, 15, 5, 0.1, (0.03, 0.17), 0.01, "mcnemar", holm=0.02)
+    assert [p.interval is None for p in c.pairs] == [True, False]
+    with_rows = replace(c, pairs=tuple(replace(p, rows=over_rows) for p in c.pairs))
+    drawn = differences("d", with_rows)
+    assert drawn is not None
+    assert "over the test rows" in drawn.says
+    assert [row[2:] for row in drawn.rows] == [[0.03, 0.17, 0.02]] * 2
+    assert "could not be tested" not in drawn.says
+    half = differences("d", replace(c, pairs=(with_rows.pairs[0], c.pairs[1])))
+    assert half is not None
+    assert "over 3 seeds" in half.says
+    assert half.says.endswith(" A hollow dot without an interval could not be tested.")
+    assert [row[2] is None for row in half.rows] == [True, False]
 
 
 def test_ranks_are_drawn_where_they_can_tell_something() -> None:

@@ -108,7 +108,7 @@ def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
     made = section(12, entries)
     assert (made.ident, made.title) == ("s12", "t")
     assert made.says == (
-        f"Dataset {'d' * 16}, 1,797 readable images; partition {'p' * 16}, 3 clients. Sorted by test accuracy; the "
+        f"Dataset {'d' * 16}, 1,797 readable rows; partition {'p' * 16}, 3 clients. Sorted by test accuracy; the "
         "highest value of a column is bold. Worst 10 % is of the clients."
     )
     assert made.points == [("high", 0.5), ("low", 0.25), ("none", None)]

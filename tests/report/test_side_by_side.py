@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import threading
+import time
+import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedcache.progress import Silent
+from fedcache.progress import SIGN_OF_LIFE, Silent
 from fedcache.report import side_by_side
 from fedcache.report.drawing import Draw, Plot
 from fedcache.report.side_by_side import draw_all
@@ -52,21 +57,30 @@ def plots(count: int, fault: Any = None) -> list[Plot]:
 @pytest.fixture
 def three_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_by_side, "cores", lambda: 3)
+    # The threads of what runs the tests in several processes use nothing that drawing uses.
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
 
 
 def fail() -> None:
     raise ValueError("this figure cannot be drawn here")
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [None, fail, lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: sys.exit("ends")],
-    ids=["all end well", "an error", "killed", "exits"],
-)
+FAULTS = {
+    "all end well": None,
+    "an error": fail,
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "exits": lambda: sys.exit("ends"),
+    "a warning": lambda: warnings.warn("crowded", stacklevel=1),
+}
+
+
 @pytest.mark.usefixtures("three_cores")
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_drawings_are_the_same_bytes_whatever_becomes_of_a_process(
-    fault: Any, capfd: pytest.CaptureFixture[str]
+    fault: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(side_by_side, "PATIENCE", 1.0)
     many, told = plots(8, fault), Told()
     sys.stdout.write("in the buffer ")  # a process that is copied has it too, and must not write it
     draw_all(many, told)
@@ -119,3 +133,83 @@ def test_an_error_of_a_figure_is_raised_and_no_process_is_left(monkeypatch: pyte
     assert told.said[-1] == "stop"
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.usefixtures("three_cores")
+def test_a_warning_of_a_figure_that_a_process_draws_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = plots(6)
+    monkeypatch.setitem(vars(many[1]), "fill", lambda *_: warnings.warn("crowded", stacklevel=1))
+    draw_all(many, Silent())
+    with pytest.warns(UserWarning, match="crowded"):
+        assert many[1].svg
+
+
+def test_no_process_is_made_while_another_thread_may_hold_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the thread that tells a terminal that a command is at work may run."""
+    names: list[str] = []
+    threads = [threading.current_thread()]
+    monkeypatch.setattr(threading, "enumerate", lambda: threads)
+    monkeypatch.setattr(side_by_side, "cores", lambda: 2)
+    fork = os.fork
+    monkeypatch.setattr(os, "fork", lambda: [names.append(threads[-1].name), fork()][1])
+    for name in ("MainThread", SIGN_OF_LIFE, "of a notebook"):
+        threads[1:] = [] if name == "MainThread" else [threading.Thread(name=name)]
+        many = plots(4)
+        draw_all(many, Silent())
+        assert all("svg" in vars(p) for p in many)
+    assert names == ["MainThread", SIGN_OF_LIFE]
+
+
+def test_two_threads_draw_the_same_bytes() -> None:
+    both = plots(4), plots(4)
+    threads = [threading.Thread(target=draw_all, args=(many, Silent())) for many in both]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [[p.svg for p in many] for many in both] == [[p.svg for p in plots(4)]] * 2
+
+
+KILLED = """
+import sys, time
+sys.path[:0] = {path!r}
+from test_side_by_side import *
+import os
+monkey = pytest.MonkeyPatch()
+monkey.setattr(side_by_side, "cores", lambda: 3)
+def fill_of(i):
+    def fill(axes, marks):
+        if os.getpid() == here:
+            print("drawing", flush=True)
+            time.sleep(60)
+        axes.scatter(range(1500), range(1500))  # more than a pipe holds
+    return fill
+here = os.getpid()
+draw_all([Plot(f"p{{i}}", "", "a cloud", ("x",), [], fill_of(i)) for i in range(6)], Silent())
+"""
+
+
+def test_what_draws_ends_when_the_command_is_killed() -> None:
+    code = KILLED.format(path=[str(Path(__file__).parent), *sys.path])
+    command = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert command.stdout is not None
+    assert command.stdout.readline() == "drawing\n"
+    assert len(_of_session(command.pid)) == 3
+    command.kill()
+    command.wait()
+    until = time.monotonic() + 60
+    while _of_session(command.pid) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert _of_session(command.pid) == []
+    command.stdout.close()
+
+
+def _of_session(leader: int) -> list[int]:
+    """Processes of a session that are no zombies."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, _, _, session = (place / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(session) == leader and state != "Z":
+                found.append(int(place.name))
+    return found

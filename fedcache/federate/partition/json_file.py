@@ -41,7 +41,7 @@ def read_json(raw: memoryview, origin: str) -> object:
     try:
         return parse_json(bytes(raw))
     except ValueError as error:
-        raise corrupt(origin, f"it is neither arrays nor JSON ({type(error).__name__})") from error
+        raise corrupt(origin, "it is neither a file of arrays nor JSON, or it ends too early") from error
 
 
 def decode(payload: object, *, origin: str) -> dict[str, Any]:

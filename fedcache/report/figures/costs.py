@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.report.drawing import INK, SERIES, Cell, Marks, Plot, shortened, size
+from fedcache.report.drawing import INK, SERIES, Cell, Marks, Plot, settings_of, shortened, size
 from fedcache.report.figures.runs import Named
 from fedcache.report.find_runs import StoredRun
 from fedcache.runs.choice import BY_VALIDATION, NOT_A_CHOICE, has_validation
@@ -66,6 +66,8 @@ def _pareto(
     says = f"Accuracy in percent over {axis}; filled dots are on the front: nothing cheaper is as accurate. "
     says += f"The ring is {BY_VALIDATION if held else f'the {NOT_A_CHOICE}'}."
     says += " Dashed lines are what costs nothing here or needs all rows in one place." if levels else ""
+    of = settings_of([label for label, e, *_ in points if e.key in front], ON_FRONT)
+    says += f" Written is {of}." if of else ""
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.ticker import LogLocator

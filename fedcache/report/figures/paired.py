@@ -14,16 +14,18 @@ LEAST_BLOCKS = 5
 """Blocks from which on ranks are drawn, where the critical difference is also shorter than their scale."""
 
 
-def differences(ident: str, c: Comparison, keys: Mapping[str, str] | None = None) -> Plot | None:
+def differences(ident: str, c: Comparison, keys: Mapping[str, str] | None = None, runs: int = 0) -> Plot | None:
     """Every treatment's mean difference from the reference, in points, with its interval; None without intervals.
 
     Args:
         ident: unique in the page.
         c: pairs with one reference.
         keys: name of a treatment -> key of its run.
+        runs: that there are, where ``c`` compares the first of them.
     """
     pairs = [p for p in c.pairs if p.other == c.reference][:MOST_ROWS]
-    by_rows = not any(p.interval for p in pairs)
+    all_rows = all(p.rows and p.rows.interval for p in pairs)
+    by_rows = all_rows and not all(p.interval for p in pairs)  # of one kind, so that bars can be compared
     shown = [(p, p.rows.interval if p.rows else None, p.rows.holm if p.rows else None) if by_rows else
              (p, p.interval, p.holm) for p in pairs]  # fmt: skip
     if not any(reach for _, reach, _ in shown):
@@ -32,7 +34,9 @@ def differences(ident: str, c: Comparison, keys: Mapping[str, str] | None = None
     over = "the test rows" if by_rows else f"{len(c.blocks)} {c.over}"
     says = f"Mean difference from {c.reference} in points over {over}, with {100 * c.level:g} % "
     says += f"intervals; filled dots differ after Holm's correction at {alpha:.2g}."
-    says += f" The first {len(pairs)} of {len(c.pairs)}." if len(c.pairs) > len(pairs) else ""
+    of = max(len(c.pairs), runs - 1)
+    says += " A hollow dot without an interval could not be tested." if any(not reach for _, reach, _ in shown) else ""
+    says += f" Of {of} runs the first {len(pairs)}, in the order of the table." if of > len(pairs) else ""
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.collections import LineCollection

@@ -99,8 +99,8 @@ def test_a_file_that_ends_early_or_late_is_refused(partition):
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (b"", "neither arrays nor JSON"),
-        (b"PK\x03\x04 an archive", "neither arrays nor JSON"),
+        (b"", "neither a file of arrays nor JSON, or it ends too early"),
+        (b"PK\x03\x04 an archive", "neither a file of arrays nor JSON, or it ends too early"),
         (MAGIC, "and its head should have 0"),
         (MAGIC + struct.pack("<Q", 2**60), "and its head should have 1,152,921,504,606,846,976"),
         (MAGIC + struct.pack("<Q", 8) + b"[1, 2,3]", "does not have the digest it ends with"),
