@@ -79,9 +79,10 @@ def _begin(part: Sequence[Plot], others: Sequence[Drawing]) -> list[Drawing]:
     """Draw in a process, which writes to its pipe alone and ends at once; [] where there is no room for one.
 
     It leaves alone the streams, whose locks a thread of this process may have held, and all that is done when a process
-    ends. It ends too when this process is no more: nobody can read its pipe then.
+    ends. When this process is no more it draws no further figure, and nobody can read its pipe.
     """
     read, write = os.pipe()
+    asked = os.getpid()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, on locks that threads hold
@@ -99,7 +100,7 @@ def _begin(part: Sequence[Plot], others: Sequence[Drawing]) -> list[Drawing]:
         gc.freeze()  # what was made before belongs to the other process, and is not ended here
         warnings.simplefilter("error")  # whoever is warned draws again, and says it
         with os.fdopen(write, "wb") as answer:
-            answer.write(json.dumps([plot.svg for plot in part]).encode())
+            answer.write(json.dumps([plot.svg for plot in part if os.getppid() == asked]).encode())
     finally:
         os._exit(0)
 
