@@ -63,7 +63,8 @@ def gram_single(z: Tensor) -> Tensor:
     """
     single = z.float()
     if single.device.type == "cpu" and single.shape[-1] >= HALVED and single.shape[-2]:
-        return _gram_by_onednn(single) if onednn_works() else _gram_of_halves(single)
+        alone = torch.get_num_threads() == 1 and not onednn_works()
+        return _gram_of_halves(single) if alone else _gram_by_columns(single)
     if single.device.type != "cpu" and single.dim() == 2 and len(single) > SINGLE_ROWS:
         return _gram_of_many_blocks(single)
     total = gram(single[..., :SINGLE_ROWS, :]).double()
@@ -88,11 +89,11 @@ def _gram_of_many_blocks(single: Tensor) -> Tensor:
     return pack(total)
 
 
-def _gram_by_onednn(single: Tensor) -> Tensor:
-    """``gram_single`` of float32 rows [.., n, D], n > 0, by products of columns that oneDNN computes.
+def _gram_by_columns(single: Tensor) -> Tensor:
+    """``gram_single`` of float32 rows [.., n, D], n > 0, by products of columns, of oneDNN where it works.
 
-    They take 0.7 to 0.85 of the time of ssyrk where the process keeps freed memory, as commands do. A last block is
-    filled up with rows of zeros, which change nothing, as oneDNN compiles a kernel for every number of rows.
+    Those take 0.7 to 0.85 of the time of ssyrk where the process keeps freed memory, as commands do. For them a last
+    block is filled up with rows of zeros, which change nothing, as oneDNN compiles a kernel for every number of rows.
     """
     lead, (n, D) = single.shape[:-2], single.shape[-2:]
     made = single.new_empty((*lead, D * (D + 1) // 2), dtype=torch.float64)
@@ -100,8 +101,9 @@ def _gram_by_onednn(single: Tensor) -> Tensor:
     for rows, out in zip(single.reshape(-1, n, D), made.view(-1, D * (D + 1) // 2), strict=True):
         total = single.new_zeros(D, D, dtype=torch.float64)
         for block in rows.split(SINGLE_ROWS):
-            missing = -len(block) % HALVED
-            columns = (pad(block, (0, 0, 0, missing)) if missing else block).mT.contiguous()
+            columns, missing = block.mT, -len(block) % HALVED
+            if onednn_works():
+                columns = (pad(block, (0, 0, 0, missing)) if missing else block).mT.contiguous()
             for a, b in pairwise(edges):
                 total[a:b, a:] += times_transposed(columns[a:b], columns[a:])
         out.copy_(total.view(-1).index_select(0, _triangle(D, single.device)))
@@ -109,9 +111,10 @@ def _gram_by_onednn(single: Tensor) -> Tensor:
 
 
 def _gram_of_halves(single: Tensor) -> Tensor:
-    """``gram_single`` of float32 rows [.., n, D] on the CPU, by the BLAS routine that computes one triangle (ssyrk).
+    """``gram_single`` of float32 rows [.., n, D] by the BLAS routine that computes one triangle (ssyrk), on one thread.
 
-    It takes three quarters of the time of products by blocks of columns.
+    It takes 0.9 of the time of products of columns. It is scipy's: on several threads these and torch's wait for one
+    another at full speed, and Fed3R of 10^7 x 256 took 44 s on two threads and 26 s on one.
     """
     from scipy.linalg.blas import ssyrk  # a tenth of a second to import
 
@@ -120,8 +123,7 @@ def _gram_of_halves(single: Tensor) -> Tensor:
     edges = _edges(D)
     part = np.zeros((D, D), np.float32, order="F")
     upper = torch.from_numpy(part.T)  # the lower triangle by columns is the upper one by rows
-    # As many threads as torch has: BLAS of another library asks nobody.
-    with _blas().limit(limits=torch.get_num_threads(), user_api="blas"):
+    with _blas().limit(limits=1, user_api="blas"):  # another library's BLAS does not ask torch
         for rows, out in zip(single.reshape(-1, n, D), made.view(-1, D * (D + 1) // 2), strict=True):
             total = upper if n <= SINGLE_ROWS else torch.zeros(D, D, dtype=torch.float64)
             for start in range(0, n, SINGLE_ROWS):
