@@ -197,9 +197,8 @@ def caution_notes(named: runs.Named) -> list[str]:
             kinds.setdefault(lines[0].partition(":")[0], []).append((label, " ".join(lines)))
     notes = []
     for found in kinds.values():
-        many = len(found) > MOST_NAMED
-        notes += [f"{'' if not many else f'{len(found)} runs; the lowest of them is '}{label}: {words}"
-                  for label, words in (found[-1:] if many else found)]  # fmt: skip
+        each = [f"{label}: {words}" for label, words in found]
+        notes += each if len(each) <= MOST_NAMED else [f"{len(each)} runs; the lowest of them is {each[-1]}"]
     return notes
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.report.drawing import INK, SERIES, Cell, Marks, Plot, name_places, short
+from fedcache.report.figures.grids import tiles
 from fedcache.report.figures.runs import MOST_DRAWN
 from fedcache.report.find_runs import StoredRun
 
@@ -37,20 +38,13 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
         return Plot(ident, title, says, columns, rows, _bars(gap, order[:MOST_PAIRS], names), height=4.4)
 
     def fill(axes: Any, marks: Marks) -> None:
-        from matplotlib.patches import Rectangle
-
         most = float(np.abs(gap).max())
-        for i, j in sorted(order):
-            v = float(gap[i, j])
-            if not v:
-                continue
-            colour, depth = SERIES[0] if v > 0 else SERIES[1], 0.06 + 0.8 * abs(v) / most
-            square = Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=colour, alpha=depth, linewidth=0)
-            axes.add_patch(square)
-            marks(square, [f"{names[i]} taken for {names[j]}: {v:+.1f} points"])
-            if len(gap) <= 10 and abs(v) >= 0.5:
-                axes.text(j, i, f"{v:+.0f}", ha="center", va="center", color=INK)
-        axes.grid(visible=False)
+        cells = [(i, j, float(gap[i, j])) for i, j in sorted(order) if gap[i, j]]
+        tiles(axes, [(j, i) for i, j, _ in cells],
+              [(SERIES[0] if v > 0 else SERIES[1], 0.06 + 0.8 * abs(v) / most) for *_, v in cells],
+              [f"{v:+.0f}" if len(gap) <= 10 and abs(v) >= 0.5 else "" for *_, v in cells], [INK] * len(cells),
+              marks=marks, words=[f"{names[i]} taken for {names[j]}: {v:+.1f} points" for i, j, v in cells],
+              )  # fmt: skip
         name_places(axes.set_xticks, names, rotation=90 if max(map(len, names)) > 3 else 0)
         name_places(axes.set_yticks, names)
         axes.set(xlabel="predicted", ylabel="true class", xlim=(-0.5, len(gap) - 0.5), ylim=(len(gap) - 0.5, -0.5))

@@ -123,21 +123,39 @@ def squares(
     runs: Sequence[str] = (),
 ) -> None:
     """Squares (x, y, value, words) whose depth of one colour is the value; their numbers are written where they fit."""
-    from matplotlib.collections import PolyCollection
-
     values = np.array([v for *_, v, _ in cells])
     low, high = float(values.min()), float(values.max())
     depth = 0.06 + 0.86 * (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
-    corners = [[(x - 0.5, y - 0.5), (x + 0.5, y - 0.5), (x + 0.5, y + 0.5), (x - 0.5, y + 0.5)] for x, y, *_ in cells]
-    drawn = PolyCollection(corners, facecolors=[(SERIES[0], float(a)) for a in depth], linewidths=0)
-    marks(axes.add_collection(drawn), [said for *_, said in cells], runs or "")
-    for (x, y, v, _), alpha in zip([] if small else cells, depth, strict=False):
-        # Ink on pale squares and paper on deep ones; in the dark both are turned round.
-        words = axes.text(x, y, form.format(v), ha="center", va="center", color=PAPER if alpha > 0.6 else INK)
-        words.set_in_layout(False)  # it lies inside
-    axes.grid(visible=False)
+    # Ink on pale squares and paper on deep ones; in the dark both are turned round.
+    inks = [PAPER if a > 0.6 else INK for a in depth]
+    numbers = ["" if small else form.format(v) for v in values]
+    tiles(axes, [(x, y) for x, y, *_ in cells], [(SERIES[0], float(a)) for a in depth], numbers, inks, marks=marks,
+          words=[said for *_, said in cells], runs=runs)  # fmt: skip
     for side in axes.spines.values():
         side.set_visible(False)
+
+
+def tiles(
+    axes: Any,
+    middles: Sequence[tuple[int, int]],
+    colours: Sequence[tuple[str, float]],
+    numbers: Sequence[str],
+    inks: Sequence[str],
+    *,
+    marks: Marks,
+    words: Sequence[str],
+    runs: Sequence[str] = (),
+) -> None:
+    """Unit squares by their middles, each of a colour with its depth; what is written on them, "" for nothing."""
+    from matplotlib.collections import PolyCollection
+
+    corners = [[(x - 0.5, y - 0.5), (x + 0.5, y - 0.5), (x + 0.5, y + 0.5), (x - 0.5, y + 0.5)] for x, y in middles]
+    drawn = axes.add_collection(PolyCollection(corners, facecolors=list(colours), linewidths=0))
+    marks(drawn, words, runs or "")
+    for (x, y), number, ink in zip(middles, numbers, inks, strict=True):
+        if number:  # it lies inside, and needs no room
+            axes.text(x, y, number, ha="center", va="center", color=ink).set_in_layout(False)
+    axes.grid(visible=False)
 
 
 def order_of_value(value: str) -> tuple[int, float, str]:

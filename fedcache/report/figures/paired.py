@@ -46,13 +46,13 @@ def differences(ident: str, c: Comparison, keys: Mapping[str, str] | None = None
                 + (f", {100 * reach[0]:+.2f} to {100 * reach[1]:+.2f}" if reach else "")
                 + (f", p {show_p(holm)} (Holm)" if holm is not None else "")
                 for p, reach, holm in shown]  # fmt: skip
-        of = [(keys or {}).get(p.one, "") for p, *_ in shown]
+        of_run = [(keys or {}).get(p.one, "") for p, *_ in shown]
         long = [(y, reach) for y, (_, reach, _) in enumerate(shown) if reach is not None]
         lines = LineCollection([[(100 * v, y) for v in reach] for y, reach in long], colors=SERIES[0], linewidths=1.6)
-        marks(axes.add_collection(lines), [said[y] for y, _ in long], [of[y] for y, _ in long])
+        marks(axes.add_collection(lines), [said[y] for y, _ in long], [of_run[y] for y, _ in long])
         values, sure = [100 * p.difference for p, *_ in shown], [h is not None and h < alpha for *_, h in shown]
         faces = [SERIES[0] if s else "none" for s in sure]
-        marks(axes.scatter(values, range(len(shown)), s=34, facecolors=faces, edgecolors=SERIES[0]), said, of)
+        marks(axes.scatter(values, range(len(shown)), s=34, facecolors=faces, edgecolors=SERIES[0]), said, of_run)
         names = [p.one for p in pairs]
         axes.set_yticks(range(len(pairs)), shortened(names, 20))
         axes.set(xlabel="difference in points", ylabel=settings_of(names, 20), ylim=(len(pairs) - 0.4, -0.6))
