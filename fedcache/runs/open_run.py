@@ -66,6 +66,9 @@ def prepare_run(
     extracting = source.open(method, settings)
     arrays = source.arrays(method, settings)
     partitions, name = source.partitions(method, seeds)
+    clients = len(next(iter(partitions.values())).clients)
+    check_recordable(clients)
+    check_participation(config, clients)  # before features are read
     feat_post = source.feat_post(method, settings, arrays)
     if "feat_post" in settings:
         settings = {**settings, "feat_post": feat_post}
@@ -73,8 +76,6 @@ def prepare_run(
     if features.data.text is not None and isinstance(source, StoreRows | ShardRows):
         check_text(source.store if isinstance(source, StoreRows) else source.stores[0], features.arrays[0])
     domains, classes = source.names()
-    clients = len(next(iter(partitions.values())).clients)
-    check_recordable(clients)
     return RunInputs(
         method=method,
         settings=settings,

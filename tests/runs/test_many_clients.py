@@ -17,6 +17,7 @@ from fedcache.errors import CorruptionError, Exit
 from fedcache.models import collect
 from fedcache.runs import forecast
 from fedcache.runs.client_columns import CLIENTS_IN_RESULT, client_columns
+from fedcache.runs.row_sources import StoreRows
 
 M = CLIENTS_IN_RESULT + 200
 WORDS = ("--scheme", "iid", "--clients", M, "--rounds", 2, "--participation", 5)
@@ -142,10 +143,14 @@ def test_a_run_of_many_clients_is_taken_up_and_its_file_is_a_promise(store: Path
     [
         (("--eval-clients", 5_000), f"--eval-clients 5000, but there are {M} clients."),
         (("--eval-clients", "some"), "--eval-clients some is neither a number of clients nor a share."),
+        (("--participation", M + 1), f"--participation {M + 1}, but there are {M} clients."),
     ],
 )
-def test_wrong_numbers_of_scored_clients_are_answered(store: Path, words: tuple[object, ...], why: str) -> None:
-    refused = fedcache("train", "--method", "fedrep", *words, *WORDS)
+def test_wrong_numbers_of_clients_are_refused_before_features_are_read(
+    store: Path, words: tuple[object, ...], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StoreRows, "read", lambda *_: pytest.fail("features were read"))
+    refused = fedcache("train", "--method", "fedrep", *WORDS, *words)
     assert refused.code == 2
     assert why in refused.err
 
