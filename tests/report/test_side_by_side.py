@@ -61,6 +61,28 @@ def three_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The processes that are made from here on; others may be children of what runs the tests."""
+    made: list[int] = []
+    fork = os.fork
+
+    def noted() -> int:
+        made.append(fork())
+        return made[-1]
+
+    monkeypatch.setattr(os, "fork", noted)
+    return made
+
+
+def none_is_left(made: list[int]) -> None:
+    """Two processes were made, and both have ended and were waited for."""
+    assert len(made) == 2
+    for process in made:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(process, os.WNOHANG)
+
+
 def fail() -> None:
     raise ValueError("this figure cannot be drawn here")
 
@@ -78,7 +100,7 @@ FAULTS = {
 @pytest.mark.usefixtures("three_cores")
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_drawings_are_the_same_bytes_whatever_becomes_of_a_process(
-    fault: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fault: Any, forked: list[int], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(side_by_side, "PATIENCE", 1.0)
     many, told = plots(8, fault), Told()
@@ -89,8 +111,7 @@ def test_drawings_are_the_same_bytes_whatever_becomes_of_a_process(
     assert [p.svg for p in many] == [p.svg for p in plots(8)]
     assert told.said == [("drawing", 8, "figures"), 3, 3, 2, "stop"]
     assert capfd.readouterr() == ("in the buffer ", "")
-    with pytest.raises(ChildProcessError):  # none is left behind
-        os.waitpid(-1, os.WNOHANG)
+    none_is_left(forked)
 
 
 @pytest.mark.usefixtures("three_cores")
@@ -125,14 +146,15 @@ def test_no_figure_is_no_work() -> None:
 
 
 @pytest.mark.usefixtures("three_cores")
-def test_an_error_of_a_figure_is_raised_and_no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_figure_is_raised_and_no_process_is_left(
+    forked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     many, told = plots(6), Told()
     monkeypatch.setitem(vars(many[0]), "fill", lambda *_: fail())
     with pytest.raises(ValueError, match="cannot be drawn"):
         draw_all(many, told)
     assert told.said[-1] == "stop"
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    none_is_left(forked)
 
 
 @pytest.mark.usefixtures("three_cores")
