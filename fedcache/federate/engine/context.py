@@ -75,7 +75,7 @@ def key_hash(*key: int | str) -> int:
 
 
 def _digest(*key: int | str) -> bytes:
-    return hashlib.blake2b("\0".join(str(k) for k in key).encode(), digest_size=4 * WORDS).digest()
+    return hashlib.blake2b("\0".join(map(str, key)).encode(), digest_size=4 * WORDS).digest()
 
 
 def generator(seed: int, purpose: str, *key: int | str) -> np.random.Generator:
@@ -158,10 +158,10 @@ class ClientRng:
 
     def stack(self, parts: Sequence[np.ndarray]) -> Tensor:
         """One array per client -> one tensor with the leading axes of this context, padded with 0."""
-        if len(parts) == 1:
-            out = np.asarray(parts[0])[None]
+        longest = max(p.shape[0] for p in parts)
+        if all(p.shape[0] == longest for p in parts):
+            out = np.concatenate(parts).reshape(len(parts), *parts[0].shape)
         else:
-            longest = max(p.shape[0] for p in parts)
             out = np.zeros((len(parts), longest, *parts[0].shape[1:]), parts[0].dtype)
             for row, part in zip(out, parts, strict=True):
                 row[: part.shape[0]] = part

@@ -75,13 +75,12 @@ def minibatches(
         the number of clients that still have rows, always a prefix, and their batch.
     """
     views = training_views(data, ctx, epoch, purpose) if views is None else views
-    sizes = [batch_sizes(n, ctx.hp) for n in data.n]
-    steps = len(sizes[0])
+    sizes = {n: batch_sizes(n, ctx.hp) for n in dict.fromkeys(data.n)}  # many clients have equally many rows
+    steps = len(sizes[data.n[0]])
     if not steps:
         return
-    table = np.zeros((len(sizes), steps), np.int64)
-    for row, known in zip(table, sizes, strict=True):
-        row[: len(known)] = known
+    padded = {n: known + [0] * (steps - len(known)) for n, known in sizes.items()}
+    table = np.array([padded[n] for n in data.n], np.int64)
     alive = (table > 0).sum(0)
     widths = table.max(0)
     order = ctx.rng.permutations(purpose, data.n, epoch)

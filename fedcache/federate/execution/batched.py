@@ -1,7 +1,7 @@
 """Chunks of clients, of all points of a grid, as one batch with the leading axes (M,) or (G, M).
 
 The steps of small heads are nearly all dispatch, which a chunk pays once; larger heads gain while a chunk's parameters
-stay in the cache. On a GPU every head gains, and what clients upload is summed by one kernel instead of one for each.
+stay in the cache. On a GPU every head gains. Small uploads, and all on a GPU, are summed by one product over a chunk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.linear import Tree
 
 SMALL_HEAD = 64 << 10
-"""Heads up to this many bytes are nearly all dispatch, which the points of a grid share as clients do."""
+"""Heads up to this many bytes are nearly all dispatch, which the points of a grid share as clients do; and uploads."""
 
 FEWEST, FEW = 4, 8
 """Clients with larger heads that gain more by shared dispatch than they lose in the cache, and those that gain most."""
@@ -98,19 +98,22 @@ class Batched(Executor):
             state, up = first.method.fit(down, batch.states(chunk, down), data, ctx)
             accepted = batch.accepts(up, state, chunk, pipeline, sent)
             batch.store(chunk, state, whole=len(chunk) == len(order))
-            if accepted and self.sums_uploads():
+            if accepted and self.sums_uploads(up, len(chunk)):
                 self.pool_chunk(chunk, up, pipeline)
                 self.note_sent(chunk, up, itemsize(up), sent)
                 continue
-            # Uploads leave the chunk one by one, as they would leave the clients.
             for j, c in enumerate(chunk if accepted else ()):
                 own = batch.of_client(up, j)
                 pipeline.add(own, c, validated=True)
                 batch.note_sent(c, own, itemsize(up), sent)
 
-    def sums_uploads(self) -> bool:
-        """Whether what a chunk uploads is pooled by sums over its clients: on a GPU, where one kernel sums them."""
-        return self.batch.points[0].env.device.type != "cpu"
+    def sums_uploads(self, up: Tree, clients: int) -> bool:
+        """Whether what a chunk uploads is pooled by one sum over its clients: small uploads, and all on a GPU.
+
+        On a CPU a sum would first copy large ones. A client that sends nothing may be refused, so it comes alone.
+        """
+        size, device = sum(t.nbytes for t in up.values()), self.batch.points[0].env.device.type
+        return size > 0 and (size <= SMALL_HEAD * clients or device != "cpu")
 
     def pool_chunk(
         self, chunk: Sequence[int], up: Tree, pipeline: UploadPipeline, each: Mapping[str, list[Tensor]] | None = None
@@ -120,10 +123,9 @@ class Batched(Executor):
         ``each`` has further tensors to stack, by client, with an axis of points of length 1 or more.
         """
         rules = {name: pipeline.rule(name) for name in up}
-        factors: dict[str, list[float]] = {}  # of the clients, by rule
-        for name in (n for n, rule in rules.items() if rule != "stack"):
-            if rules[name] not in factors:
-                factors[rules[name]] = [pipeline.factor(name, c) for c in chunk]
+        one_of: dict[str, str] = {rule: name for name, rule in rules.items() if rule != "stack"}
+        factors = {rule: pipeline.factors(name, chunk) for rule, name in one_of.items()}
+        for name in (n for n, rule in rules.items() if rule in factors):
             total = self.batch.weighted_sum(up[name], factors[rules[name]])
             pipeline.add_sum(name, total, up[name].dtype)
         stacked = {n: t for n, t in up.items() if rules[n] == "stack"}

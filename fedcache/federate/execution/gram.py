@@ -245,7 +245,7 @@ class Gram(Batched):
             if pipeline.rule(name) == "stack":
                 each[name] = frame.each(W)
             else:
-                total = frame.pooled(W, [pipeline.factor(name, c) for c in order])
+                total = frame.pooled(W, pipeline.factors(name, order))
                 pipeline.add_sum(name, total if batch.axes == 2 else total[0], W.dtype)
         # All other tensors are as in the batched execution, summed over the chunk at once.
         self.pool_chunk(order, rest, pipeline, each)

@@ -150,10 +150,11 @@ class GramMatrices:
         A = A.mT if swapped else A
         M, _, first, second = A.shape
         scaled = A.flatten(2) * A.new_tensor(weights).view(M, 1, 1)
-        cut = [scaled[m, : self.n[c]] for m, c in enumerate(clients)]
         block = self.rows(clients)
+        alike = block is not None and len(block) == M * A.shape[1]  # no client has fewer rows than another
+        cut = [scaled.flatten(0, 1)] if alike else [scaled[m, : self.n[c]] for m, c in enumerate(clients)]
         if block is not None:
-            total = _summed_product(torch.cat(cut), block)
+            total = _summed_product(cut[0] if alike else torch.cat(cut), block)
         else:
             total = A.new_zeros(first * second, self.packed.shape[1])
             for part, c in zip(cut, clients, strict=True):

@@ -157,10 +157,9 @@ class UploadPipeline:
         """How an engine hands over the uploads of that name: one by one where they are kept or stacked."""
         return self._pool.rule(name)
 
-    def factor(self, name: str, client: int) -> float:
-        """What multiplies the upload of a client in a sum."""
-        weight = self.weight(client)
-        return self._pool.factor(name, weight, self._scale(client, weight))
+    def factors(self, name: str, clients: Sequence[int]) -> list[float]:
+        """What multiplies the uploads of some clients in a sum."""
+        return [self._pool.factor(name, w := self.weight(c), self._scale(c, w)) for c in clients]
 
     def weight(self, client: int) -> float:
         """What a client's upload weighs in a mean: its rows, or as much of them as ``--max-share`` leaves it."""

@@ -44,7 +44,7 @@ class LastFirst(Executor):
 
 
 class Summed(Batched):
-    """``batched`` as it pools on a GPU: what a chunk uploads by one sum over its clients."""
+    """``batched`` as it pools on a GPU: whatever a chunk uploads by one sum over its clients."""
 
     name = "summed"
 
@@ -52,7 +52,7 @@ class Summed(Batched):
     def serves(cls, method, hp, load):
         return Batched.serves(method, hp, load)
 
-    def sums_uploads(self):
+    def sums_uploads(self, up, clients):
         return True
 
 
