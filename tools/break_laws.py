@@ -50,7 +50,7 @@ class Breakage:
 
 B = Breakage
 LANES, ROUNDS, STEPS = "federate/engine/context.py", "federate/engine/run_state.py", "federate/engine/local_training.py"
-BATCH, BATCHED = "federate/execution/grid_batch.py", "federate/execution/batched.py"
+BATCH = "federate/execution/grid_batch.py"
 GRAM, GRAM_STATES = "federate/execution/gram.py", "federate/execution/gram_states.py"
 SAMPLING, OPTIMISER = "federate/engine/sampling.py", "federate/engine/optimiser.py"
 TIME, TIMED = "federate/engine/simulated_time.py", "federate/engine/timed_run.py"
@@ -67,7 +67,7 @@ TABLE = (
     B("executions_agree", "what a step replaced is lost when a lane comes to rest", STEPS,
       "_write_back(full, view, now)\n            now", "now", "fst-cbdg"),
     B("executions_agree", "lanes without rows left keep stepping", STEPS,
-      "alive = (table > 0).sum(0)", "alive = np.full(steps, len(sizes))", "solo"),
+      "alive = (table > 0).sum(0)", "alive = np.full(steps, len(data.n))", "solo"),
     B("executions_agree", "FedProto's distance is summed over the lanes", METHODS + "fedproto.py",
       "(w * known * distance).sum(-1)", "(w * known * distance).sum()", "fedproto"),
     B("a_grid_point_is_the_run_alone", "every point deploys the first one's model", BATCH,
@@ -77,8 +77,8 @@ TABLE = (
       "{n: t[j, :R, :, g] for", "{n: t[j, :R, :, 0] for", "solo and gram"),
     B("dual_serves_sgd_on_features", "FedAvg gives up its coordinates", METHODS + "fedavg.py",
       "executions=ON_ROWS", 'executions=("sequential", "batched")', "fedavg"),
-    B("chunks_change_nothing", "every client of a chunk sends what its first one does", BATCHED,
-      "own = batch.of_client(up, j)", "own = batch.of_client(up, 0)",
+    B("chunks_change_nothing", "every client of a chunk sends what its first one does", BATCH,
+      "full = t.expand(*t.shape[:axis],", "full = t.narrow(axis, 0, 1).expand(*t.shape[:axis],",
       "fedavg and batched"),
     B("chunks_change_nothing", "draws go by the place in the chunk", LANES, KEY,
       KEY.replace("c,", "i,").replace("for c in", "for i, c in enumerate(").replace("clients]", "clients)]"), "solo"),

@@ -165,7 +165,7 @@ class ClientRng:
             out = np.zeros((len(parts), longest, *parts[0].shape[1:]), parts[0].dtype)
             for row, part in zip(out, parts, strict=True):
                 row[: part.shape[0]] = part
-        t = torch.from_numpy(np.ascontiguousarray(out))
+        t = torch.from_numpy(out)
         t = t.to(self.device, self.dtype) if t.is_floating_point() else t.to(self.device)
         return t[0] if self.axes == 0 else t[None] if self.axes == 2 else t
 

@@ -368,7 +368,7 @@ class RunState:
         who = np.array((*ids, *self.lost), np.int64)  # no client twice; the lost send nothing
         sizes = np.zeros((len(who), 2), np.int64)
         sizes[: len(ids)] = np.fromiter(chain.from_iterable(ups), np.int64, 2 * len(ids)).reshape(-1, 2)
-        fresh = ~np.isin(who, list(self.early)) if self.early else np.ones(len(who), bool)
+        fresh = ~np.isin(who, list(self.early))
         text = np.where(self.met[who], 0, once)  # with a client's first broadcast
         text_bytes = text * (env.text.element_size() if env.text is not None else 0)
         sent, got = sizes[:, 0], fresh * received

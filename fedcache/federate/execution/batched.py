@@ -22,7 +22,7 @@ from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.linear import Tree
 
 SMALL_HEAD = 64 << 10
-"""Heads up to this many bytes are nearly all dispatch, which the points of a grid share as clients do; and uploads."""
+"""Heads and uploads up to this many bytes are nearly all dispatch, which clients of a chunk and points share."""
 
 FEWEST, FEW = 4, 8
 """Clients with larger heads that gain more by shared dispatch than they lose in the cache, and those that gain most."""
@@ -100,12 +100,11 @@ class Batched(Executor):
             batch.store(chunk, state, whole=len(chunk) == len(order))
             if accepted and self.sums_uploads(up, len(chunk)):
                 self.pool_chunk(chunk, up, pipeline)
+            elif accepted:
+                for j, c in enumerate(chunk):
+                    pipeline.add(batch.of_client(up, j), c, validated=True)
+            if accepted:
                 self.note_sent(chunk, up, itemsize(up), sent)
-                continue
-            for j, c in enumerate(chunk if accepted else ()):
-                own = batch.of_client(up, j)
-                pipeline.add(own, c, validated=True)
-                batch.note_sent(c, own, itemsize(up), sent)
 
     def sums_uploads(self, up: Tree, clients: int) -> bool:
         """Whether what a chunk uploads is pooled by one sum over its clients: small uploads, and all on a GPU.

@@ -151,14 +151,15 @@ class GramMatrices:
         M, _, first, second = A.shape
         scaled = A.flatten(2) * A.new_tensor(weights).view(M, 1, 1)
         block = self.rows(clients)
-        alike = block is not None and len(block) == M * A.shape[1]  # no client has fewer rows than another
-        cut = [scaled.flatten(0, 1)] if alike else [scaled[m, : self.n[c]] for m, c in enumerate(clients)]
-        if block is not None:
-            total = _summed_product(cut[0] if alike else torch.cat(cut), block)
-        else:
+        if block is None:
             total = A.new_zeros(first * second, self.packed.shape[1])
-            for part, c in zip(cut, clients, strict=True):
-                total.addmm_(part.mT, self.of(c))
+            for of_client, c in zip(scaled, clients, strict=True):
+                total.addmm_(of_client[: self.n[c]].mT, self.of(c))
+        elif len(block) == M * A.shape[1]:  # no client has fewer rows than another
+            total = _summed_product(scaled.flatten(0, 1), block)
+        else:
+            cut = torch.cat([of_client[: self.n[c]] for of_client, c in zip(scaled, clients, strict=True)])
+            total = _summed_product(cut, block)
         total = total.view(first, second, -1)
         return total if swapped else total.permute(1, 0, 2)
 
