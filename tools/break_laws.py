@@ -65,7 +65,7 @@ PRIVACY = "federate/trust/privacy.py"
 SUMS = 'return {"sum": total, "count": count'
 TABLE = (
     B("executions_agree", "what a step replaced is lost when a lane comes to rest", STEPS,
-      "_write_back(full, view, now)\n            now", "now", "fst-cbdg"),
+      "_write_back(full, view, now)\n            now", "now", "fedavg"),
     B("executions_agree", "lanes without rows left keep stepping", STEPS,
       "alive = (table > 0).sum(0)", "alive = np.full(steps, len(data.n))", "solo"),
     B("executions_agree", "FedProto's distance is summed over the lanes", METHODS + "fedproto.py",

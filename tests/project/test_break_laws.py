@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,12 @@ def tool(name):
 
 
 break_laws, make_trust = tool("break_laws"), tool("make_trust")
+NAMES = Counter(
+    name
+    for file in (ROOT / "tests").rglob("test_*.py")
+    for name in re.findall(r"^def test_(\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+)
+"""How many tests have a name."""
 
 
 @pytest.mark.parametrize("row", break_laws.TABLE, ids=lambda row: row.what)
@@ -29,6 +37,7 @@ def test_a_mutation_finds_its_place_and_its_law(row):
     assert text.count(row.old) == 1
     assert row.new not in text or row.new in row.old
     assert row.law in break_laws.laws()
+    assert NAMES[row.law] <= 1, "of tests with one name the last one alone is tried"
 
 
 def test_every_law_of_the_engine_has_a_mutation():

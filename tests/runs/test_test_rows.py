@@ -84,7 +84,7 @@ def test_the_sums_over_rows_are_the_accuracies(made: tuple[np.ndarray, ClientTab
     assert all(np.array_equal(getattr(again, n), getattr(rows, n)) for n in rows.to_dict())
 
 
-def test_two_clients_by_hand() -> None:
+def test_rows_of_two_clients_by_hand() -> None:
     labels = np.array([0, 1, 2, -1])
     clients = [Client("a", np.arange(1), np.array([0, 1, 3])), Client("b", np.arange(1), np.array([1, 2]))]
     models = evaluate.PersonalModels(lambda i: one_hot(np.array([[0, 0, 0, 0], [1, 1, 1, 1]])[i]))
