@@ -1,7 +1,8 @@
 """The version and the address of the project, in every file that has them.
 
     python tools/release.py check                              # what is missing for a release; exit 1 if anything is
-    python tools/release.py set 0.2.0 --date 2026-11-24        # Unreleased becomes the section of that version
+    python tools/release.py set 0.2.0 --date 2026-11-24        # Unreleased becomes the section of that version,
+                                                               # with the notes of changes/
     python tools/release.py set 0.3.0.dev0                     # opens the next Unreleased
     python tools/release.py address https://HOST/OWNER/NAME    # project URLs, citation and documentation
 
@@ -80,6 +81,24 @@ def missing(root: Path = ROOT) -> list[str]:
     return wrong
 
 
+KINDS = ("added", "changed", "fixed", "removed")
+
+
+def collect_notes(root: Path) -> str:
+    """Notes of ``changes/NAME.KIND.md`` as a changelog section; the files are deleted."""
+    found = []
+    for kind in KINDS:
+        notes = sorted((root / "changes").glob(f"*.{kind}.md"))
+        if not notes:
+            continue
+        found.append(f"### {kind.capitalize()}\n")
+        for note in notes:
+            found.append(note.read_text(encoding="utf-8").strip() + "\n")
+            note.unlink()
+        found.append("\n")
+    return "".join(found)
+
+
 def set_version(version: str, date: str, root: Path = ROOT) -> None:
     """Write a version into every file that has it. SystemExit for what is no version or no day."""
     if not VERSION.fullmatch(version):
@@ -98,7 +117,11 @@ def set_version(version: str, date: str, root: Path = ROOT) -> None:
     dated = "" if under_way else f"\ndate-released: {date}"
     replace("CITATION.cff", r"^version: .+$(\ndate-released: .+$)?", f"version: {version}{dated}", root)
     if not under_way:
-        replace("CHANGELOG.md", r"^## Unreleased$", f"## {version} - {date}", root)
+        notes = collect_notes(root)
+        heading = f"## {version} - {date}"
+        if notes:
+            heading = f"{heading}\n\n{notes.rstrip()}"
+        replace("CHANGELOG.md", r"^## Unreleased$", heading, root)
     elif "\n## Unreleased\n" not in read("CHANGELOG.md", root):
         text = read("CHANGELOG.md", root)
         (root / "CHANGELOG.md").write_text(text.replace("\n## ", "\n## Unreleased\n\n## ", 1), encoding="utf-8")

@@ -75,6 +75,24 @@ def test_a_release_is_named_and_dated_everywhere_and_the_next_one_opens(copy: Pa
         RELEASE.set_version("9.2", "2026-12-25", copy)
 
 
+def test_a_release_collects_the_notes_of_changes(copy: Path) -> None:
+    (copy / "changes").mkdir()
+    (copy / "changes" / "zebra.fixed.md").write_text("- The second fix.\n", encoding="utf-8")
+    (copy / "changes" / "ant.fixed.md").write_text("- The first fix.\n", encoding="utf-8")
+    (copy / "changes" / "new.added.md").write_text("- A feature.\n", encoding="utf-8")
+    RELEASE.set_version("8.0.0.dev0", "2026-12-24", copy)
+    RELEASE.set_version("9.1.0", "2026-12-24", copy)
+    assert (
+        "\n## 9.1.0 - 2026-12-24\n\n### Added\n- A feature.\n\n### Fixed\n- The first fix.\n- The second fix.\n"
+    ) in (copy / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert list((copy / "changes").iterdir()) == []
+
+
+def test_every_note_has_a_kind_that_a_release_collects() -> None:
+    names = {path.name for path in (ROOT / "changes").iterdir()} - {"README.md"}
+    assert {name for name in names if name.split(".")[-2] not in RELEASE.KINDS} == set()
+
+
 def test_a_file_that_was_forgotten_is_named(copy: Path) -> None:
     RELEASE.replace("CITATION.cff", r"^version: .+$", "version: 0.0.1", copy)
     version = RELEASE.versions(copy)["pyproject.toml"]
