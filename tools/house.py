@@ -44,6 +44,7 @@ LAYERS = (
         "parsing",
         "plugins",
         "process",
+        "torch_state",
         "visible_text",
     ),
 )

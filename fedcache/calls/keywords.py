@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from fedcache.errors import FedcacheError, UsageError, unknown
+from fedcache.torch_state import usual_torch_state
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,7 +24,7 @@ _COMMAND = re.compile(r"\bfedcache [a-z]")
 def names_checked(function: Callable[P, R]) -> Callable[P, R]:
     """Refuse a misspelt keyword with "did you mean"; ``lift`` is the former name of ``execution``.
 
-    Errors name keywords where those of the command name its options.
+    Errors name keywords where those of the command name its options. The caller's torch state changes no result.
     """
     known = inspect.signature(function).parameters
     any_keyword = any(p.kind is p.VAR_KEYWORD for p in known.values())
@@ -42,7 +43,8 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
                 hint = f"settings={{{name!r}: {words[name]!r}}}   for a hyperparameter of the method\n{listed}"
                 raise unknown("option", name, known, hint=hint if "settings" in known else listed)
         try:
-            return function(*args, **words)
+            with usual_torch_state():
+                return function(*args, **words)
         except FedcacheError as error:
             error.message, error.hint = (as_keywords(text, is_keyword) for text in (error.message, error.hint))
             raise

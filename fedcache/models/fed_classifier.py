@@ -27,6 +27,7 @@ from fedcache.federate.partition.rows import Streams, make_pool
 from fedcache.models.collect import collect
 from fedcache.models.predictor import Predictor, check_temperature
 from fedcache.models.saved_model import ModelFacts, SavedModel
+from fedcache.torch_state import usual_torch_state
 
 Labels = NDArray[Any]
 DTYPES = ("float32", "float64")
@@ -104,6 +105,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.dtype = dtype
         self.random_state = random_state
 
+    @usual_torch_state()
     def fit(self, X: Any, y: Any, groups: Any = None) -> FedClassifier:
         """Train on features X [N, D] with labels y [N].
 
@@ -153,6 +155,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         scores = self._scores(X, groups)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
+    @usual_torch_state()
     def predict_proba(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
         """Softmax [N, C] of scores / temperature; ``groups`` as in ``decision_function``."""
         check_temperature(self.temperature)

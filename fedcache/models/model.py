@@ -22,6 +22,7 @@ from fedcache.models.sources import predict_images, reads_of_model
 from fedcache.notebooks import html_facts
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
+from fedcache.torch_state import usual_torch_state
 
 Features = Any
 """Float features [N, D], those of several backbones side by side or as one array each; or, for a method that trains on
@@ -72,6 +73,7 @@ class Model:
         model.save(path)
         return Path(path)
 
+    @usual_torch_state()
     def predict(self, images: Any, top: int | None = None) -> list[Any]:
         """The class of every image, or of every row of features.
 

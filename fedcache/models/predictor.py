@@ -27,6 +27,7 @@ from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.engine.method import Method
 from fedcache.models.saved_model import SavedModel
 from fedcache.store.store import Store
+from fedcache.torch_state import usual_torch_state
 
 Rows = NDArray[Any]
 COLDEST, HOTTEST = 1e-9, 1e9
@@ -91,6 +92,7 @@ class Predictor:
         _ = self.deployed
         return self
 
+    @usual_torch_state()
     def scores(self, *arrays: Rows) -> NDArray[np.float64]:
         """Scores of stored features (one array [N, d] per backbone) or images.
 
@@ -110,6 +112,7 @@ class Predictor:
         out[~np.isfinite(out.max(-1))] = np.nan
         return out
 
+    @usual_torch_state()
     def embed(self, *arrays: Rows) -> NDArray[np.float64]:
         """What the classifier of one model reads of rows, float64 [N, d]; NaN as ``scores``.
 
@@ -131,6 +134,7 @@ class Predictor:
         """Class probabilities [N, C]; NaN for a row without features."""
         return self.mean_probability(self.scores(*arrays))
 
+    @usual_torch_state()
     def mean_probability(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         """[E, N, C] scores -> [N, C] probabilities."""
         p: Tensor = torch.from_numpy(scores / self.temperature).softmax(-1).mean(0)

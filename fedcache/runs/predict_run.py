@@ -28,6 +28,7 @@ from fedcache.runs.identity import code_digest
 from fedcache.runs.run_models import load_seed, seeds_of
 from fedcache.runs.trust_words import is_private
 from fedcache.store.embedding_files import open_embeddings
+from fedcache.torch_state import usual_torch_state
 
 
 def open_predictor(
@@ -139,6 +140,7 @@ def predictor_of(
     ).checked()
 
 
+@usual_torch_state()
 def load_model(
     place: str | Path, client: str | None, seed: int | str | None, method: Method | None, *, one_for_all: bool = False
 ) -> Model:

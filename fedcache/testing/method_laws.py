@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,6 +104,33 @@ def the_same_seed_gives_the_same_bits(trial: Trial) -> None:
     a, b = (trial.run(pair, dtype=torch.float32) for _ in range(2))
     _close(a, b, 0.0)
     require(np.array_equal(a.evaluation.predictions, b.evaluation.predictions), "the predictions differ")
+
+
+@law("sequential", "batched")
+def the_callers_torch_state_changes_nothing(trial: Trial) -> None:
+    """Inference mode, no gradients, autocast and another default device of the caller change no bit of a run."""
+    data, clients = trial.federation(dtype=torch.float32)  # autocast leaves float64 alone
+    data = fitted(trial.method, data)  # encoders are made before the state changes
+    pair = (data, clients)
+    usual = trial.run(pair, dtype=torch.float32)
+    x = features_of(data)
+    ambient: tuple[tuple[AbstractContextManager[Any], ...], ...] = (
+        (torch.inference_mode(), torch.device("meta")),
+        (torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16)),
+    )
+    for contexts in ambient:
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
+            try:
+                other = trial.run(pair, dtype=torch.float32)
+                if usual.protocol == "global":
+                    predicted = other.predict(x)
+            except RuntimeError as error:
+                raise LawBroken(f"the run fails: {error}") from error
+        _close(usual, other, 0.0)
+        if usual.protocol == "global":
+            require(torch.equal(usual.predict(x), predicted), "the predictions differ")
 
 
 @law(*ALL)

@@ -45,6 +45,7 @@ from fedcache.federate.execution.timed_rounds import timed_round
 from fedcache.federate.partition.client_table import ClientRows, names_of
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.federate.trust.policy import TrustPolicy
+from fedcache.torch_state import usual_torch_state
 
 OnRound = Callable[[int, int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]
 """(point of the grid, round, metrics, traffic of the round, snapshot); points count from 0, rounds from 1.
@@ -120,6 +121,7 @@ def run(
     return out
 
 
+@usual_torch_state()
 def run_points(
     spec: TrainingRun,
     hps: Sequence[Mapping[str, Value]],
@@ -311,6 +313,7 @@ def _outcome(
 ) -> TrainingOutput:
     protocol = job.method.protocol(job.hp)
 
+    @usual_torch_state()
     def predict(x: Tensor) -> Tensor:
         if protocol != "global":
             raise UsageError(

@@ -54,6 +54,7 @@ TRIED = {
     "a_grid_point_is_the_run_alone": DRAWN,
     "chunks_change_nothing": DRAWN,
     "the_same_seed_gives_the_same_bits": EACH_AND_OPTIMISERS,
+    "the_callers_torch_state_changes_nothing": ONE_EACH,
     "a_resumed_run_has_the_same_bits": [*DRAWN, *(case for case in KEPT_OPTIMISER if case not in DRAWN)],
     "executions_may_change_between_rounds": [*EACH_AND_OPTIMISERS, *KEPT_OPTIMISER],
     "the_order_of_clients_does_not_matter": ONE_EACH,

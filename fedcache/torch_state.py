@@ -1,0 +1,30 @@
+"""The caller's torch state: grad mode, inference mode, autocast and default device change no result of fedcache."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+
+@contextmanager
+def usual_torch_state() -> Iterator[None]:
+    """Compute as in a fresh process, and give the caller's state back afterwards. Also works as a decorator.
+
+    A notebook may have called ``torch.set_grad_enabled(False)`` or ``torch.set_default_device("cuda")``, or may train
+    within ``torch.inference_mode()``. Methods that take gradients would fail there, and tensors would be made on
+    another device than the one that fedcache computes on.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:  # then nobody has changed its state
+        yield
+        return
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))  # this turns gradients on as well
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        # The context of a device slows every call of torch down, so it is entered only where it changes something.
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        yield

@@ -1,0 +1,54 @@
+"""The Python API gives the same results in any torch state of the caller, and leaves that state as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from pictures import folder
+
+import fedcache as fc
+
+STATES: dict[str, Callable[[], Any]] = {
+    "inference mode": torch.inference_mode,
+    "no gradients": torch.no_grad,
+    "another default device": lambda: torch.device("meta"),
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+}
+
+
+def from_images_to_scores(images: Path, name: str) -> tuple[NDArray[Any], list[str]]:
+    """Extract, partition, train and predict; another name is another store, so nothing is read again."""
+    store = fc.extract(f"{name}=folder:{images}", backbones=["random-projection"], workers=0)
+    parts = fc.partition(store, "iid", clients=3)
+    model = fc.train("fedavg", store, parts, rounds=2).model()
+    X, _ = store.Xy(split="test")
+    return model.probabilities(X), model.predict([str(images)])
+
+
+def fitted_scores() -> NDArray[Any]:
+    X = np.random.default_rng(3).normal(size=(60, 5))
+    y = np.where(X[:, 0] > 0, "zebra", "ant")
+    return fc.FedClassifier("fedavg", rounds=2, clients=3).fit(X, y).predict_proba(X)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_callers_torch_state_changes_no_result(state: str, tmp_path: Path) -> None:
+    images = folder(tmp_path / "images", train=6, test=2)
+    usual, names = from_images_to_scores(images, "usual")
+    classifier = fitted_scores()
+    with ExitStack() as stack:
+        stack.enter_context(STATES[state]())
+        before = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_device())
+        other, other_names = from_images_to_scores(images, "other")
+        assert np.array_equal(fitted_scores(), classifier)
+        after = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_device())
+    assert after == before
+    assert np.array_equal(other, usual)
+    assert other_names == names
