@@ -8,9 +8,10 @@ error, because a misspelt hyperparameter that is silently ignored costs a day.
 from __future__ import annotations
 
 import os
+import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, ValuesView
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -239,6 +240,40 @@ def execution_name(word: str) -> str:
     return FORMER.get(word, word)
 
 
+ADDRESSES = ("track", "mirror", "superlink", "ray_address")
+"""Arguments that may hold an address with a scheme: a tracking server, a mirror of a download, a server, a cluster."""
+
+# One letter before the colon is a drive of Windows.
+_REMOTE_TEXT = re.compile(r"(?:^|[=:,])([A-Za-z][A-Za-z0-9+.-]+)://")
+_REMOTE_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a Path has lost one of the two slashes
+
+
+def refuse_remote(value: object, name: str) -> None:
+    """Refuse an address such as ``s3://bucket/x``, which would be taken for a local folder named ``s3:``.
+
+    Args:
+        value: a text, a path, a list or mapping of them; anything else passes.
+        name: of the option, argument or variable, for the message.
+
+    Raises:
+        UsageError, for an address within the text.
+    """
+    items = value.values() if isinstance(value, Mapping) else value
+    if isinstance(items, list | tuple | ValuesView):
+        for item in items:
+            refuse_remote(item, name)
+    found = None
+    if isinstance(value, Path):
+        found = _REMOTE_PATH.match(str(value))
+    elif isinstance(value, str):
+        found = _REMOTE_TEXT.search(value)
+    if found is not None:
+        raise UsageError(
+            f"{name}: {found[1]}:// is an address, and fedcache reads and writes local paths only.",
+            "Copy or mount what it names, and give the local path.",
+        )
+
+
 @dataclass(frozen=True)
 class Home:
     """``$FEDCACHE_HOME``: stores and results, which are data and not a cache that may vanish."""
@@ -252,6 +287,7 @@ class Home:
         offline = os.environ.get("FEDCACHE_OFFLINE", "") not in ("", "0")
         root = os.environ.get("FEDCACHE_HOME")
         if root:
+            refuse_remote(root, "FEDCACHE_HOME")
             return cls(Path(root).expanduser(), offline)
         from platformdirs import user_data_path
 
@@ -341,6 +377,8 @@ def resolve(kind: type[C], section: Mapping[str, Any], flags: Mapping[str, Any],
         if value is None or value == () or value == [] or value == {}:
             continue
         values[known[name]] = _typed(name, value, hints[known[name]], "the command line")
+    for name, value in values.items():
+        refuse_remote(value, name)
     _check_minima(kind, values)
     return kind(**values)
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import fedcache
 
+import fedcache as fc
 from fedcache.config import (
     ExtractConfig,
     Home,
@@ -18,7 +20,7 @@ from fedcache.config import (
     resolve,
     to_table,
 )
-from fedcache.errors import Exit, FedcacheError, closest, memory_error, unknown
+from fedcache.errors import Exit, FedcacheError, UsageError, closest, memory_error, unknown
 
 
 def refused(message: str, hint: str, call: Any, *args: Any) -> None:
@@ -177,3 +179,47 @@ def test_a_file_that_nobody_named_is_told_of(tmp_path: Path, monkeypatch: pytest
     assert said == [f"Settings of {tmp_path / 'fedcache.toml'} are in force where no option says otherwise."]
     read_file(tmp_path / "fedcache.toml", said.append)
     assert len(said) == 1
+
+
+REMOTE = [
+    ["extract", "--dataset", "digits", "--backbones", "glyph-clip", "--store", "s3://bucket/y.zarr"],
+    ["extract", "--dataset", "folder:s3://bucket/x", "--backbones", "glyph-clip"],
+    ["extract", "--dataset", "webdataset:https://host/x-000.tar", "--backbones", "glyph-clip"],
+    ["extract", "--dataset", "digits", "--backbones", "glyph-clip", "--weights", "glyph-clip=s3://bucket/w.pt"],
+    ["extract", "--config", "gs://bucket/fedcache.toml"],
+    ["ingest", "hf://owner/name", "--name", "mine"],
+    ["train", "fed3r", "--store", "s3://bucket/x"],
+    ["train", "fed3r", "--track", "tensorboard:s3://bucket/x"],
+    ["train", "fed3r", "--clients-from", "s3://bucket/sites"],
+    ["partition", "--from", "s3://bucket/clients.csv"],
+    ["export", "-o", "s3://bucket/x.npz"],
+    ["predict", "model.safetensors", "s3://bucket/x.png"],
+    ["report", "-o", "gs://bucket/r.html"],
+    ["runs", "list", "--runs", "abfss://container/x"],
+    ["verify", "s3://bucket/x.zarr"],
+]
+
+
+@pytest.mark.parametrize("words", REMOTE, ids=" ".join)
+def test_an_address_is_no_local_path(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    answer = fedcache(*words)
+    assert answer.code == 2
+    assert "://" in answer.err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_address_is_no_home_and_no_value_of_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fedcache.toml").write_text('[train]\nstore = "s3://bucket/x"\n', encoding="utf-8")
+    assert "store: s3://" in fedcache("train", "fed3r").err
+    Path("fedcache.toml").unlink()
+    with pytest.raises(UsageError, match="s3://"):
+        fc.extract("digits", backbones=["glyph-clip"], store="s3://bucket/x")
+    with pytest.raises(UsageError, match="s3://"):
+        fc.train("fed3r", "s3://bucket/x")
+    monkeypatch.setenv("FEDCACHE_HOME", "s3://bucket/home")
+    assert fedcache("ls").code == 2
+    assert fedcache("doctor").code == 2
+    assert list(tmp_path.iterdir()) == []

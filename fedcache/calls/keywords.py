@@ -9,6 +9,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from fedcache.config import ADDRESSES, refuse_remote
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.torch_state import usual_torch_state
 
@@ -26,7 +27,8 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
 
     Errors name keywords where those of the command name its options. The caller's torch state changes no result.
     """
-    known = inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    known = signature.parameters
     any_keyword = any(p.kind is p.VAR_KEYWORD for p in known.values())
 
     def is_keyword(name: str) -> bool:
@@ -42,6 +44,9 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
                 listed = f"Known: {', '.join(sorted(known))}"
                 hint = f"settings={{{name!r}: {words[name]!r}}}   for a hyperparameter of the method\n{listed}"
                 raise unknown("option", name, known, hint=hint if "settings" in known else listed)
+        for name, value in signature.bind_partial(*args, **words).arguments.items():
+            if name not in ADDRESSES:
+                refuse_remote(value, name)
         try:
             with usual_torch_state():
                 return function(*args, **words)

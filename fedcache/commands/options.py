@@ -16,7 +16,7 @@ import typer
 
 from fedcache.commands.complete import OF_FIELDS, complete_backbones, complete_datasets, complete_words
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command
-from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
+from fedcache.config import ADDRESSES, ExtractConfig, Home, PartitionConfig, TrainConfig, refuse_remote, resolve
 from fedcache.errors import UsageError, all_at_once
 from fedcache.federate.methods import METHODS, unknown_method
 from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option
@@ -201,6 +201,8 @@ def command(
             if p.name not in ("observer", "given", "as_json")
         ]
 
+        spelled = {p.name: _spelled(p) for p in (*own, *generated)}
+
         def called(**values: Any) -> None:
             given, older = {p.name: values.pop(p.name) for p in generated}, []
             for alias, item in aliases.items():
@@ -210,6 +212,9 @@ def command(
             as_json = values.pop("json")
 
             def call(observer: TerminalObserver) -> CommandResult:
+                for key, value in {**values, **given}.items():
+                    if key not in ADDRESSES:
+                        refuse_remote(value, spelled[key])
                 for new, *old in older:
                     observer.note(f"{' and '.join(old)} is called {new} now; the old name will go.")
                 known = {**values, "given": given, "observer": observer, "as_json": as_json}
@@ -225,6 +230,14 @@ def command(
         return called
 
     return decorate
+
+
+def _spelled(given: inspect.Parameter) -> str:
+    """A parameter as a user types it: ``--store``, or ``PATH`` for an argument."""
+    info = given.annotation.__metadata__[0]
+    # Within Annotated typer takes the first name for the default.
+    names = [str(name) for name in (info.default, *(info.param_decls or ()))]
+    return next((name for name in names if name.startswith("--")), given.name.upper())
 
 
 LONGEST_WORDS = 16

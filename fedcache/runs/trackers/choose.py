@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from fedcache.config import Home
+from fedcache.config import Home, refuse_remote
 from fedcache.errors import MachineError, UsageError, unknown
 from fedcache.plugins import KINDS, Plugin, find, offer, plugins
 from fedcache.progress import Observer, Round
@@ -94,6 +94,7 @@ def _folder(kind: TrackerKind, place: str, runs: Path) -> Path | None:
     place = place or os.environ.get(kind.variable, "")
     if kind.url is not None and ("://" in place or place == "databricks"):
         return None
+    refuse_remote(place, "--track")
     return Path(place).expanduser() if place else runs / kind.default
 
 
