@@ -36,8 +36,13 @@ def fill_of(dtype: str) -> Any:
     return float("nan") if dtype.startswith("float") else 0 if dtype == "uint8" else -1
 
 
-def array_metadata(shape: Sequence[int], dtype: str, chunk_rows: int, attributes: dict[str, Any]) -> bytes:
-    """``zarr.json`` of an array of numbers, or of strings (dtype ``string``), chunked along its first axis."""
+def array_metadata(
+    shape: Sequence[int], dtype: str, chunk_rows: int, attributes: dict[str, Any], dimensions: Sequence[str]
+) -> bytes:
+    """``zarr.json`` of an array of numbers, or of strings (dtype ``string``), chunked along its first axis.
+
+    ``dimensions`` names the axes for xarray, which asks for one size of each name within a group.
+    """
     strings = dtype == "string"
     serializer: dict[str, Any] = {"name": "vlen-utf8"} if strings else {"name": "bytes"}
     if not strings and np.dtype(dtype).itemsize > 1:
@@ -51,6 +56,7 @@ def array_metadata(shape: Sequence[int], dtype: str, chunk_rows: int, attributes
             "data_type": dtype,
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [chunk_rows, *shape[1:]]}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "dimension_names": list(dimensions),
             "fill_value": fill,
             "codecs": [serializer, {"name": "crc32c"}],
             "attributes": attributes,

@@ -96,8 +96,14 @@ def sidecars_of(manifest: Manifest) -> dict[str, bytes]:
     }
     rows = manifest.rows
     for key, dtype in {**COLUMNS, "name": "string"}.items():
-        shape = (rows, 16) if key == "uid" else (rows,)
-        found[f"samples/{key}/zarr.json"] = files.array_metadata(shape, dtype, max(1, rows), codes.get(key, {}))
+        shape: tuple[int, ...] = (rows,)
+        dimensions: tuple[str, ...] = ("row",)
+        if key == "uid":
+            shape = (rows, 16)
+            dimensions = ("row", "byte")
+        found[f"samples/{key}/zarr.json"] = files.array_metadata(
+            shape, dtype, max(1, rows), codes.get(key, {}), dimensions
+        )
     return found
 
 

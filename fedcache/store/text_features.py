@@ -92,9 +92,10 @@ def write_text(
     # The chunk first, then what describes it: a crash in between leaves files that no manifest lists.
     crc = files.write_chunk_file(files.chunk_path(store / "text" / slug / name, 0, 2), values, rows, "float32")
     attributes = {"templates": list(templates)}
+    dimensions = (f"class_{name}", f"feature_{name}")
     for relative, raw in (
         (f"text/{slug}/zarr.json", files.group_metadata({"backbone": backbone})),
-        (f"text/{slug}/{name}/zarr.json", files.array_metadata(values.shape, "float32", rows, attributes)),
+        (f"text/{slug}/{name}/zarr.json", files.array_metadata(values.shape, "float32", rows, attributes, dimensions)),
     ):
         write_atomic(store / relative, raw)
         manifest.files[relative] = sha256_hex(raw)

@@ -30,6 +30,9 @@ from fedcache.store.manifest import ArrayInfo, Manifest, journal_header, read_ma
 from fedcache.store.samples import Samples
 from fedcache.store.sidecars import commit_of, read_quarantine, replace_sidecars
 
+AXES = {2: ("feature",), 3: ("view", "feature"), 5: ("view", "height", "width", "channel")}
+"""Names of the axes after the rows, by the number of all axes."""
+
 
 @dataclass(frozen=True)
 class WorkerArray:
@@ -364,7 +367,8 @@ class ArrayWriter:
             self._quarantine(manifest)
             # 2. The description that makes the folder an array to any Zarr reader.
             attributes = {"name": self.recipe.get("backbone", self.key), "recipe": digest_of(self.recipe)}
-            metadata = files.array_metadata(self.shape, self.dtype, self.chunk_rows, attributes)
+            dimensions = ("row", *(f"{axis}_{self.key}" for axis in AXES[len(self.shape)]))
+            metadata = files.array_metadata(self.shape, self.dtype, self.chunk_rows, attributes, dimensions)
             files.make_directories(self.path)
             write_atomic(self.path / "zarr.json", metadata)
             manifest.files[f"features/{self.key}/zarr.json"] = sha256_hex(metadata)
