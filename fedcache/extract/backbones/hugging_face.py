@@ -151,7 +151,12 @@ def open_model(name: str, folder: Path) -> tuple[Any, list[str]]:
     with quiet(library):
         try:
             model, told = library.AutoModel.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+                folder,
+                dtype="float32",  # as the store records; without it transformers takes the dtype of the checkpoint
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
             )
         except Exception as error:  # untrusted files: whatever it raises means the same
             raise MachineError(
