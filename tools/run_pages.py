@@ -134,6 +134,8 @@ def run(path: Path, home: Path, *, write: bool = False) -> float:
     work, programs = home / "work", home / "bin"
     work.mkdir(parents=True, exist_ok=True)
     programs.mkdir(exist_ok=True)
+    if not (work / "examples").exists():
+        (work / "examples").symlink_to(ROOT / "examples")  # pages are read in a clone
     for name, words in (("fedcache", "-m fedcache"), ("python", "")):
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
         (programs / name).chmod(0o755)
