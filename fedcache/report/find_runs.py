@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcache.config import TrainConfig
-from fedcache.errors import Exit, FedcacheError, UsageError
+from fedcache.errors import Exit, FedcacheError, StoreError, UsageError
 from fedcache.report.select_runs import OF, selector
 from fedcache.runs.client_columns import ClientColumns, client_columns
 from fedcache.runs.directory import (
@@ -199,6 +199,25 @@ def gather(asked: Sequence[RunQuery], root: Path) -> Gathered:
         entries, old = _newest(entries)
         left_out += old
     return Gathered(entries, left_out)
+
+
+def need_finished(found: Gathered, root: Path) -> None:
+    """Refuse to write a file that would show no run.
+
+    Args:
+        found: the runs, and those that cannot be shown.
+        root: where they were looked for.
+
+    Raises:
+        StoreError where there is no run; FedcacheError with the exit code of the first run that was left out where no
+        run can be shown.
+    """
+    if found.entries:
+        return
+    if found.left_out:
+        first = found.left_out[0]
+        raise FedcacheError(first.exit, f"No run can be shown: {first.sentence} Nothing was written.", first.hint)
+    raise StoreError(f"There is no finished run under {root}. Nothing was written.", "fedcache train --method fed3r")
 
 
 def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut]]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import FedcacheError, MachineError, UsageError
+from fedcache.errors import MachineError, UsageError
 from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.progress import Observer, Silent
 from fedcache.report.drawing import need_matplotlib, short
 from fedcache.report.figures import data, grids
-from fedcache.report.find_runs import Gathered, RunQuery, gather
+from fedcache.report.find_runs import Gathered, RunQuery, gather, need_finished
 from fedcache.report.gallery import ToShow, refuse_private
 from fedcache.report.render import Section, render_page
 from fedcache.report.run_names import by_setting, setting_names
@@ -80,8 +80,8 @@ def write_report(
 
     Raises:
         UsageError for a name that is no run, an unknown embedding, a directory that is not there or images of a
-            private run; CorruptionError or StoreError when all runs that are named are damaged or not finished;
-            MachineError without matplotlib.
+            private run; StoreError where there is no finished run, CorruptionError where all are damaged: an earlier
+            file stays as it is; MachineError without matplotlib.
     """
     observer = observer or Silent()
     if not out.parent.is_dir():
@@ -97,9 +97,7 @@ def write_report(
     data.check_embedding(embed)
     check_score(score)
     found = gather(asked, root)
-    if asked and not found.entries and found.left_out:
-        first = found.left_out[0]
-        raise FedcacheError(first.exit, f"No run that was named can be shown: {first.sentence}", first.hint)
+    need_finished(found, root)
     if images is not None:
         refuse_private(found.entries)
     settings = by_setting(found.entries)
