@@ -8,7 +8,8 @@ from typing import Any
 
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.report import comparison_output
-from fedcache.report.find_runs import Gathered, LeftOut, measured_alone
+from fedcache.report.find_runs import Gathered, LeftOut, StoredRun, measured_alone
+from fedcache.report.merge_seeds import MergedRun, merge_seeds
 from fedcache.report.paired_blocks import PairedBlocks, across, check_metric, scored_by, within
 from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.run_names import by_setting, setting_names
@@ -88,10 +89,12 @@ def compare_entries(
 ) -> Comparisons:
     """``compare`` of runs that are found already."""
     check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
-    found = measured_alone(found) if over == "settings" else found
+    found = merge_seeds(measured_alone(found) if over == "settings" else found)
     entries = found.entries
     if len(entries) < 2:
         what = f"there is one ({entries[0].method}, {entries[0].digest})" if entries else "there is none"
+        if entries and isinstance(entries[0], MergedRun):
+            what = f"these {len(entries[0].members)} have equal settings, so they are one"
         lost = f"; {len(found.left_out)} could not be read" if found.left_out else ""
         raise UsageError(
             f"A comparison takes two finished runs, and {what}{lost}.",
@@ -151,6 +154,12 @@ def check(*, over: str, metric: str, test: str | None, against: str | Run | None
         raise UsageError(f"--level {level:g} is not from {LOWEST} to {HIGHEST}.", "For example --level 0.95")
 
 
+def is_called(entry: StoredRun, letters: str, path: Path) -> bool:
+    """Whether a run, or one of those that it joins, has a digest that begins so or lies at that path."""
+    members = entry.members if isinstance(entry, MergedRun) else (entry,)
+    return any(e.digest.startswith(letters) or e.path.resolve() == path for e in members)
+
+
 def _reference(against: str | Run, blocks: PairedBlocks) -> str:
     """The name of the treatment that ``against`` means: a name, a method, a run's directory or first letters.
 
@@ -163,11 +172,7 @@ def _reference(against: str | Run, blocks: PairedBlocks) -> str:
     meant = [name for name, row in blocks.runs.items() if row[0].method == against]
     if not meant and against:
         path = Path(against).resolve()
-        meant = [
-            name
-            for name, row in blocks.runs.items()
-            if any(e.digest.startswith(against) or e.path.resolve() == path for e in row)
-        ]
+        meant = [name for name, row in blocks.runs.items() if any(is_called(e, against, path) for e in row)]
     if not meant:
         raise unknown("--against", against, blocks.names)
     if len(meant) > 1:

@@ -13,6 +13,7 @@ from fedcache.report.figures import costs, data, grids, paired, runs
 from fedcache.report.figures.confusions import confusion_difference
 from fedcache.report.figures.hyperparameters import importance_bars, parallel, swept_points
 from fedcache.report.find_runs import RunQuery, StoredRun, gather, need_finished
+from fedcache.report.merge_seeds import merge_seeds
 from fedcache.report.paired_tests import Comparison
 from fedcache.report.run_names import by_setting, labels, setting_names
 from fedcache.report.run_origin import RunStore, store_of_run
@@ -154,7 +155,7 @@ def write_figure(
     data.check_embedding(embed)
     found = gather(asked, root)
     need_finished(found, root)
-    settings = by_setting(found.entries)
+    settings = by_setting(merge_seeds(found).entries)
     titles = setting_names(settings)
     if kind == ACROSS:
         plot = _across(settings, titles, score)

@@ -15,6 +15,7 @@ from fedcache.report.drawing import need_matplotlib, short
 from fedcache.report.figures import data, grids
 from fedcache.report.find_runs import Gathered, RunQuery, gather, need_finished
 from fedcache.report.gallery import ToShow, refuse_private
+from fedcache.report.merge_seeds import merge_seeds
 from fedcache.report.render import Section, render_page
 from fedcache.report.run_names import by_setting, setting_names
 from fedcache.report.run_origin import RunStore, store_of_run
@@ -100,7 +101,8 @@ def write_report(
     need_finished(found, root)
     if images is not None:
         refuse_private(found.entries)
-    settings = by_setting(found.entries)
+    merged = merge_seeds(found)
+    settings = by_setting(merged.entries)
     titles, shown = setting_names(settings), ToShow()
     observer.start("comparing", len(settings), "settings")
     try:
