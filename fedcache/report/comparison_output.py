@@ -15,6 +15,7 @@ from typing import Any
 
 from fedcache.errors import UsageError
 from fedcache.report.drawing import plain, write_drawing
+from fedcache.report.held_out import HELD_OUT
 from fedcache.report.paired_rows import ROW_TESTS
 from fedcache.report.paired_seeds import compact
 from fedcache.report.paired_tests import SCORE_WORDS, Comparison, Pair
@@ -65,6 +66,7 @@ def values(c: Comparison) -> Sheet:
     """Run, mean with deviation, interval and over what it is where that differs, mean rank."""
     several = len(c.blocks) > 1
     own_seeds = not same_blocks(c)
+    each = c.blocks if c.over == HELD_OUT and len(c.blocks) <= MOST_BLOCKS else ()
     kinds = {t.test_rows is None for t in c.treatments if t.test_rows is not None or t.interval is not None}
     rows = tuple(
         (
@@ -75,11 +77,12 @@ def values(c: Comparison) -> Sheet:
             "" if len(kinds) < 2 else "rows" if t.test_rows is not None else c.over if t.interval else "",
             f"{t.rank:.2f}" if several and t.rank is not None else "",
             "" if t.validation is None else f"{100 * t.validation:.2f}",
+            *("" if value is None else f"{100 * value:.2f}" for value in t.values[: len(each)]),
         )
         for t in c.treatments
     )
     metric = c.metric.replace("_", " ") if c.metric in SCORE_WORDS else c.metric
-    columns = ("run", f"{metric} %", c.over, f"{_level(c)} interval", "over", "rank", "validation %")
+    columns = ("run", f"{metric} %", c.over, f"{_level(c)} interval", "over", "rank", "validation %", *each)
     stands_out = c.best if c.chosen is None else (c.chosen,)
     return Sheet(columns, rows, _places(c, stands_out), _places(c, c.alike)).without_empty()
 

@@ -15,6 +15,8 @@ from fedcache.report.drawing import need_matplotlib, short
 from fedcache.report.figures import data, grids
 from fedcache.report.find_runs import Gathered, RunQuery, gather, need_finished
 from fedcache.report.gallery import ToShow, refuse_private
+from fedcache.report.held_out import held_out_groups
+from fedcache.report.held_out_section import held_out_section
 from fedcache.report.merge_seeds import merge_seeds
 from fedcache.report.render import Section, render_page
 from fedcache.report.run_names import by_setting, setting_names
@@ -102,17 +104,25 @@ def write_report(
     if images is not None:
         refuse_private(found.entries)
     merged = merge_seeds(found)
-    settings = by_setting(merged.entries)
+    groups = held_out_groups(merged.entries)
+    in_groups = {e.digest for group in groups for e in group.entries}
+    # A group says first what its runs say together; the sections of its runs come last.
+    settings = sorted(by_setting(merged.entries), key=lambda entries: entries[0].digest in in_groups)
     titles, shown = setting_names(settings), ToShow()
     observer.start("comparing", len(settings), "settings")
     try:
         sections: list[Section] = []
         verdicts: list[Verdict] = []
         recipes: dict[str, str] = {}
+        for number, group in enumerate(groups):
+            said, made = held_out_section(number, group, score)
+            verdicts.append(said)
+            sections.append(made)
         for number, (name, entries) in enumerate(zip(titles, settings, strict=True)):
             source = PRIVATE if any(e.private for e in entries) else store_of_run(entries)
             said, made = section_of(number, name, entries, source, Shown(embed, score, images, shown))
-            verdicts.append(said)
+            if entries[0].digest not in in_groups:
+                verdicts.append(said)
             sections.append(made)
             recipes |= recipes_of(source)
             observer.advance(1)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError, unknown
 from fedcache.report.caution_words import unlike_tests
 from fedcache.report.find_runs import CLAIMED, StoredRun
+from fedcache.report.held_out import HeldOutGroup
 from fedcache.report.merge_seeds import MergedRun
 from fedcache.report.paired_seeds import compact, depends_on_seed, same_partition
 from fedcache.report.run_names import by_setting, differing, label_of, labels, setting_names
@@ -274,6 +275,31 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
     table = _table({name: cells[name] for name in names}, blocks)
     return PairedBlocks(
         where, tuple(runs), tuple(blocks), table, tuple(notes), runs, _validation(runs, metric, "settings")
+    )
+
+
+def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
+    """Leave-one-out runs over the values that are held out: one value each, of the run's mean over its seeds.
+
+    Raises UsageError, for fewer than two treatments that have all of two values.
+    """
+    runs = group.rows()
+    cells = {name: {value: _PER_RUN[metric](e.result) for value, e in row.items()} for name, row in runs.items()}
+    names, values = complete(cells, group.values)
+    if len(names) < 2 or len(values) < 2:
+        raise UsageError(
+            f"{group.title}: no two methods have {metric} for the same two values of {group.column}.",
+            "Train the same methods with --hold-out each.",
+        )
+    kept = {name: [runs[name][value] for value in values] for name in names}
+    lost = [*(v for v in group.values if v not in values), *(n for n in cells if n not in names)]
+    notes = _not_alike(kept, metric)
+    notes += [f"Left out, so that every method has every value: {_some(lost, '; ')}."] if lost else []
+    notes += _seeds_differ(kept) + merged_notes(kept)
+    notes.append(f"Each {group.column} is a test set of its own, and their training sets overlap: p is too small.")
+    table = _table({name: cells[name] for name in names}, values)
+    return PairedBlocks(
+        group.title, tuple(names), tuple(values), table, tuple(notes), kept, _validation(kept, metric, "settings")
     )
 
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from fedcache.report.held_out import HELD_OUT
 from fedcache.report.paired_blocks import PairedBlocks
 from fedcache.report.paired_rows import RowDifference, row_difference, rows_of_run
 from fedcache.report.statistics import Floats, Ranking, constant, holm, interval, lowest_p, mean_ranks, p_value, ranking
 from fedcache.runs.choice import BY_VALIDATION, DIGITS, NOT_A_CHOICE, Order, order_of_run, tie_sentence
 from fedcache.runs.score import SCORES, WORDS, rows_interval
 
-USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon"}
+USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon", HELD_OUT: "wilcoxon"}
 """Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its
 differences over seeds are near normal. Differences over clients and settings are of unlike sizes, which ranks bear."""
 SCORE_WORDS = {f"{name.replace('-', '_')}": f"accuracy ({name}: {WORDS[name]})" for name in SCORES}
@@ -91,7 +92,7 @@ class Comparison:
 
     Attributes:
         setting: words for where; of ``over`` settings, how many.
-        over: seeds | clients | settings.
+        over: seeds | clients | settings | held-out values.
         metric: what the values are.
         test: wilcoxon | ttest.
         level: of the intervals; tests decide at 1 - level.
@@ -329,7 +330,7 @@ def _repeated(values: Floats, over: str) -> bool:
     Each is one number then, written once for each block: the repetitions are no evidence, and Wilcoxon's and
     Friedman's tests would count them.
     """
-    if over == "settings" or not values.size:
+    if over in ("settings", HELD_OUT) or not values.size:
         return False
     still = [row[0] for row in values if constant(row)]
     return len(still) > 1 and not constant(np.array(still))
@@ -343,6 +344,7 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
             "seeds": "More seeds (--seeds 0-4) or --over clients give both.",
             "clients": "More clients or --over seeds give both.",
             "settings": "More datasets or partitions give both.",
+            HELD_OUT: "More held-out values give both.",
         }
         by_rows = any(t.test_rows is not None for t in c.treatments)
         over_rows = (
@@ -388,6 +390,7 @@ def _spreadless(c: Comparison) -> list[str]:
         "seeds": "does not depend on the seed",
         "clients": "is the same for every client, as where all are scored on the same rows",
         "settings": "is the same in every setting",
+        HELD_OUT: "is the same for every held-out value",
     }[c.over]
     without = [name for name in same if name not in [t.name for t in by_rows]]
     notes = [f"{t.name} has one of the {c.over} ({', '.join(t.blocks(c.blocks))}): no interval." for t in single]
@@ -400,7 +403,7 @@ def _spreadless(c: Comparison) -> list[str]:
     once = [p for p in c.pairs if len(p.blocks) == 1]
     notes += [f"{_pairs([p])} share one of the {c.over} ({p.blocks[0]}): no test over {c.over}." for p in once]
     untested = [p for p in c.pairs if p.p is None and p not in once]
-    among = [p for p in untested if {p.one, p.other} <= set(same) and c.over != "settings"]
+    among = [p for p in untested if {p.one, p.other} <= set(same) and c.over not in ("settings", HELD_OUT)]
     if among:
         notes.append(f"{_pairs(among)} not tested: neither of the two varies over {c.over}.")
     others = [p for p in untested if p not in among]

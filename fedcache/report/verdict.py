@@ -239,14 +239,15 @@ def _headline(
             words += f", {100 * gap.value:+.2f} over the seeds that both have ({shared})"
         if gap is not None:
             words += f" (95 % interval of the difference {_points(gap)})"
-    return f"{words}; {_price(best)}."
+    return f"{words}; {price(best)}."
 
 
 def _points(gap: Estimate) -> str:
     return f"{100 * gap.low:+.2f} to {100 * gap.high:+.2f}"
 
 
-def _price(entry: StoredRun) -> str:
+def price(entry: StoredRun) -> str:
+    """What a client of a run sends, and how long training takes, in words."""
     if entry.pooled_rows:
         return "it needs all rows in one place"
     sent, seconds = sent_bytes(entry), seconds_of(entry)

@@ -97,14 +97,18 @@ def test_what_is_advised_works(
 
 def check(scheme: str, columns: Columns, arguments: dict[str, Any], seed: int) -> None:
     """Either it works, or what the refusal advises does."""
+    refused = None
     try:
         make(scheme, columns, seed=seed, **arguments)
     except FedcacheError as error:
-        assert error.hint
-        for command in advised(error):
-            run_command(command, columns)
-        if isinstance(error, InfeasibleError) and error.instead:
-            make(scheme, columns, seed=seed, **{**arguments, **error.instead})
+        refused = error
+    if refused is None:
+        return
+    assert refused.hint
+    for command in advised(refused):
+        run_command(command, columns)
+    if isinstance(refused, InfeasibleError) and refused.instead:
+        make(scheme, columns, seed=seed, **{**arguments, **refused.instead})
 
 
 def test_the_command_for_two_unequal_domains_is_one_that_works(own_home: Path, tmp_path: Path) -> None:
