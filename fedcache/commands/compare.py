@@ -16,7 +16,7 @@ from fedcache.option_info import option
 from fedcache.report.compare import Comparisons, check, compare_entries
 from fedcache.report.comparison_output import caption, differences, sentences, values
 from fedcache.report.drawing import check_file
-from fedcache.report.find_runs import gather
+from fedcache.report.find_runs import gather, need_finished
 from fedcache.report.paired_tests import Comparison
 from fedcache.store.files import write_atomic
 
@@ -96,6 +96,8 @@ def compare(
         check_file(plot)
     root = runs_directory(folder)
     found = gather(runs or [], root)
+    if out is not None or plot is not None:
+        need_finished(found, root)
     for left in found.left_out:
         observer.warn(f"{left.sentence} {left.hint}")
     if not runs and not found.entries and not found.left_out:

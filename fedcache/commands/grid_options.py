@@ -92,7 +92,7 @@ WhichModels = Annotated[
     str,
     typer.Option(
         "--save-models",
-        help="Of which points the trained models stay: the best of each method, all, or none.",
+        help="Which trained models stay: best (of each method, and of each held-out value), all, or none.",
         metavar="best|all|none",
         rich_help_panel=RESULTS,
     ),

@@ -80,6 +80,4 @@ def report(
         lines.append(f"It holds {held}" + (": give it to nobody who may not see them." if made.images else "."))
     if made.left_out:
         lines.append(f"{made.left_out} left out: the page says why and what helps.")
-    if not made.runs:
-        lines.append("There is no finished run yet:  fedcache train --method fed3r")
     return CommandResult(made.to_dict(), lines, Exit.OK)

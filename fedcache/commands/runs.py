@@ -31,6 +31,7 @@ from fedcache.report.describe_run import (
 )
 from fedcache.report.drawing import percent
 from fedcache.report.find_runs import StoredRun, every_run
+from fedcache.report.held_out import HeldOutGroup, mean_over_values
 from fedcache.report.run_names import setting_name
 from fedcache.runs.remove_run import partitions_named, plan_removal, remove_runs
 from fedcache.runs.tags import check_tag, tags_of, write_tags
@@ -103,7 +104,7 @@ def list_answer(observer: TerminalObserver, names: list[str], root: Path, wanted
         "differs in": [e["differs"] for e in entries],
         "dataset": [e["dataset"] for e in entries],
         "backbones": [" + ".join(e["backbones"]) for e in entries],
-        "partition": [e["partition"] for e in entries],
+        "partition": [_partition_cell(e) for e in entries],
         "rounds": [e["rounds"] for e in entries],
         "seeds": [len(e["seeds"]) or None for e in entries],
         "accuracy %": [percent(e["accuracy"]) for e in entries],
@@ -122,7 +123,34 @@ def list_answer(observer: TerminalObserver, names: list[str], root: Path, wanted
         ["No run is so.", "fedcache runs list"] if any_there
         else [f"No result under {root} yet.", "fedcache train fed3r"])  # fmt: skip
     left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in found.problems]
-    return CommandResult({"entries": entries, "left_out": left_out}, lines, renderables=shown, listing=True)
+    data = {"entries": entries, "left_out": left_out, "held_out": [_means(group) for group in found.groups]}
+    shown += [_means_table(group) for group in found.groups]
+    return CommandResult(data, lines, renderables=shown, listing=True)
+
+
+def _partition_cell(entry: dict[str, Any]) -> str | None:
+    """The partition of a run with the values that it holds out."""
+    held = ",".join(entry["hold_out"])
+    return f"{entry['partition']}, hold_out={held}" if held else entry["partition"]
+
+
+def _means(group: HeldOutGroup) -> dict[str, Any]:
+    """A group of leave-one-out runs as plain JSON values; accuracies are fractions."""
+    rows = [
+        {"name": name, "accuracy": accuracy, "mean": mean_over_values(accuracy)}
+        for name, accuracy in group.accuracies().items()
+    ]
+    return {"title": group.title, "column": group.column, "values": list(group.values), "rows": rows}
+
+
+def _means_table(group: HeldOutGroup) -> TextTable:
+    """Accuracy of each method on each held-out value, and its mean over them."""
+    rows = [
+        (name, *map(percent, accuracy.values()), percent(mean_over_values(accuracy)))
+        for name, accuracy in group.accuracies().items()
+    ]
+    columns = ("run", *group.values, "mean")
+    return TextTable(f"{group.title}: accuracy %", columns, rows, right=columns[1:])
 
 
 def finished_answer(observer: TerminalObserver, dataset: str | None) -> CommandResult:

@@ -8,8 +8,11 @@ from typing import Any
 
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.report import comparison_output
-from fedcache.report.find_runs import Gathered, LeftOut, measured_alone
-from fedcache.report.paired_blocks import PairedBlocks, across, check_metric, scored_by, within
+from fedcache.report.drawing import percent
+from fedcache.report.find_runs import Gathered, LeftOut, StoredRun, measured_alone
+from fedcache.report.held_out import HELD_OUT, HeldOutGroup, held_out_groups, mean_over_values
+from fedcache.report.merge_seeds import MergedRun, merge_seeds
+from fedcache.report.paired_blocks import PairedBlocks, across, check_metric, over_held_out, scored_by, within
 from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.run_names import by_setting, setting_names
 from fedcache.report.statistics import TESTS
@@ -88,10 +91,12 @@ def compare_entries(
 ) -> Comparisons:
     """``compare`` of runs that are found already."""
     check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
-    found = measured_alone(found) if over == "settings" else found
+    found = merge_seeds(measured_alone(found) if over == "settings" else found)
     entries = found.entries
     if len(entries) < 2:
         what = f"there is one ({entries[0].method}, {entries[0].digest})" if entries else "there is none"
+        if entries and isinstance(entries[0], MergedRun):
+            what = f"these {len(entries[0].members)} have equal settings, so they are one"
         lost = f"; {len(found.left_out)} could not be read" if found.left_out else ""
         raise UsageError(
             f"A comparison takes two finished runs, and {what}{lost}.",
@@ -108,7 +113,23 @@ def compare_entries(
     tables: list[Comparison] = []
     said: list[str] = []
     refused: list[FedcacheError] = []
-    groups = by_setting(entries)
+    held = held_out_groups(entries) if over == "seeds" else []
+    grouped: set[str] = set()
+    for leave_one_out in held:
+        try:
+            what = scored_by(leave_one_out.entries, metric, over)
+            blocks = over_held_out(leave_one_out, what)
+        except UsageError:
+            said += alone_lines(leave_one_out)
+            if len(leave_one_out.rows()) == 1:
+                grouped |= {e.digest for e in leave_one_out.entries}
+            continue
+        reference = None if against is None else _reference(against, blocks)
+        tables.append(
+            compared(blocks, over=HELD_OUT, metric=what, test=test, against=reference, pairs=pairs, level=level)
+        )
+        grouped |= {e.digest for e in leave_one_out.entries}
+    groups = by_setting([e for e in entries if e.digest not in grouped])
     for where, group in zip(setting_names(groups), groups, strict=True):
         if len(group) < 2:
             said.append(f"{where}: {group[0].method} ({group[0].digest[:8]}) alone, nothing to compare it with.")
@@ -122,10 +143,15 @@ def compare_entries(
     if not tables and refused:
         alike = len({error.message for error in refused}) == 1 and (len(refused) > 1 or len(groups) == 1)
         raise refused[0] if alike else UsageError(" ".join(said), refused[0].hint)
-    if not tables:
+    if not tables and not held:
         raise UsageError(
             f"No two of the {len(entries)} runs are of one dataset and partition, and others are not averaged.",
             "Train another method with the same partition, or compare methods over settings:  --over settings",
+        )
+    if any(table.over == HELD_OUT for table in tables):
+        said.append(
+            "Runs that hold out a value each are one table, over these values. The runs of one value alone:  "
+            "fedcache compare RUN RUN"
         )
     if len(groups) > 1:
         said.insert(
@@ -134,6 +160,17 @@ def compare_entries(
             "two or more runs (--over settings compares methods across them).",
         )
     return Comparisons(tuple(tables), tuple(said), tuple(found.left_out))
+
+
+def alone_lines(group: HeldOutGroup) -> list[str]:
+    """The mean of each row of leave-one-out runs that cannot be compared with another."""
+    lines = []
+    for name, accuracy in group.accuracies().items():
+        each = ", ".join(f"{value} {percent(a)}" for value, a in accuracy.items())
+        mean = mean_over_values(accuracy)
+        of = f"mean {percent(mean)} % over {len(accuracy)} held-out values" if mean is not None else "no mean"
+        lines.append(f"{group.title}: {name}, {of} ({each}).")
+    return lines
 
 
 def check(*, over: str, metric: str, test: str | None, against: str | Run | None, pairs: str, level: float) -> None:
@@ -151,6 +188,12 @@ def check(*, over: str, metric: str, test: str | None, against: str | Run | None
         raise UsageError(f"--level {level:g} is not from {LOWEST} to {HIGHEST}.", "For example --level 0.95")
 
 
+def is_called(entry: StoredRun, letters: str, path: Path) -> bool:
+    """Whether a run, or one of those that it joins, has a digest that begins so or lies at that path."""
+    members = entry.members if isinstance(entry, MergedRun) else (entry,)
+    return any(e.digest.startswith(letters) or e.path.resolve() == path for e in members)
+
+
 def _reference(against: str | Run, blocks: PairedBlocks) -> str:
     """The name of the treatment that ``against`` means: a name, a method, a run's directory or first letters.
 
@@ -163,11 +206,7 @@ def _reference(against: str | Run, blocks: PairedBlocks) -> str:
     meant = [name for name, row in blocks.runs.items() if row[0].method == against]
     if not meant and against:
         path = Path(against).resolve()
-        meant = [
-            name
-            for name, row in blocks.runs.items()
-            if any(e.digest.startswith(against) or e.path.resolve() == path for e in row)
-        ]
+        meant = [name for name, row in blocks.runs.items() if any(is_called(e, against, path) for e in row)]
     if not meant:
         raise unknown("--against", against, blocks.names)
     if len(meant) > 1:

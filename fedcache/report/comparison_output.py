@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedcache.errors import UsageError
 from fedcache.report.drawing import plain, write_drawing
+from fedcache.report.held_out import HELD_OUT
 from fedcache.report.paired_rows import ROW_TESTS
+from fedcache.report.paired_seeds import compact
 from fedcache.report.paired_tests import SCORE_WORDS, Comparison, Pair
 from fedcache.report.statistics import constant, interval_words
 from fedcache.visible_text import visible
@@ -65,22 +65,31 @@ class Sheet:
 def values(c: Comparison) -> Sheet:
     """Run, mean with deviation, interval and over what it is where that differs, mean rank."""
     several = len(c.blocks) > 1
+    own_seeds = not same_blocks(c)
+    each = c.blocks if c.over == HELD_OUT and len(c.blocks) <= MOST_BLOCKS else ()
     kinds = {t.test_rows is None for t in c.treatments if t.test_rows is not None or t.interval is not None}
     rows = tuple(
         (
             t.name,
-            f"{100 * t.mean:.2f}" + ("" if t.std is None or constant(np.array(t.values)) else f" ± {100 * t.std:.2f}"),
+            f"{100 * t.mean:.2f}" + ("" if t.std is None or constant(t.known) else f" ± {100 * t.std:.2f}"),
+            compact(t.blocks(c.blocks)) if own_seeds else "",
             _interval(t.interval if t.test_rows is None else t.test_rows[1:]),
             "" if len(kinds) < 2 else "rows" if t.test_rows is not None else c.over if t.interval else "",
-            f"{t.rank:.2f}" if several else "",
+            f"{t.rank:.2f}" if several and t.rank is not None else "",
             "" if t.validation is None else f"{100 * t.validation:.2f}",
+            *("" if value is None else f"{100 * value:.2f}" for value in t.values[: len(each)]),
         )
         for t in c.treatments
     )
     metric = c.metric.replace("_", " ") if c.metric in SCORE_WORDS else c.metric
-    columns = ("run", f"{metric} %", f"{_level(c)} interval", "over", "rank", "validation %")
+    columns = ("run", f"{metric} %", c.over, f"{_level(c)} interval", "over", "rank", "validation %", *each)
     stands_out = c.best if c.chosen is None else (c.chosen,)
     return Sheet(columns, rows, _places(c, stands_out), _places(c, c.alike)).without_empty()
+
+
+def same_blocks(c: Comparison) -> bool:
+    """Whether all treatments have a value of every block."""
+    return all(None not in t.values for t in c.treatments)
 
 
 def differences(c: Comparison) -> Sheet | None:
@@ -88,8 +97,18 @@ def differences(c: Comparison) -> Sheet | None:
     if len(c.blocks) < 2 and not any(p.rows for p in c.pairs):
         return None
     against = all(p.other == c.reference for p in c.pairs)
-    columns = ("run" if against else "pair", "difference, pp", f"{_level(c)} interval", "p", "p (Holm)", *_over_rows(c))
-    rows = tuple((p.one if against else f"{p.one} - {p.other}", *_tested(p)) for p in c.pairs)
+    first = "run" if against else "pair"
+    columns = (first, "difference, pp", f"over {c.over}", f"{_level(c)} interval", "p", "p (Holm)", *_over_rows(c))
+    of_all = same_blocks(c)
+    rows = tuple(
+        (
+            p.one if against else f"{p.one} - {p.other}",
+            points(p.difference),
+            "" if of_all else compact(p.blocks),
+            *_tested(p),
+        )
+        for p in c.pairs
+    )
     return Sheet(columns, rows).without_empty()
 
 
@@ -122,11 +141,14 @@ def caption(c: Comparison) -> str:
         what = f"{c.setting}: {metric} in %, {c.over.removesuffix('s')} {c.blocks[0]}{_rows_words(c)}"
         return f"{what}. Bold: {c.chosen_by}."
     tests = sum(p.p is not None for p in c.pairs)
-    parts = [f"{c.setting}: {metric} in %, mean ± standard deviation over {len(c.blocks)} {c.over}{named}"]
-    if any(t.interval for t in c.treatments):
-        parts.append(f"{_level(c)} {interval_words(len(c.blocks))}")
+    over = f"over {len(c.blocks)} {c.over}{named}" if same_blocks(c) else f"over the {c.over} that each run has"
+    parts = [f"{c.setting}: {metric} in %, mean ± standard deviation {over}"]
+    counts = [len(t.known) for t in c.treatments if t.interval]
+    if counts:
+        parts.append(f"{_level(c)} {' or '.join(dict.fromkeys(map(interval_words, counts)))}")
     if len(c.blocks) > 1 and all(p.other == c.reference for p in c.pairs):
-        parts.append(f"differences from {c.reference}")
+        shared = "" if same_blocks(c) else f", over the {c.over} that both have"
+        parts.append(f"differences from {c.reference}{shared}")
     if tests:
         parts.append(f"{TEST_NAMES[c.test]} paired over {c.over}, p corrected for {tests} (Holm)")
     words = "; ".join(parts) + f"{_rows_words(c)}. Bold: {c.chosen_by}."
@@ -150,7 +172,9 @@ def ranking_words(c: Comparison) -> str | None:
         return None
     names = [t.name for t in c.treatments]
     apart = ", ".join(f"{{{', '.join(names[i] for i in group)}}}" for group in c.ranking.groups)
-    if any(len(group) == len(names) for group in c.ranking.groups):
+    if c.ranking.too_few:
+        told = f"{c.ranking.blocks} {c.over} are too few for it to tell any two apart"
+    elif any(len(group) == len(names) for group in c.ranking.groups):
         told = "none is told from another"
     else:
         told = f"not told apart: {apart}" if apart else "all are told apart"
@@ -215,9 +239,13 @@ def show_p(p: float | None) -> str:
 
 
 def _tested(pair: Pair) -> tuple[str, ...]:
-    difference = f"{100 * pair.difference:+.2f}".replace("-0.00", "0.00").replace("+0.00", "0.00")
     over_rows = ("", "") if pair.rows is None else (_interval(pair.rows.interval), show_p(pair.rows.holm))
-    return difference, _interval(pair.interval), show_p(pair.p), show_p(pair.holm), *over_rows
+    return _interval(pair.interval), show_p(pair.p), show_p(pair.holm), *over_rows
+
+
+def points(difference: float) -> str:
+    """A difference of fractions in percentage points, with its sign."""
+    return f"{100 * difference:+.2f}".replace("-0.00", "0.00").replace("+0.00", "0.00")
 
 
 def _interval(found: tuple[float, float] | None) -> str:
@@ -296,7 +324,7 @@ def draw_ranks(c: Comparison, path: Path) -> None:
     lines = -(-count // 2) + 0.55 * (max((level for *_, level in bars), default=-1) + 1)
     width = 3.2 + 2 * LETTER * max(map(len, names)) + 0.12 * count
     alpha = 1.0 - c.level
-    says = f"{c.metric} over {len(c.blocks)} {c.over}; Friedman p {show_p(ranking.p)}" + (
+    says = f"{c.metric} over {ranking.blocks} {c.over}; Friedman p {show_p(ranking.p)}" + (
         f": no difference at {alpha:.2g}" if ranking.p >= alpha else ""
     )
 

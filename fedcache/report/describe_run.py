@@ -12,12 +12,14 @@ from typing import Any
 from fedcache.config import TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
 from fedcache.report.caution_words import drawn_clients
-from fedcache.report.find_runs import LeftOut, StoredRun, every_run, facts
+from fedcache.report.find_runs import Gathered, LeftOut, StoredRun, every_run, facts
+from fedcache.report.held_out import HeldOutGroup, held_out_groups
+from fedcache.report.merge_seeds import merge_seeds
 from fedcache.report.run_names import labels, setting_name
 from fedcache.runs.directory import PLACES, bytes_of_models, train_table
 from fedcache.runs.remembered import usual_run, usual_settings
 from fedcache.runs.running import is_running
-from fedcache.runs.score import SCORES, score_of
+from fedcache.runs.score import SCORES, score_of, values_held_out
 from fedcache.runs.tags import tags_of
 
 FINISHED, RUNNING, UNFINISHED, DAMAGED = "finished", "running", "unfinished", "damaged"
@@ -52,10 +54,13 @@ class RunFilter:
 
 @dataclass(frozen=True)
 class RunsListed:
-    """Entries by the time they were begun, oldest first, and what is to say of those without a result."""
+    """Entries by the time they were begun, oldest first, what is to say of those without a result, and the groups of
+    leave-one-out runs.
+    """
 
     entries: list[dict[str, Any]]
     problems: list[LeftOut] = field(default_factory=list)
+    groups: list[HeldOutGroup] = field(default_factory=list)
 
 
 def listed(asked: Sequence[str], root: Path, wanted: RunFilter) -> RunsListed:
@@ -70,7 +75,8 @@ def listed(asked: Sequence[str], root: Path, wanted: RunFilter) -> RunsListed:
     for label, (one, entry) in zip(labels([one for one, _ in finished]), finished, strict=True):
         entry["differs"] = label.removeprefix(one.method).removesuffix(f"({one.digest[:8]})").strip()
     problems = [one for one, entry in kept if isinstance(one, LeftOut) and entry["state"] != RUNNING]
-    return RunsListed([entry for _, entry in kept], problems)
+    joined = merge_seeds(Gathered([one for one, _ in finished])).entries
+    return RunsListed([entry for _, entry in kept], problems, held_out_groups(joined))
 
 
 def state_of(one: StoredRun | LeftOut) -> str:
@@ -93,7 +99,7 @@ def _entry(one: StoredRun | LeftOut) -> dict[str, Any]:
             "dataset": Path(store).name.rpartition("-")[0] if store else asked.get("dataset", ""),
             "backbones": backbones,
             **dict.fromkeys(("partition", "rounds", "accuracy", "model_bytes")),
-            "seeds": [], "claimed": False, "differs": "",
+            "seeds": [], "claimed": False, "differs": "", "hold_out": [],
         }  # fmt: skip
     r = one.result
     return {
@@ -102,6 +108,7 @@ def _entry(one: StoredRun | LeftOut) -> dict[str, Any]:
         "dataset": r["dataset"]["slug"],
         "backbones": list(r["backbones"]),
         "partition": r["partition"]["name"] or r["partition"]["scheme"],
+        "hold_out": list(values_held_out(r)),
         "rounds": r["rounds"],
         "seeds": list(r["seeds"]),
         "accuracy": r["accuracy"]["mean"],

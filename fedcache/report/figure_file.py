@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import FedcacheError, UsageError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.report.drawing import COLUMNS, Plot, check_file, write_plot
 from fedcache.report.figures import costs, data, grids, paired, runs
 from fedcache.report.figures.confusions import confusion_difference
 from fedcache.report.figures.hyperparameters import importance_bars, parallel, swept_points
-from fedcache.report.find_runs import RunQuery, StoredRun, gather
+from fedcache.report.find_runs import RunQuery, StoredRun, gather, need_finished
+from fedcache.report.merge_seeds import merge_seeds
 from fedcache.report.paired_tests import Comparison
 from fedcache.report.run_names import by_setting, labels, setting_names
 from fedcache.report.run_origin import RunStore, store_of_run
@@ -142,8 +143,8 @@ def write_figure(
         embed: pca | tsne | umap, for ``features``.
 
     Raises:
-        UsageError for an unknown kind, another ending, no run, runs of several settings, and runs that the kind
-        cannot show; MachineError without matplotlib.
+        UsageError for an unknown kind, another ending, runs of several settings, and runs that the kind cannot show;
+        StoreError where there is no finished run; MachineError without matplotlib.
     """
     if kind not in LISTED:
         raise UsageError(unknown("kind of figure", kind, LISTED).message, f"Kinds: {'; '.join(kind_lines())}.")
@@ -153,12 +154,8 @@ def write_figure(
     check_score(score)
     data.check_embedding(embed)
     found = gather(asked, root)
-    if not found.entries:
-        first = found.left_out[0] if found.left_out else None
-        if first is not None:
-            raise FedcacheError(first.exit, f"No run can be shown: {first.sentence}", first.hint)
-        raise UsageError("There is no finished run to draw.", "fedcache train --method fed3r")
-    settings = by_setting(found.entries)
+    need_finished(found, root)
+    settings = by_setting(merge_seeds(found).entries)
     titles = setting_names(settings)
     if kind == ACROSS:
         plot = _across(settings, titles, score)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcache.config import TrainConfig
-from fedcache.errors import Exit, FedcacheError, UsageError
+from fedcache.errors import Exit, FedcacheError, StoreError, UsageError
 from fedcache.report.select_runs import OF, selector
 from fedcache.runs.client_columns import ClientColumns, client_columns
 from fedcache.runs.directory import (
@@ -29,6 +29,7 @@ from fedcache.runs.run import is_claimed
 from fedcache.runs.tags import OF_TAG, tags_of
 from fedcache.runs.test_rows import TestRows, test_rows
 from fedcache.runs.trust_words import is_private
+from fedcache.store.files import digest_of
 
 if TYPE_CHECKING:
     from fedcache.grids.result import Grid, Point
@@ -125,10 +126,14 @@ class StoredRun:
     def setting(self) -> tuple[str, str, bool]:
         """What must be equal for runs to be compared: digests of dataset and partition, and ``claimed``.
 
-        Seeds that share a partition count once, so that runs of more and of fewer seeds are of one setting.
+        Where every seed draws a partition of its own, the digest is that of the scheme and its arguments: runs of more
+        and of fewer seeds are of one setting.
         """
-        partitions = dict.fromkeys(map(str, self.result["partition"]["digests"]))
-        return str(self.result["dataset"]["digest"]), ",".join(partitions), self.claimed
+        part = self.result["partition"]
+        partitions = set(map(str, part["digests"]))
+        if len(partitions) > 1:
+            partitions = {digest_of([part.get("scheme"), part.get("args")])}
+        return str(self.result["dataset"]["digest"]), "".join(partitions), self.claimed
 
     @cached_property
     def clients(self) -> ClientColumns:
@@ -201,16 +206,41 @@ def gather(asked: Sequence[RunQuery], root: Path) -> Gathered:
     return Gathered(entries, left_out)
 
 
+def need_finished(found: Gathered, root: Path) -> None:
+    """Refuse to write a file that would show no run.
+
+    Args:
+        found: the runs, and those that cannot be shown.
+        root: where they were looked for.
+
+    Raises:
+        StoreError where there is no run; FedcacheError with the exit code of the first run that was left out where no
+        run can be shown.
+    """
+    if found.entries:
+        return
+    if found.left_out:
+        first = found.left_out[0]
+        raise FedcacheError(first.exit, f"No run can be shown: {first.sentence} Nothing was written.", first.hint)
+    raise StoreError(f"There is no finished run under {root}. Nothing was written.", "fedcache train --method fed3r")
+
+
 def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut]]:
-    """Of runs that differ in the code alone, those of the code that ran last; the others by name."""
-    last: dict[tuple[object, ...], str] = {}
-    keys = [
-        (e.setting, tuple(e.result["features"]), tuple(sorted(facts(e).items())), tuple(e.result["seeds"]))
-        for e in entries
+    """Of runs that differ in the code alone, those of the code that ran last; the others by name.
+
+    A run by older code stays where it has a seed that the code that ran last has not.
+    """
+    keys = [(e.setting, tuple(e.result["features"]), tuple(sorted(facts(e).items()))) for e in entries]
+    last = {key: e.result.get("code") for key, e in zip(keys, entries, strict=True)}  # oldest first
+    seeds: dict[object, set[int]] = {}
+    for key, entry in zip(keys, entries, strict=True):
+        if entry.result.get("code") == last[key]:
+            seeds.setdefault(key, set()).update(entry.result["seeds"])
+    kept = [
+        e
+        for key, e in zip(keys, entries, strict=True)
+        if e.result.get("code") == last[key] or not seeds[key].issuperset(e.result["seeds"])
     ]
-    for key, entry in zip(keys, entries, strict=True):  # oldest first
-        last[key] = str(entry.result.get("code"))
-    kept = [e for k, e in zip(keys, entries, strict=True) if str(e.result.get("code")) == last[k]]
     hint = "Name it to show it, or remove such runs:  fedcache gc --kind old-runs"
     names = {e.path for e in kept}
     return kept, [LeftOut(e.path, "is the same run by older code", hint) for e in entries if e.path not in names]

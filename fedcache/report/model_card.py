@@ -19,6 +19,7 @@ from fedcache.models.saved_model import SavedModel
 from fedcache.report.methods.facts import leaving, rows_in_models
 from fedcache.report.methods.sizes import Sizes
 from fedcache.runs.client_columns import ClientColumns
+from fedcache.runs.score import values_held_out
 from fedcache.runs.trust_words import describe_trust
 
 LEVEL = 0.95
@@ -96,12 +97,21 @@ def _data(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
     if result is None:
         return [f"Dataset {saved.facts.dataset}."]
     data, part = result["dataset"], result["partition"]
-    args = ", ".join(f"{k} {v}" for k, v in part["args"].items() if v is not None)
+    args = ", ".join(f"{k} {_words(v)}" for k, v in part["args"].items() if v is not None)
+    held = values_held_out(result)
+    column = part["args"].get("by") or "domain"
+    first = f"Held out: {column} {', '.join(held)}. Its rows were not trained on and are the test set."
     return [
+        *([first] if held else []),
         f"Dataset {data['slug']}, digest {data['digest']}, {data['ok']:,} {data.get('holds', IMAGES)}.",
         f"Partition {part['scheme']} ({args}), seed {part['seed']}: {part['clients']:,} clients, "
         f"{part['dropped']:,} rows left out; digest {part['digest']}.",
     ]
+
+
+def _words(value: object) -> str:
+    """An argument of a partition; of several values each."""
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _backbones(saved: SavedModel, home: Home) -> list[str]:

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import FedcacheError, MachineError, UsageError
+from fedcache.errors import MachineError, UsageError
 from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.progress import Observer, Silent
 from fedcache.report.drawing import need_matplotlib, short
 from fedcache.report.figures import data, grids
-from fedcache.report.find_runs import Gathered, RunQuery, gather
+from fedcache.report.find_runs import Gathered, RunQuery, gather, need_finished
 from fedcache.report.gallery import ToShow, refuse_private
+from fedcache.report.held_out import held_out_groups
+from fedcache.report.held_out_section import held_out_section
+from fedcache.report.merge_seeds import merge_seeds
 from fedcache.report.render import Section, render_page
 from fedcache.report.run_names import by_setting, setting_names
 from fedcache.report.run_origin import RunStore, store_of_run
@@ -80,8 +83,8 @@ def write_report(
 
     Raises:
         UsageError for a name that is no run, an unknown embedding, a directory that is not there or images of a
-            private run; CorruptionError or StoreError when all runs that are named are damaged or not finished;
-            MachineError without matplotlib.
+            private run; StoreError where there is no finished run, CorruptionError where all are damaged: an earlier
+            file stays as it is; MachineError without matplotlib.
     """
     observer = observer or Silent()
     if not out.parent.is_dir():
@@ -97,22 +100,29 @@ def write_report(
     data.check_embedding(embed)
     check_score(score)
     found = gather(asked, root)
-    if asked and not found.entries and found.left_out:
-        first = found.left_out[0]
-        raise FedcacheError(first.exit, f"No run that was named can be shown: {first.sentence}", first.hint)
+    need_finished(found, root)
     if images is not None:
         refuse_private(found.entries)
-    settings = by_setting(found.entries)
+    merged = merge_seeds(found)
+    groups = held_out_groups(merged.entries)
+    in_groups = {e.digest for group in groups for e in group.entries}
+    # A group says first what its runs say together; the sections of its runs come last.
+    settings = sorted(by_setting(merged.entries), key=lambda entries: entries[0].digest in in_groups)
     titles, shown = setting_names(settings), ToShow()
     observer.start("comparing", len(settings), "settings")
     try:
         sections: list[Section] = []
         verdicts: list[Verdict] = []
         recipes: dict[str, str] = {}
+        for number, group in enumerate(groups):
+            said, made = held_out_section(number, group, score)
+            verdicts.append(said)
+            sections.append(made)
         for number, (name, entries) in enumerate(zip(titles, settings, strict=True)):
             source = PRIVATE if any(e.private for e in entries) else store_of_run(entries)
             said, made = section_of(number, name, entries, source, Shown(embed, score, images, shown))
-            verdicts.append(said)
+            if entries[0].digest not in in_groups:
+                verdicts.append(said)
             sections.append(made)
             recipes |= recipes_of(source)
             observer.advance(1)

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError, unknown
 from fedcache.report.caution_words import unlike_tests
 from fedcache.report.find_runs import CLAIMED, StoredRun
+from fedcache.report.held_out import HeldOutGroup
+from fedcache.report.merge_seeds import MergedRun
+from fedcache.report.paired_seeds import compact, depends_on_seed, same_partition
 from fedcache.report.run_names import by_setting, differing, label_of, labels, setting_names
 from fedcache.report.statistics import Floats
 from fedcache.runs.choice import validation_value
@@ -50,13 +53,13 @@ METRICS = {"seeds": _PER_SEED, "clients": _PER_CLIENT, "settings": _PER_RUN}
 
 @dataclass(frozen=True)
 class PairedBlocks:
-    """Values that are all there.
+    """Values of treatments in blocks.
 
     Attributes:
         setting: words for where they are from.
         names: of the T treatments, all different.
         blocks: names of the B blocks.
-        values: [T, B] fractions.
+        values: [T, B] fractions; over seeds NaN where a treatment has no value of a seed, else none is missing.
         notes: what was left out, and what sets the treatments apart besides their names.
         runs: the runs behind each name.
         validation: [T] mean accuracies of their runs on the rows to choose by; None where one has no such rows.
@@ -104,15 +107,16 @@ def within(
 ) -> PairedBlocks:
     """Runs of one setting over seeds or clients, called by ``names`` or by what tells these apart.
 
-    Raises UsageError, when fewer than two runs have values, or no block is common.
+    Raises UsageError, when fewer than two runs have values, no two runs share a seed, or no client is common to all.
     """
     check_metric(metric, over)
     take, one = METRICS[over][metric], over.removesuffix("s")
     runs = dict(zip(names or labels(entries), entries, strict=True))
+    rows: Mapping[str, tuple[Sequence[str], Floats]]
     if over == "clients":
         rows = {name: (e.clients.names, take(e.clients)) for name, e in runs.items()}
     else:
-        rows = {name: ([*map(str, e.result["seeds"])], np.array(take(e.result), float)) for name, e in runs.items()}
+        rows = values_of_seeds(runs, take)
     empty = [name for name, (_, row) in rows.items() if np.isnan(row).all()]
     cells = [name for name in runs if name not in empty]
     if len(cells) < 2:
@@ -122,8 +126,9 @@ def within(
         )
     blocks, values = _aligned([rows[name] for name in cells])
     known = ~np.isnan(values)
-    common = known.all(0)
-    if not common.any():
+    # Two runs that share a seed have a difference; clients count where every run scored them.
+    least = len(cells) if over == "clients" else 2
+    if not (known.sum(0) >= least).any():
         held = "; ".join(
             f"{name}: {_some([blocks[i] for i in np.flatnonzero(row).tolist()])}"
             for name, row in zip(cells[:MOST_NAMED], known, strict=False)
@@ -132,16 +137,69 @@ def within(
             f"{where}: the runs have no {one} in common ({held}).",
             "Train all of them with the same --seeds, or name runs that share some.",
         )
-    lacking = _lacking(cells, blocks, known)
     kept = {name: [runs[name]] for name in cells}
     notes = _not_alike(kept, metric)
     notes += [f"Left out, because nothing of it could be scored: {_some(empty)}."] if empty else []
-    notes += [f"Left out of the {over}: {_some(left)}, without a value in {lack}." for lack, left in lacking.items()]
-    notes += _seeds_differ(kept) if over == "clients" else []
+    if over == "clients":
+        lacking = _lacking(cells, blocks, known)
+        notes += [
+            f"Left out of the clients: {_some(left)}, without a value in {lack}." for lack, left in lacking.items()
+        ]
+        notes += _seeds_differ(kept)
+        common = known.all(0)
+    else:
+        notes += merged_notes(kept)
+        common = known.any(0)
     shared = tuple(blocks) if common.all() else tuple(blocks[i] for i in np.flatnonzero(common).tolist())
     return PairedBlocks(
         where, tuple(cells), shared, values[:, common], tuple(notes), kept, _validation(kept, metric, over)
     )
+
+
+def values_of_seeds(runs: Mapping[str, StoredRun], take: Callable[[Any], Any]) -> dict[str, tuple[list[str], Floats]]:
+    """Seeds and values of each run; a run that does not depend on the seed has its value for every seed of the others.
+
+    Args:
+        runs: of one setting, by name.
+        take: the values of a result by seed, in the order of its seeds.
+    """
+    of_run = {
+        name: dict(zip(map(int, e.result["seeds"]), np.array(take(e.result), float).tolist(), strict=True))
+        for name, e in runs.items()
+    }
+    fixed = fixed_runs(runs)
+    seeds = list(dict.fromkeys(seed for name, values in of_run.items() if name not in fixed for seed in values))
+    for name in fixed if seeds else ():
+        first = next(iter(of_run[name].values()))
+        of_run[name] = dict.fromkeys(seeds, first)
+    return {name: ([*map(str, values)], np.array(list(values.values()), float)) for name, values in of_run.items()}
+
+
+def fixed_runs(runs: Mapping[str, StoredRun]) -> list[str]:
+    """Names of the runs that do not depend on the seed, where that makes a difference: some runs have other seeds."""
+    held = {tuple(e.result["seeds"]) for e in runs.values()}
+    entries = list(runs.values())
+    if len(held) < 2 or not all(same_partition(entries[0], e) for e in entries):
+        return []
+    return [name for name, e in runs.items() if not depends_on_seed(e)]
+
+
+def merged_notes(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
+    """Which rows are several runs of equal settings, and what of such a row is no exact mean over its seeds."""
+    notes = []
+    for name, row in runs.items():
+        for run in row:
+            if not isinstance(run, MergedRun):
+                continue
+            seeds = compact(run.result["seeds"])
+            which = _some([digest[:8] for digest in run.digests])
+            notes.append(f"{name}: {len(run.members)} runs of equal settings with the seeds {seeds} ({which}).")
+            if not run.exact:
+                notes.append(
+                    f"{name}: these runs share some seeds. Accuracy is over all seeds, each once; figures of clients, "
+                    "classes and costs are means of the runs, weighted by the seeds that each adds."
+                )
+    return notes
 
 
 def _aligned(rows: Sequence[tuple[Sequence[str], Floats]]) -> tuple[Sequence[str], Floats]:
@@ -217,6 +275,31 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
     table = _table({name: cells[name] for name in names}, blocks)
     return PairedBlocks(
         where, tuple(runs), tuple(blocks), table, tuple(notes), runs, _validation(runs, metric, "settings")
+    )
+
+
+def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
+    """Leave-one-out runs over the values that are held out: one value each, of the run's mean over its seeds.
+
+    Raises UsageError, for fewer than two treatments that have all of two values.
+    """
+    runs = group.rows()
+    cells = {name: {value: _PER_RUN[metric](e.result) for value, e in row.items()} for name, row in runs.items()}
+    names, values = complete(cells, group.values)
+    if len(names) < 2 or len(values) < 2:
+        raise UsageError(
+            f"{group.title}: no two methods have {metric} for the same two values of {group.column}.",
+            "Train the same methods with --hold-out each.",
+        )
+    kept = {name: [runs[name][value] for value in values] for name in names}
+    lost = [*(v for v in group.values if v not in values), *(n for n in cells if n not in names)]
+    notes = _not_alike(kept, metric)
+    notes += [f"Left out, so that every method has every value: {_some(lost, '; ')}."] if lost else []
+    notes += _seeds_differ(kept) + merged_notes(kept)
+    notes.append(f"Each {group.column} is a test set of its own, and their training sets overlap: p is too small.")
+    table = _table({name: cells[name] for name in names}, values)
+    return PairedBlocks(
+        group.title, tuple(names), tuple(values), table, tuple(notes), kept, _validation(kept, metric, "settings")
     )
 
 

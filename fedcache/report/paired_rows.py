@@ -14,6 +14,7 @@ import numpy as np
 import scipy
 
 from fedcache.report.find_runs import StoredRun
+from fedcache.report.paired_seeds import paired_seeds
 from fedcache.report.statistics import DIGITS, Floats
 from fedcache.runs.test_rows import TestRows
 
@@ -52,7 +53,7 @@ class RowDifference:
 
 
 def row_difference(one: StoredRun, other: StoredRun, metric: str, level: float) -> RowDifference | None:
-    """``one`` minus ``other``, of the seeds that both have.
+    """``one`` minus ``other``, over the pairs of ``paired_seeds``.
 
     None where a run holds no test rows, where the two were not scored on the same ones, and for a metric that is no sum
     over rows.
@@ -71,12 +72,17 @@ def row_difference(one: StoredRun, other: StoredRun, metric: str, level: float) 
         metric = "client_mean" if kinds == {True} else "once"
     if metric not in ("client_mean", "pooled", "once"):
         return None
-    ours, theirs = one.test_rows, other.test_rows
-    seeds = [seed for seed in ours or {} if seed in (theirs or {})]
-    if not ours or not theirs or not seeds:
-        return None
-    found = [_of_seed(ours[seed], theirs[seed], metric) for seed in seeds]
-    return None if None in found else _tested([f for f in found if f is not None], level)
+    ours = one.test_rows or {}
+    theirs = other.test_rows or {}
+    per_seed: list[Rows] = []
+    for mine, its in paired_seeds(one, other):
+        if mine not in ours or its not in theirs:
+            continue
+        found = _of_seed(ours[mine], theirs[its], metric)
+        if found is None:
+            return None
+        per_seed.append(found)
+    return _tested(per_seed, level) if per_seed else None
 
 
 Rows = tuple[np.ndarray, Floats, Floats]

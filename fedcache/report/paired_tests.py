@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from fedcache.report.held_out import HELD_OUT
 from fedcache.report.paired_blocks import PairedBlocks
 from fedcache.report.paired_rows import RowDifference, row_difference, rows_of_run
-from fedcache.report.statistics import Floats, Ranking, constant, holm, interval, mean_ranks, p_value, ranking
+from fedcache.report.statistics import Floats, Ranking, constant, holm, interval, lowest_p, mean_ranks, p_value, ranking
 from fedcache.runs.choice import BY_VALIDATION, DIGITS, NOT_A_CHOICE, Order, order_of_run, tie_sentence
 from fedcache.runs.score import SCORES, WORDS, rows_interval
 
-USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon"}
+USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon", HELD_OUT: "wilcoxon"}
 """Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its
 differences over seeds are near normal. Differences over clients and settings are of unlike sizes, which ranks bear."""
 SCORE_WORDS = {f"{name.replace('-', '_')}": f"accuracy ({name}: {WORDS[name]})" for name in SCORES}
@@ -31,24 +32,33 @@ class Treatment:
 
     Attributes:
         name: tells it from the others.
-        values: fractions, one a block.
-        mean: of them.
-        std: of them (ddof 1); None for one block.
-        interval: of the mean, as ``statistics.interval``; None with fewer than three blocks.
-        rank: mean rank over the blocks, 1 is best.
+        values: fractions, one a block; None where it has no value of a block.
+        mean: of all its values.
+        std: of them (ddof 1); None for one value.
+        interval: of the mean, as ``statistics.interval``; None with fewer than three values.
+        rank: mean rank over the blocks of which all treatments have a value, 1 is best; None where there is none.
         validation: mean accuracy of its runs on the rows to choose by; None where not all treatments have such rows.
         test_rows: over seeds, of values that do not vary over them: test rows, and the interval over these; Wilson's of
             one model, of models of clients that of ``rows_of_run``.
     """
 
     name: str
-    values: tuple[float, ...]
+    values: tuple[float | None, ...]
     mean: float
     std: float | None
     interval: tuple[float, float] | None
-    rank: float
+    rank: float | None
     validation: float | None = None
     test_rows: tuple[int, float, float] | None = None
+
+    @property
+    def known(self) -> Floats:
+        """Its values."""
+        return np.array([value for value in self.values if value is not None])
+
+    def blocks(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Names of the blocks of which it has a value."""
+        return tuple(name for name, value in zip(names, self.values, strict=True) if value is not None)
 
 
 @dataclass(frozen=True)
@@ -58,11 +68,12 @@ class Pair:
     Attributes:
         one: a name.
         other: the name it is compared with.
-        difference: mean of one minus other over the blocks, a fraction.
+        difference: mean of one minus other over the blocks of which both have a value, a fraction.
         interval: of that mean, as ``statistics.interval``.
         p: of the paired test; None where there is nothing to test by.
         holm: p corrected for all pairs of the comparison.
         rows: over seeds, the same difference over the test rows; None where runs hold none.
+        blocks: names of these blocks.
     """
 
     one: str
@@ -72,6 +83,7 @@ class Pair:
     p: float | None
     holm: float | None
     rows: RowDifference | None = None
+    blocks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +92,7 @@ class Comparison:
 
     Attributes:
         setting: words for where; of ``over`` settings, how many.
-        over: seeds | clients | settings.
+        over: seeds | clients | settings | held-out values.
         metric: what the values are.
         test: wilcoxon | ttest.
         level: of the intervals; tests decide at 1 - level.
@@ -121,8 +133,21 @@ class Comparison:
         return tuple(t.name for t in self.treatments if constant(np.array([t.mean, highest])))
 
     @property
+    def lowest(self) -> float:
+        """The lowest p after correction that any pair could have, whatever its values; 0 without a bound."""
+        tested = [p for p in self.pairs if p.p is not None]
+        return len(tested) * min((lowest_p(self.test, len(p.blocks)) for p in tested), default=0.0)
+
+    @property
+    def too_few(self) -> bool:
+        """Whether there are too few blocks for the test to tell any pair apart."""
+        return self.lowest >= 1.0 - self.level
+
+    @property
     def alike(self) -> tuple[str, ...]:
-        """Names that the test does not tell from the reference."""
+        """Names that the test does not tell from the reference; () where it has too few blocks to tell anything."""
+        if self.too_few:
+            return ()
         alpha = 1.0 - self.level
         undecided = [p for p in self.pairs if p.holm is not None and p.holm >= alpha]
         return tuple(
@@ -152,7 +177,7 @@ def compared(
     """Compare treatments over their blocks.
 
     Args:
-        found: two treatments or more, one block or more, no value missing.
+        found: two treatments or more, one block or more.
         over: seeds | clients | settings, for words and the usual test.
         metric: what the values are.
         test: wilcoxon | ttest; None takes that of ``USUAL_TEST``.
@@ -161,10 +186,12 @@ def compared(
         level: of intervals; tests decide at 1 - level.
     """
     test = test or USUAL_TEST[over]
-    means = found.values.mean(1)
+    means = np.nanmean(found.values, axis=1)
     order = sorted(range(len(means)), key=lambda i: (-round(float(means[i]), DIGITS), *_place(found, i)))
     names, values = [found.names[i] for i in order], found.values[order]
-    ranks = map(float, mean_ranks(values))
+    known = ~np.isnan(values)
+    whole = values[:, known.all(0)]  # what ranks are of: blocks of which all have a value
+    ranks = list(map(float, mean_ranks(whole))) if whole.size else [None] * len(names)
     held = None if found.validation is None else dict(zip(found.names, found.validation, strict=True))
     rows = _test_rows(found, metric, level) if over == "seeds" and metric in ("accuracy", *SCORE_WORDS) else {}
     treatments = tuple(
@@ -179,11 +206,9 @@ def compared(
         if pairs == "all"
         else [(i, place) for i in range(len(names)) if i != place]
     )
-    tested = [_p(test, values[i], values[j], over) for i, j in chosen]
-    made = tuple(
-        Pair(names[i], names[j], float((values[i] - values[j]).mean()), interval(values[i] - values[j], level), p, h)
-        for (i, j), p, h in zip(chosen, tested, holm(tested), strict=True)
-    )
+    apart = [(names[i], names[j]) for i, j in chosen if not (known[i] & known[j]).any()]
+    chosen = [(i, j) for i, j in chosen if (known[i] & known[j]).any()]
+    made = _pairs_of(found.blocks, names, values, chosen, test, over, level)
     made = _with_rows(made, found, metric, level) if over == "seeds" else made
     done = Comparison(
         setting=found.setting,
@@ -195,12 +220,35 @@ def compared(
         treatments=treatments,
         reference=reference,
         pairs=made,
-        ranking=None if _repeated(values, over) else ranking(values, level),
+        ranking=None if _repeated(whole, over) else ranking(whole, level),
         notes=found.notes,
         chosen=picked,
     )
     chose = against is None and pairs == "best" and picked is None
-    return replace(done, notes=(*found.notes, *_tied(done), *_notes(done, chose=chose)))
+    unpaired = [f"{one} and {other} have no seed in common, so they are not compared." for one, other in apart]
+    return replace(done, notes=(*found.notes, *unpaired, *_tied(done), *_notes(done, chose=chose)))
+
+
+def _pairs_of(
+    blocks: Sequence[str],
+    names: Sequence[str],
+    values: Floats,
+    chosen: Sequence[tuple[int, int]],
+    test: str,
+    over: str,
+    level: float,
+) -> tuple[Pair, ...]:
+    """Pairs of treatments, each over the blocks of which both have a value."""
+    known = ~np.isnan(values)
+    shared = [known[i] & known[j] for i, j in chosen]
+    tested = [_p(test, values[i, s], values[j, s], over) for (i, j), s in zip(chosen, shared, strict=True)]
+    made = []
+    for (i, j), s, p, corrected in zip(chosen, shared, tested, holm(tested), strict=True):
+        differences = values[i, s] - values[j, s]
+        of = tuple(name for name, there in zip(blocks, s, strict=True) if there)
+        mean = float(differences.mean())
+        made.append(Pair(names[i], names[j], mean, interval(differences, level), p, corrected, blocks=of))
+    return tuple(made)
 
 
 def _with_rows(pairs: tuple[Pair, ...], found: PairedBlocks, metric: str, level: float) -> tuple[Pair, ...]:
@@ -242,8 +290,9 @@ def _tied(c: Comparison) -> list[str]:
 def _test_rows(found: PairedBlocks, metric: str, level: float) -> dict[str, tuple[int, float, float]]:
     """Rows and interval of the treatments that do not vary, where these are the values that are compared."""
     made = {}
-    for name, values in zip(found.names, found.values, strict=True):
+    for name, row in zip(found.names, found.values, strict=True):
         run = found.runs[name][0] if name in found.runs else None
+        values = row[~np.isnan(row)]
         if run is None or not constant(values):
             continue
         told = rows_interval(run.result, level)
@@ -256,16 +305,16 @@ def _test_rows(found: PairedBlocks, metric: str, level: float) -> dict[str, tupl
 
 def _treatment(
     name: str,
-    values: Floats,
-    rank: float,
+    row: Floats,
+    rank: float | None,
     level: float,
     validation: float | None,
     rows: tuple[int, float, float] | None,
 ) -> Treatment:
+    values = row[~np.isnan(row)]
     std = float(values.std(ddof=1)) if len(values) > 1 else None
-    return Treatment(
-        name, tuple(map(float, values)), float(values.mean()), std, interval(values, level), rank, validation, rows
-    )
+    told = tuple(None if np.isnan(value) else float(value) for value in row)
+    return Treatment(name, told, float(values.mean()), std, interval(values, level), rank, validation, rows)
 
 
 def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:
@@ -281,8 +330,10 @@ def _repeated(values: Floats, over: str) -> bool:
     Each is one number then, written once for each block: the repetitions are no evidence, and Wilcoxon's and
     Friedman's tests would count them.
     """
+    if over in ("settings", HELD_OUT) or not values.size:
+        return False
     still = [row[0] for row in values if constant(row)]
-    return over != "settings" and len(still) > 1 and not constant(np.array(still))
+    return len(still) > 1 and not constant(np.array(still))
 
 
 def _notes(c: Comparison, *, chose: bool) -> list[str]:
@@ -293,6 +344,7 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
             "seeds": "More seeds (--seeds 0-4) or --over clients give both.",
             "clients": "More clients or --over seeds give both.",
             "settings": "More datasets or partitions give both.",
+            HELD_OUT: "More held-out values give both.",
         }
         by_rows = any(t.test_rows is not None for t in c.treatments)
         over_rows = (
@@ -305,15 +357,19 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
     if count < 3:
         notes.append(f"Two {c.over}: no interval, which takes three.")
     notes += _spreadless(c)
-    if c.ranking is None and len(c.treatments) > 2:
+    common = sum(None not in column for column in zip(*(t.values for t in c.treatments), strict=True))
+    if len(c.treatments) > 2 and common < 2:
+        notes.append(f"No test of ranks: fewer than two {c.over} are common to all runs.")
+    elif c.ranking is None and len(c.treatments) > 2:
         notes.append(f"No test of ranks: each of the {c.over} would count the order of runs without a spread again.")
+    if c.ranking is not None and c.ranking.blocks < count:
+        notes.append(f"Ranks are over the {c.ranking.blocks} {c.over} that all runs have.")
     tested = sum(p.p is not None for p in c.pairs)
-    lowest = 2.0 ** (1 - count)
-    if c.test == "wilcoxon" and tested and tested * lowest >= alpha:
+    if c.too_few:
         times = f", {tested} times that after Holm" if tested > 1 else ""
         notes.append(
-            f"Wilcoxon's p of {count} {c.over} is never below {lowest:.3g}{times}, so little or nothing can be "
-            f"told apart at {alpha:.2g}."
+            f"{count} {c.over} are too few for this test: Wilcoxon's p is never below {c.lowest / tested:.3g}{times}, "
+            f"and it would have to be below {alpha:.2g}."
         )
     if chose and tested:
         notes.append("The highest was found by these numbers, which flatters its p; --against RUN fixes it beforehand.")
@@ -327,22 +383,27 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
 
 def _spreadless(c: Comparison) -> list[str]:
     """Sentences on treatments and differences that do not vary, and so have no interval and no test."""
-    same = [t.name for t in c.treatments if constant(np.array(t.values))]
+    single = [t for t in c.treatments if len(t.known) == 1]
+    same = [t.name for t in c.treatments if t not in single and constant(t.known)]
     by_rows = [t for t in c.treatments if t.name in same and t.test_rows is not None]
     why = {
         "seeds": "does not depend on the seed",
         "clients": "is the same for every client, as where all are scored on the same rows",
         "settings": "is the same in every setting",
+        HELD_OUT: "is the same for every held-out value",
     }[c.over]
     without = [name for name in same if name not in [t.name for t in by_rows]]
-    notes = [f"Without an interval, because its value {why}: {', '.join(without)}."] if without else []
+    notes = [f"{t.name} has one of the {c.over} ({', '.join(t.blocks(c.blocks))}): no interval." for t in single]
+    notes += [f"Without an interval, because its value {why}: {', '.join(without)}."] if without else []
     if by_rows:
         counts = ", ".join(dict.fromkeys(f"{t.test_rows[0]:,}" for t in by_rows if t.test_rows is not None))
         notes.append(
             f"The value {why}, and the interval is over {counts} test rows: {', '.join(t.name for t in by_rows)}."
         )
-    untested = [p for p in c.pairs if p.p is None]
-    among = [p for p in untested if {p.one, p.other} <= set(same) and c.over != "settings"]
+    once = [p for p in c.pairs if len(p.blocks) == 1]
+    notes += [f"{_pairs([p])} share one of the {c.over} ({p.blocks[0]}): no test over {c.over}." for p in once]
+    untested = [p for p in c.pairs if p.p is None and p not in once]
+    among = [p for p in untested if {p.one, p.other} <= set(same) and c.over not in ("settings", HELD_OUT)]
     if among:
         notes.append(f"{_pairs(among)} not tested: neither of the two varies over {c.over}.")
     others = [p for p in untested if p not in among]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fedcache.report.find_runs import AS_CLAIMED, USUAL, StoredRun, facts
-from fedcache.report.select_runs import partition_name
+from fedcache.report.select_runs import partition_words
 
 _ALWAYS = ("method", "backbones")
 
@@ -22,7 +22,7 @@ def by_setting(entries: Sequence[StoredRun]) -> list[list[StoredRun]]:
 def setting_name(entry: StoredRun) -> str:
     """Dataset and partition of an entry in words."""
     drawn = ", redrawn for every seed" if len(set(entry.result["partition"]["digests"])) > 1 else ""
-    name = partition_name(entry.result)
+    name = partition_words(entry.result)
     return f"{entry.result['dataset']['slug']}, {name}{drawn}{AS_CLAIMED if entry.claimed else ''}"
 
 

@@ -16,7 +16,7 @@ from fedcache.report.figures.confusions import confusion_difference
 from fedcache.report.figures.hyperparameters import hyperparameters
 from fedcache.report.find_runs import CLAIMED, StoredRun, facts
 from fedcache.report.gallery import Gallery, ToShow
-from fedcache.report.paired_blocks import within
+from fedcache.report.paired_blocks import merged_notes, within
 from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.render import Section
 from fedcache.report.run_names import differing, labels
@@ -177,7 +177,7 @@ def _detail_plots(ident: str, named: runs.Named, source: RunStore | str, embed: 
         made += [confusion_difference(f"{ident}-against{i}", (label, entry), second) for second in firsts[1:2]]
     if any("confusion" not in e.result for e in entries):
         notes.append("Results of earlier versions hold no confusion matrix: `--fresh` makes them again.")
-    notes += [*caution_notes(named), *drawn_notes(named)]
+    notes += [*caution_notes(named), *drawn_notes(named), *merged_notes({label: [e] for label, e in named})]
     made += runs.own_numbers(f"{ident}-own", named)
     notes += runs.last_numbers(named)
     if isinstance(source, RunStore):

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fedcache.federate.partition.partition import SCHEMES
+from fedcache.runs.score import values_held_out
 
 
 def partition_name(result: Mapping[str, Any]) -> str:
@@ -18,6 +19,19 @@ def partition_name(result: Mapping[str, Any]) -> str:
     part = result["partition"]
     scheme = SCHEMES.get(part["scheme"])
     return str(part["name"] or (scheme.default_name(part["args"], part["seed"]) if scheme else part["scheme"]))
+
+
+def name_without_hold_out(result: Mapping[str, Any]) -> str:
+    """The name of a saved partition, or the default name of the scheme without the held-out value."""
+    part = result["partition"]
+    args = {name: value for name, value in part.get("args", {}).items() if name != "hold_out"}
+    return partition_name({**result, "partition": {**part, "args": args}})
+
+
+def partition_words(result: Mapping[str, Any]) -> str:
+    """A partition as labels show it: its name, and ``hold_out=VALUE`` where the run holds out values of a column."""
+    held = values_held_out(result)
+    return f"{name_without_hold_out(result)}, hold_out={','.join(held)}" if held else partition_name(result)
 
 
 OF: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, ...]]] = MappingProxyType(

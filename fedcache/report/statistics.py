@@ -99,6 +99,11 @@ def p_value(test: str, differences: Floats) -> float | None:
     return None if constant(d) else float(scipy.stats.ttest_1samp(d, 0.0).pvalue)
 
 
+def lowest_p(test: str, blocks: int) -> float:
+    """The lowest two-sided p that a test of so many differences can give; 0 for a test without such a bound."""
+    return 2.0 ** (1 - blocks) if test == "wilcoxon" else 0.0
+
+
 def holm(found: Sequence[float | None]) -> list[float | None]:
     """p values corrected for their number (Holm 1979, step-down); None stays None and is no member of the family."""
     known = sorted((p, i) for i, p in enumerate(found) if p is not None)
@@ -163,6 +168,7 @@ class Ranking:
         p: its p.
         cd: the critical difference.
         groups: numbers of treatments that it does not tell apart.
+        blocks: number of blocks that were ranked.
     """
 
     ranks: tuple[float, ...]
@@ -170,6 +176,12 @@ class Ranking:
     p: float
     cd: float
     groups: tuple[tuple[int, ...], ...]
+    blocks: int
+
+    @property
+    def too_few(self) -> bool:
+        """Whether no two treatments could be told apart, because no two mean ranks are so far apart."""
+        return self.cd >= len(self.ranks) - 1
 
 
 def ranking(values: Floats, level: float) -> Ranking | None:
@@ -180,4 +192,4 @@ def ranking(values: Floats, level: float) -> Ranking | None:
     ranks = tuple(map(float, mean_ranks(values)))
     statistic, p = friedman(values)
     cd = critical_difference(treatments, blocks, level)
-    return Ranking(ranks, statistic, p, cd, groups(ranks, cd))
+    return Ranking(ranks, statistic, p, cd, groups(ranks, cd), blocks)

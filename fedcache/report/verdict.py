@@ -13,6 +13,7 @@ from fedcache.report.caution_words import unlike_tests
 from fedcache.report.drawing import percent, size
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.paired_rows import row_difference, rows_of_run
+from fedcache.report.paired_seeds import common_seeds, compact, differences_of_seeds
 from fedcache.report.statistics import LEAST_BLOCKS, Floats, constant, student_half, student_quantile
 from fedcache.runs.choice import DIGITS, has_validation, order_of_run, validation_value
 from fedcache.runs.score import LEVEL, rows_interval, score_of
@@ -109,7 +110,7 @@ def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate 
 def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> Estimate | None:
     """How far one run's score lies above another's.
 
-    Paired over common seeds (three or more) where the difference varies with them; else paired over test rows; of
+    Paired over seeds (three or more) where the difference varies with them; else paired over test rows; of
     earlier results without rows, of two models that are fixed, as of two independent samples of rows, which is
     cautious; else paired over clients. None where nothing repeats.
     """
@@ -119,10 +120,10 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
     gaps = _over_seeds(one, other, score)
     if gaps is not None:
         return _student(gaps, level, "seeds")
-    over_rows = row_difference(one, other, METRIC[score], level)
-    if over_rows is not None and over_rows.interval is not None and math.isclose(
-        over_rows.difference, _gap_of_common_seeds(one, other, score), abs_tol=1e-9
-    ):  # fmt: skip
+    paired = differences_of_seeds(one, other, score)
+    over_rows = row_difference(one, other, METRIC[score], level) if len(paired) else None
+    same = over_rows is not None and math.isclose(over_rows.difference, float(paired.mean()), abs_tol=1e-9)
+    if same and over_rows is not None and over_rows.interval is not None:
         return Estimate(over_rows.difference, *over_rows.interval, f"{over_rows.rows:,} test rows")
     held = [rows_interval(e.result, level) if score == "own" else None for e in (one, other)]
     if held[0] is not None and held[1] is not None:
@@ -135,20 +136,9 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
     return _student(one.clients.accuracy - other.clients.accuracy, level, "clients")
 
 
-def _gap_of_common_seeds(one: StoredRun, other: StoredRun, score: str) -> float:
-    """Mean difference over the seeds that two runs share; NaN where a value of one is not known."""
-    a, b = (dict(zip(e.result["seeds"], score_of(e.result, score).per_seed, strict=False)) for e in (one, other))
-    gaps = [math.nan if a[s] is None or b[s] is None else a[s] - b[s] for s in a if s in b]
-    return float(np.mean(gaps)) if gaps else math.nan
-
-
 def _over_seeds(one: StoredRun, other: StoredRun, score: str) -> Floats | None:
-    """[S] differences over the seeds that two runs share; None of fewer than three, or where all are equal."""
-    left, right = (
-        {s: v for s, v in zip(e.result["seeds"], score_of(e.result, score).per_seed, strict=False) if v is not None}
-        for e in (one, other)
-    )
-    gaps = np.array([left[s] - right[s] for s in left if s in right])
+    """[S] differences over paired seeds; None of fewer than three, or where all are equal."""
+    gaps = differences_of_seeds(one, other, score)
     return gaps if len(gaps) >= LEAST_BLOCKS and not constant(gaps) else None
 
 
@@ -244,16 +234,20 @@ def _headline(
         words += f", {how} the second, {label[rivals[0].digest]}"
         # Seeds that only one of them has are in its own accuracy, and in no difference.
         fewer = gap is not None and abs(100 * gap.value - difference) >= 0.005
-        of = f", {100 * gap.value:+.2f} over the seeds that both have" if gap is not None and fewer else ""
-        words += f"{of} (95 % interval of the difference {_points(gap)})" if gap is not None else ""
-    return f"{words}; {_price(best)}."
+        if gap is not None and fewer:
+            shared = compact(common_seeds(best, rivals[0]))
+            words += f", {100 * gap.value:+.2f} over the seeds that both have ({shared})"
+        if gap is not None:
+            words += f" (95 % interval of the difference {_points(gap)})"
+    return f"{words}; {price(best)}."
 
 
 def _points(gap: Estimate) -> str:
     return f"{100 * gap.low:+.2f} to {100 * gap.high:+.2f}"
 
 
-def _price(entry: StoredRun) -> str:
+def price(entry: StoredRun) -> str:
+    """What a client of a run sends, and how long training takes, in words."""
     if entry.pooled_rows:
         return "it needs all rows in one place"
     sent, seconds = sent_bytes(entry), seconds_of(entry)

@@ -40,6 +40,7 @@ from fedcache.runs.results import SeedResult, files_of_clients, partition_sectio
 from fedcache.runs.row_sources import Preparation, RowSource, ShardRows, StoreRows
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels, drop, save_seed, seal, whole_seed
+from fedcache.runs.score import values_held_out
 from fedcache.runs.settings import hyperparameters, setting_notes
 from fedcache.runs.spec import ResolvedRun, check_participation, parse_seeds
 from fedcache.runs.training_device import on_device, training_device
@@ -258,7 +259,8 @@ class OpenRun:
         """Keep what a seed gave until all have ended; ``inputs`` are others than the run's for a run over sites."""
         secret = self.spec.trust.secret_participants
         result = seed_result(outcome, inputs or self.inputs, seconds, secret=secret)
-        if self.kept.wants(self.spec.method, result.choice, len(self.spec.seeds)):
+        held_out = values_held_out({"partition": {"args": self.inputs.partitions[outcome.seed].args}})
+        if self.kept.wants(self.spec.method, result.choice, len(self.spec.seeds), held_out):
             result.model, notes = save_seed(
                 self.directory.path, self.inputs, self.spec, self.identity, outcome, self.kept
             )

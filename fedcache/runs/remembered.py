@@ -144,6 +144,24 @@ def usual_run(method: str) -> dict[str, Any]:
     return _of_method(method, ["run", method], read)
 
 
+def draws_nothing(method: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a method gives the same for every seed when all clients take part; False for an unknown method.
+
+    Its uploads add up to those of one client with all rows, for every seed, and nobody takes a step.
+    """
+
+    def read() -> dict[str, Any]:
+        found = find_method(method)
+        every = {**found.resolve("paper"), **settings}
+        return {"draws nothing": not found.gradient and found.additive(every)}
+
+    key = ["draws nothing", method, repr(sorted(settings.items()))]
+    try:
+        return bool(_of_method(method, key, read)["draws nothing"])
+    except FedcacheError:
+        return False
+
+
 def _of_method(method: str, key: list[str], read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What ``read`` says of a method, remembered for this package where the method is of it."""
     return remembered_of_package(key, read) if method in NAMES else read()  # somebody's own is in memory

@@ -27,6 +27,7 @@ from fedcache.runs.choice import DIGITS, Order, choice_value, order_of_run
 from fedcache.runs.directory import INDEX, MODELS, check_place, has_model, read_result
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
+from fedcache.runs.score import values_held_out
 from fedcache.runs.spec import ResolvedRun
 from fedcache.runs.trust_words import is_private
 from fedcache.store.files import digest_of, file_sha256, make_private
@@ -44,9 +45,10 @@ class KeptModels:
         if asked.which not in KEPT:
             raise unknown("--save-models", asked.which, KEPT)
         self.which, self.clients, self.score = asked.which, asked.clients, score
-        self._seen: dict[str, float] = {}  # the highest figure of each method so far, by which runs are chosen
-        # the best run of each method that has ended: what it is sorted by, its directory and digest
-        self._best: dict[str, tuple[tuple[float, Order, str], Path, str]] = {}
+        # by method and held-out value: models with different test rows are not compared
+        self._seen: dict[tuple[str, ...], float] = {}  # the highest figure so far, by which runs are chosen
+        # the best run that has ended: what it is sorted by, its directory and digest
+        self._best: dict[tuple[str, ...], tuple[tuple[float, Order, str], Path, str]] = {}
 
     def check_clients(self, names: Sequence[str]) -> None:
         """Refuse a client to save that is none of ``names``, before anything is trained. Raises UsageError."""
@@ -93,29 +95,34 @@ class KeptModels:
             return "The stored run keeps the models that it was made with; --fresh saves those of --save-clients."
         return None
 
-    def wants(self, method: str, accuracy: float | None, seeds: int) -> bool:
-        """Whether the model of a seed that has just ended is to be written; of several seeds each one is."""
+    def wants(self, method: str, accuracy: float | None, seeds: int, held_out: Sequence[str] = ()) -> bool:
+        """Whether the model of a seed that has just ended is to be written; of several seeds each one is.
+
+        ``held_out`` are the values whose rows are the test set.
+        """
         if self.which != "best" or seeds > 1 or self.score is not None:
             return self.which != "none"
-        seen = self._seen.get(method, -1.0)
+        kind = (method, *held_out)
+        seen = self._seen.get(kind, -1.0)
         if accuracy is None or round(accuracy, DIGITS) < round(seen, DIGITS):
             return False
-        self._seen[method] = max(accuracy, seen)
+        self._seen[kind] = max(accuracy, seen)
         return True  # also of an equal one: which of them is chosen is known when the run ends
 
     def ended(self, path: Path, result: Mapping[str, Any]) -> None:
         """A run has its result: of a grid that keeps the best, the model of the other one goes."""
         if self.which != "best":
             return
-        method, mean, digest = str(result["method"]), choice_value(result, self.score or "own"), str(result["digest"])
-        best = self._best.get(method)
+        mean, digest = choice_value(result, self.score or "own"), str(result["digest"])
+        kind = (str(result["method"]), *values_held_out(result))
+        best = self._best.get(kind)
         # As ``Grid.ranked`` sorts.
         order = -round(mean or 0.0, DIGITS), order_of_run(result), digest
         if mean is None or (best is not None and order >= best[0]):
             drop_unless_asked_for(path, digest)
             return
-        self._best[method] = (order, path, digest)
-        self._seen[method] = max(mean, self._seen.get(method, -1.0))
+        self._best[kind] = (order, path, digest)
+        self._seen[kind] = max(mean, self._seen.get(kind, -1.0))
         if best is not None:
             drop_unless_asked_for(best[1], best[2])
 

@@ -75,6 +75,12 @@ def score_of(result: Mapping[str, Any], score: str) -> Score:
     return Score((pooled,) if len(nothing) == 1 else nothing, pooled)
 
 
+def values_held_out(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """The values of a column whose rows a result is scored on and that nobody trained on; () where there are none."""
+    held = result.get("partition", {}).get("args", {}).get("hold_out") or ()
+    return (held,) if isinstance(held, str) else tuple(map(str, held))
+
+
 def score_for(results: Iterable[Mapping[str, Any]]) -> str:
     """What scores a table where nobody asked: the headline where it is one for all runs, else the mean over clients.
 

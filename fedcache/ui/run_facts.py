@@ -24,7 +24,7 @@ from fedcache.runs.directory import WRITTEN, check_files, has_model, measured_of
 from fedcache.runs.origin import store_behind
 from fedcache.runs.run import is_claimed
 from fedcache.runs.running import is_running
-from fedcache.runs.score import score_of
+from fedcache.runs.score import score_of, values_held_out
 from fedcache.store.files import parse_signed, read_whole
 from fedcache.store.manifest import PARTITION_SUFFIXES
 from fedcache.store.sealed import LONGEST_HEADER, SEAL
@@ -112,6 +112,7 @@ def _finished(path: Path) -> dict[str, Any]:
         "dataset": result["dataset"]["slug"],
         "backbones": " + ".join(map(str, result["backbones"])),
         "partition": partition["name"] or partition["scheme"],
+        "hold_out": ", ".join(values_held_out(result)),
         "clients": partition.get("clients"),
         "rounds": rounds,
         "seeds": len(seeds),

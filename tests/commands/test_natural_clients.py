@@ -144,12 +144,14 @@ def test_tests_within_beside_hold_out_are_refused_from_python_too(store: Path) -
     assert (made.args["tests"], made.default_name()) == ("within", "natural-by-site-without-east-s0")
 
 
-def test_a_setting_with_held_out_values_has_the_name_of_its_partition(store: Path) -> None:
+def test_a_setting_with_a_held_out_value_says_it_and_is_found_by_the_name_of_its_partition(store: Path) -> None:
     grid = ok("grid", "--method", "fedncm,fed3r", "--by", "site", "--hold-out", "each", "--store", store).data
     saved = [ok("partition", "--by", "site", "--hold-out", site, "--store", store).data for site in SITES]
     assert {p["partition"]["digest"] for p in grid["points"]} == {one["digest"] for one in saved}
-    names = {table.setting.rpartition(", ")[2] for table in fc.compare().tables}
-    assert names == {one["name"] for one in saved} == {f"natural-by-site-without-{site}-s0" for site in SITES}
+    assert {one["name"] for one in saved} == {f"natural-by-site-without-{site}-s0" for site in SITES}
+    for site in SITES:
+        (table,) = fc.compare(f"partition:natural-by-site-without-{site}-s0").tables
+        assert table.setting.endswith(f", natural-by-site-s0, hold_out={site}")
 
 
 @pytest.mark.parametrize(("method", "words"), [("fedavg", ()), ("fed3r", ("--exact",))])

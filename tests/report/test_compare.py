@@ -208,7 +208,7 @@ def test_the_order_of_the_blocks_changes_nothing(values: np.ndarray, seed: int, 
     one, two = (compared(table(v), over="clients", metric="accuracy", test=test) for v in (values, values[:, order]))
     assert [t.name for t in one.treatments] == [t.name for t in two.treatments]
     for a, b in zip((*one.treatments, *one.pairs), (*two.treatments, *two.pairs), strict=True):
-        x, y = ({k: v for k, v in vars(t).items() if k != "values"} for t in (a, b))
+        x, y = ({k: v for k, v in vars(t).items() if k not in ("values", "blocks")} for t in (a, b))
         assert (
             x == pytest.approx(y, nan_ok=False)
             if x["interval"] is None
@@ -329,11 +329,16 @@ def test_seeds_are_paired_by_number(own_home: Path) -> None:
     write("bb", "fedprox", [0.7, 0.6, 0.5, 0.9], seeds=[2, 1, 0, 3])
     write("cc", "fed3r", [0.4, 0.5, 0.6], seeds=[1, 2, 4])
     found = within(entries(own_home / "runs"), "here", "accuracy", "seeds")
-    assert found.blocks == ("1", "2")
-    assert found.values.tolist() == [[0.2, 0.3], [0.6, 0.7], [0.4, 0.5]]
-    assert "Left out of the seeds: 0, without a value in fed3r." in found.notes
-    assert "Left out of the seeds: 3, without a value in fedavg, fed3r." in found.notes
-    assert "Left out of the seeds: 4, without a value in fedavg, fedprox." in found.notes
+    assert found.blocks == ("0", "1", "2", "3", "4")
+    none = np.nan
+    expected = [[0.1, 0.2, 0.3, none, none], [0.5, 0.6, 0.7, 0.9, none], [none, 0.4, 0.5, none, 0.6]]
+    np.testing.assert_array_equal(found.values, expected)
+    made = compared(found, over="seeds", metric="accuracy")
+    assert {p.one: p.blocks for p in made.pairs} == {"fedavg": ("0", "1", "2"), "fed3r": ("1", "2")}
+    assert {t.name: t.mean for t in made.treatments} == pytest.approx({"fedavg": 0.2, "fedprox": 0.675, "fed3r": 0.5})
+    assert made.ranking is not None
+    assert made.ranking.blocks == 2
+    assert "Ranks are over the 2 seeds that all runs have." in made.notes
 
 
 def test_clients_are_paired_by_name_and_unscored_ones_left_out(own_home: Path) -> None:

@@ -24,16 +24,20 @@ from fedcache.report.comparison_output import (
 from fedcache.report.paired_tests import Comparison, Pair, Treatment
 from fedcache.report.statistics import Ranking
 
+SEEDS = ("0", "1", "2")
 A = Treatment("a_1", (0.5, 0.6, 0.7), 0.6, 0.1, (0.5, 0.7), 1.25)
 B = Treatment("b", (0.58, 0.58, 0.58), 0.58, 0.0, None, 1.75)
 C = Treatment("c", (0.1, 0.2, 0.3), 0.2, 0.1, (0.1, 0.3), 3.0)
 THREE = Comparison(
-    setting="x & y", over="seeds", metric="accuracy", test="ttest", level=0.9, blocks=("0", "1", "2"),
+    setting="x & y", over="seeds", metric="accuracy", test="ttest", level=0.9, blocks=SEEDS,
     treatments=(A, B, C), reference="a_1",
-    pairs=(Pair("b", "a_1", -0.02, (-0.12, 0.08), 0.25, 0.25), Pair("c", "a_1", -0.4, None, 0.0004, 0.0008)),
-    ranking=Ranking((1.25, 1.75, 3.0), 4.5, 0.105, 1.6, ((0, 1), (1, 2))), notes=("A <note>.",),
+    pairs=(
+        Pair("b", "a_1", -0.02, (-0.12, 0.08), 0.25, 0.25, blocks=SEEDS),
+        Pair("c", "a_1", -0.4, None, 0.0004, 0.0008, blocks=SEEDS),
+    ),
+    ranking=Ranking((1.25, 1.75, 3.0), 4.5, 0.105, 1.6, ((0, 1), (1, 2)), 3), notes=("A <note>.",),
 )  # fmt: skip
-EVERY = replace(THREE, pairs=(*THREE.pairs, Pair("b", "c", 0.38, None, None, None)), notes=())
+EVERY = replace(THREE, pairs=(*THREE.pairs, Pair("b", "c", 0.38, None, None, None, blocks=SEEDS)), notes=())
 
 MARKDOWN = r"""### x &amp; y
 
@@ -180,7 +184,7 @@ def test_a_difference_longer_than_the_scale_ends_with_it_and_no_bar_leaves_no_ro
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # c is best here: ranks need not be in the order of the means
-    told = replace(THREE, ranking=Ranking((3.0, 1.75, 1.25), 4.5, 0.0004, 7.25, ()))
+    told = replace(THREE, ranking=Ranking((3.0, 1.75, 1.25), 4.5, 0.0004, 7.25, (), 3))
     size, axes = drawn(told, monkeypatch)
     assert lines(axes)[4:7] == [[(1, -1.35), (3, -1.35)], [(1, -1.5), (1, -1.2)], [(3, -1.5), (3, -1.2)]]
     assert lines(axes)[7:] == [[(1.25, 0), (1.25, 0.8), (0.9, 0.8)], [(1.75, 0), (1.75, 1.8), (0.9, 1.8)],
@@ -192,7 +196,7 @@ def test_a_difference_longer_than_the_scale_ends_with_it_and_no_bar_leaves_no_ro
 
 def test_of_a_long_scale_only_some_ticks_have_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     many = tuple(replace(A, name=f"m{i}", rank=float(i)) for i in range(1, 22))
-    ranking = Ranking(tuple(float(i) for i in range(1, 22)), 1.0, 0.5, 2.0, ())
+    ranking = Ranking(tuple(float(i) for i in range(1, 22)), 1.0, 0.5, 2.0, (), 3)
     _, axes = drawn(replace(THREE, treatments=many, ranking=ranking, pairs=()), monkeypatch)
     assert [t.get_text() for t in axes.texts if t.get_text().isdigit()] == [str(i) for i in range(1, 22, 2)]
     # 11 on the left from above, 10 on the right, the last one first: no line crosses another

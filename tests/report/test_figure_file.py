@@ -90,7 +90,6 @@ def test_a_figure_is_as_wide_as_a_column_or_two_and_comes_again_byte_by_byte(run
         (("curves", "-o", "nowhere/x.pdf"), "does not exist"),
         (("curves", "--columns", "3"), "--columns 3 is not 1 or 2"),
         (("curves", "--score", "mean"), "client-mean"),
-        (("curves",), "There is no finished run to draw.*fedcache train"),
     ],
 )
 def test_wrong_words_are_answered(

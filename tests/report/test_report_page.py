@@ -176,7 +176,9 @@ def test_settings_that_are_called_alike_are_told_apart_by_their_digests() -> Non
     groups = [[dealt("p" * 20)], [dealt("q" * 20)], [dealt("r" * 20, name="other")]]
     one, two = (f"digits, mine (dataset dddddddd, partition {letter * 8})" for letter in "pq")
     assert setting_names(groups) == [one, two, "digits, other"]
-    assert dealt("p", "p", "q").setting == ("d" * 64, "p,q", False)  # measured here, and not claimed by sites
+    assert dealt("p", "p").setting == ("d" * 64, "p", False)  # measured here, and not claimed by sites
+    assert dealt("p", "q").setting == dealt("q", "r", "p").setting, "each seed has its own, by the same scheme"
+    assert dealt("p", "q").setting != dealt("p", "q", scheme="shards").setting
 
 
 @pytest.mark.parametrize(

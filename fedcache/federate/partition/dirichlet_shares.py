@@ -179,7 +179,8 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Cal
 
     Raises:
         InfeasibleError: naming the largest smallest client seen and the smallest alpha (or, where no alpha works, the
-            number of clients) found to work with the same seed, and how to fill clients up where the scheme can.
+            number of clients) found to work with the same seed, and how to fill clients up where the scheme can. No
+            hint where neither was found.
     """
     rule = rule_of(args)
     wanted = f"{rule.minimum} rows" if rule.minimum > 1 else "1 row"
@@ -229,9 +230,6 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Cal
             "Who is short gets rows of the largest clients with:  "
             f"{scheme.command({**args, **filled})} --partition-seed {streams.seed}"
         )
-    if not hints:
-        even = min(rule.clients, rows)
-        hints.append(f"Deal the rows evenly instead: fedcache partition --scheme iid --clients {even}")
     raise InfeasibleError(message, "\n".join(hints), instead or (filled if can_fill else {}))
 
 

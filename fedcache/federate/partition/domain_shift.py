@@ -152,7 +152,7 @@ def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
         raise UsageError(
             f"Scheme {scheme.name} makes each domain a client: found {len(names)} ({', '.join(names)}), expected at "
             "least 2.",
-            f"For one domain: {LABEL_SHIFT.command({})}",
+            "One domain is dealt by --scheme label-shift.",
         )
     for split, rows in (("train", pool.train), ("test", pool.test)):
         empty = [name for name, code in zip(names, pool.domains, strict=True) if not len(pool.of_domain(rows, code))]

@@ -259,7 +259,9 @@ def _divided(
         try:
             dealt = scheme.deal(sub, values, Streams(streams.seed, f"{NAME}/{scheme.name}/{word}"))
         except InfeasibleError as error:
-            instead = {key: value for key, value in error.instead.items() if key in OF_INSIDE}
+            # A value cannot be filled up from the clients of another one, and has the usual ratio and least size.
+            fills = "fill" in error.instead
+            instead = {key: value for key, value in error.instead.items() if key in OF_INSIDE and not fills}
             raise NATURAL.infeasible(args, f"{word}: {error.message}", instead) from error
         count = len(dealt.train)
         digits = len(str(count - 1))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,7 @@ from fedcache.federate.partition.canonical import canonical_parts
 from fedcache.federate.partition.checks import beyond, not_rows, problem_of
 from fedcache.federate.partition.chosen_tests import leaks, tests_of_clients
 from fedcache.federate.partition.client_table import Client, ClientTable, Validation
-from fedcache.federate.partition.natural import NATURAL
+from fedcache.federate.partition.natural import NATURAL, OF_INSIDE
 from fedcache.federate.partition.row_lists import NumberedNames, RowLists, sorted_once
 from fedcache.federate.partition.rows import TEST, TRAIN, Columns, RowPool, Streams, make_pool
 from fedcache.federate.partition.scheme import Argument, InfeasibleError, Scheme, Value, checked_seed
@@ -36,6 +37,10 @@ from fedcache.store.files import Buffer, write_atomic
 
 SCHEMES: Mapping[str, Scheme] = PluginTable("partitions", {**OF_POOLS, NATURAL.name: NATURAL}, Scheme)
 """All partition schemes by name, also those of plug-ins, which are not listed."""
+
+SEED = "--partition-seed"
+MOST_TRIED = 20
+"""Partitions that are dealt to find arguments that work, after a refusal."""
 
 SHOWN = 1000
 """Clients of a table in a notebook."""
@@ -292,13 +297,88 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
     Raises:
         FedcacheError: usage error for an unknown scheme or argument, a value out of range, or a dataset without the
             labels, domains or splits the scheme needs.
-        InfeasibleError: the arguments cannot be met by these rows; the error carries arguments that can.
+        InfeasibleError: the arguments cannot be met by these rows; the error carries arguments that can, if any.
     """
     if scheme not in SCHEMES:
         raise unknown("partition scheme", scheme, [*SCHEMES, *plugins("partitions")])
     how = SCHEMES[scheme]
     values = how.resolve(args)
     seed = checked_seed(seed)
+    try:
+        return _deal(how, columns, values, seed)
+    except InfeasibleError as error:
+        raise _tried(error, how, columns, values, seed) from error
+
+
+def _tried(
+    error: InfeasibleError, how: Scheme, columns: Columns, values: Mapping[str, Value], seed: int
+) -> FedcacheError:
+    """The refusal with advice that works; another error where no other arguments would help.
+
+    A scheme that deals the rows of each value of a column is refused by one value at a time, and what helps that value
+    need not help the next one. So advice is followed here first.
+    """
+    message = error.message
+    if error.instead:
+        try:
+            instead = _followed(how, columns, values, error.instead, seed)
+        except InfeasibleError as refused:
+            if refused.message != message:
+                message = f"{message} {refused.message}"
+        except FedcacheError as other:
+            return other
+        else:
+            told = instead == error.instead and (not seed or SEED in error.hint)
+            return error if told else _advising(message, how, values, instead, seed)
+    if how is NATURAL and values["inside"] is not None:
+        message = f"{message} No other number was found that works for every value of {values['by']}."
+        whole: dict[str, Value] = dict.fromkeys(("inside", *OF_INSIDE))
+        with suppress(FedcacheError):
+            _deal(how, columns, {**values, **whole}, seed)
+            return _advising(f"{message} Without --scheme each value is one client.", how, values, whole, seed)
+        return InfeasibleError(message, "See how many rows each value has:  fedcache inspect")
+    if error.hint and not error.instead:
+        return error
+    even = SCHEMES["iid"]
+    asked = values.get("clients")
+    given = {"clients": asked if isinstance(asked, int) else len(columns.domains), "domain": values["domain"]}
+    try:
+        command = even.command(_followed(even, columns, even.resolve(given), given, seed))
+    except FedcacheError as other:
+        return other
+    return InfeasibleError(message, f"Deal the rows evenly instead:  {command} {SEED} {seed}")
+
+
+def _followed(
+    how: Scheme, columns: Columns, values: Mapping[str, Value], instead: Mapping[str, Value], seed: int
+) -> dict[str, Value]:
+    """Arguments that work in place of some ``values``: those that are advised, then those that their refusal advises.
+
+    Raises InfeasibleError where the last refusal advises nothing new, and any other error of dealing.
+    """
+    found = dict(instead)
+    for _ in range(MOST_TRIED):
+        try:
+            _deal(how, columns, {**values, **found}, seed)
+        except InfeasibleError as refused:
+            if refused.instead.items() <= found.items():
+                raise
+            found |= refused.instead
+        else:
+            return found
+    raise InfeasibleError("No other arguments were found that work.", "")
+
+
+def _advising(
+    message: str, how: Scheme, values: Mapping[str, Value], instead: Mapping[str, Value], seed: int
+) -> InfeasibleError:
+    """A refusal with the command of arguments that were tried."""
+    return InfeasibleError(message, f"{how.command({**values, **instead})} {SEED} {seed}", instead)
+
+
+def _deal(how: Scheme, columns: Columns, values: Mapping[str, Value], seed: int) -> Partition:
+    """The partition of resolved arguments. Raises as ``make``; an InfeasibleError with advice that nobody has tried."""
+    scheme = how.name
     streams = Streams(seed, scheme)
     domain = values["domain"]
     assert domain is None or isinstance(domain, tuple)
@@ -318,7 +398,7 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
     if not len(test):
         raise UsageError(
             f"Scheme {scheme} needs rows of split test with ok = 1 to score with, but the chosen domains have none.",
-            f"Give the dataset a test split, or cut test rows out of each client: {SCHEMES['label-shift'].command({})}",
+            _tests_hint(columns, domain, seed),
         )
     names = dealt.names or NumberedNames(len(train))
     tests = tests_of_clients(how, dealt, test, train, columns, streams, values)
@@ -335,7 +415,7 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
     chosen_by = values.get("validation")
     return Partition(
         scheme=scheme,
-        args=values,
+        args=dict(values),
         seed=seed,
         clients=clients if chosen_by is None else _with_validation(clients, how, values, pool),
         test=test,
@@ -344,6 +424,17 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
         pool=len(dealt_from),
         dropped=int((~held[dealt_from]).sum()),
     )
+
+
+def _tests_hint(columns: Columns, domain: tuple[str, ...] | None, seed: int) -> str:
+    """Where test rows can come from: of the scheme that cuts them out of each client, arguments that work."""
+    how = SCHEMES["label-shift"]
+    given: dict[str, Value] = {"domain": domain}
+    try:
+        command = how.command(_followed(how, columns, how.resolve(given), given, seed))
+    except FedcacheError:
+        return "Give the dataset a test split."
+    return f"Give the dataset a test split, or cut test rows out of each client:  {command} {SEED} {seed}"
 
 
 def _with_validation(clients: ClientTable, how: Scheme, values: Mapping[str, Value], pool: RowPool) -> ClientTable:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedcache.report.comparison_output import MOST_BARS, fill_ranks, ranking_words, show_p
+from fedcache.report.comparison_output import MOST_BARS, fill_ranks, ranking_words, same_blocks, show_p
 from fedcache.report.drawing import INK, MUTED, SERIES, Cell, Marks, Plot, settings_of, shortened
+from fedcache.report.paired_seeds import compact
 from fedcache.report.paired_tests import Comparison
 
 MOST_ROWS = 20
+MOST_NAMED = 4
+"""Runs whose seeds the caption names."""
 LEAST_BLOCKS = 5
 """Blocks from which on ranks are drawn, where the critical difference is also shorter than their scale."""
 
@@ -32,9 +35,15 @@ def differences(ident: str, c: Comparison, keys: Mapping[str, str] | None = None
         return None
     alpha = 1.0 - c.level
     over = "the test rows" if by_rows else f"{len(c.blocks)} {c.over}"
+    own_seeds = not same_blocks(c)
+    if own_seeds:
+        over = f"{'the test rows of ' if by_rows else ''}the {c.over} that both runs have"
     says = f"Mean difference from {c.reference} in points over {over}, with {100 * c.level:g} % "
     says += f"intervals; filled dots differ after Holm's correction at {alpha:.2g}."
     of = max(len(c.pairs), runs - 1)
+    if own_seeds:
+        named = "; ".join(f"{p.one}: {compact(p.blocks)}" for p in pairs[:MOST_NAMED])
+        says += f" Shared {c.over}: {named}{'; ...' if len(pairs) > MOST_NAMED else ''}."
     says += " A hollow dot without an interval could not be tested." if any(not reach for _, reach, _ in shown) else ""
     says += f" Of {of} runs the first {len(pairs)}, in the order of the table." if of > len(pairs) else ""
 
@@ -45,6 +54,7 @@ def differences(ident: str, c: Comparison, keys: Mapping[str, str] | None = None
         said = [f"{p.one}: {100 * p.difference:+.2f} points"
                 + (f", {100 * reach[0]:+.2f} to {100 * reach[1]:+.2f}" if reach else "")
                 + (f", p {show_p(holm)} (Holm)" if holm is not None else "")
+                + (f", over {c.over} {compact(p.blocks)}" if own_seeds else "")
                 for p, reach, holm in shown]  # fmt: skip
         of_run = [(keys or {}).get(p.one, "") for p, *_ in shown]
         long = [(y, reach) for y, (_, reach, _) in enumerate(shown) if reach is not None]
@@ -58,15 +68,18 @@ def differences(ident: str, c: Comparison, keys: Mapping[str, str] | None = None
         axes.set(xlabel="difference in points", ylabel=settings_of(names, 20), ylim=(len(pairs) - 0.4, -0.6))
         axes.grid(visible=False, axis="y")
 
-    rows: list[list[Cell]] = [[p.one, p.difference, *(reach or (None, None)), holm] for p, reach, holm in shown]
-    columns = ("run", "difference", "low", "high", "p Holm")
+    rows: list[list[Cell]] = [
+        [p.one, p.difference, *(reach or (None, None)), holm, *([compact(p.blocks)] if own_seeds else [])]
+        for p, reach, holm in shown
+    ]
+    columns = ("run", "difference", "low", "high", "p Holm", *([c.over] if own_seeds else []))
     height = 1.1 + 0.3 * max(3, len(pairs))
     return Plot(ident, f"Differences from {c.reference}", says, columns, rows, fill, height=height)
 
 
 def enough_blocks(c: Comparison) -> bool:
     """Whether ranks can tell anything apart: blocks enough, and a critical difference shorter than the scale."""
-    return c.ranking is not None and len(c.blocks) >= LEAST_BLOCKS and c.ranking.cd < len(c.treatments) - 1
+    return c.ranking is not None and c.ranking.blocks >= LEAST_BLOCKS and not c.ranking.too_few
 
 
 def ranks(ident: str, c: Comparison) -> Plot | None:
@@ -79,6 +92,6 @@ def ranks(ident: str, c: Comparison) -> Plot | None:
         fill_ranks(axes, c, INK, MUTED, longest=16)
 
     rows: list[list[Cell]] = [[t.name, t.rank] for t in c.treatments]
-    says = f"Mean ranks over {len(c.blocks)} {c.over}, best left; a bar joins what is not told apart. {words}"
+    says = f"Mean ranks over {c.ranking.blocks} {c.over}, best left; a bar joins what is not told apart. {words}"
     height = 1.6 + 0.14 * len(c.treatments) + 0.14 * len(c.ranking.groups)
     return Plot(ident, "Ranks with the critical difference", says, ("run", "mean rank"), rows, fill, height=height)

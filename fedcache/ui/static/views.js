@@ -4,6 +4,7 @@ import { ago, bar, bytes, command, commands, count, curve, duration, facts, h, n
 
 const short = (name) => (/^[0-9a-f]{16}$/.test(name) ? name.slice(0, 8) : name);
 const link = (to, text, more = {}) => h("a", { href: `#/${to}`, ...more }, text);
+const held = (run) => (run.hold_out ? `hold_out=${run.hold_out}` : "");
 const runLink = (run) => link(`run/${encodeURIComponent(run.name)}`, run.method ?? short(run.name));
 const finished = (s) => [...s.runs.values()].filter((r) => r.state === "finished");
 const loading = () => h("p", { class: "note" }, "Reading …");
@@ -43,7 +44,7 @@ const firstSteps = () => [
     command("fedcache grid --method fedavg,fed3r --sweep lr=0.1,0.01", "Train a grid on them")),
 ];
 
-const runCard = (r) => h("li", { class: "card" }, h("h3", {}, runLink(r), " ", h("span", { class: "note" }, r.dataset ?? "")),
+const runCard = (r) => h("li", { class: "card" }, h("h3", {}, runLink(r), held(r) && ` ${held(r)}`, " ", h("span", { class: "note" }, r.dataset ?? "")),
   bar(r.done, r.total, `Rounds of ${r.method}`), h("p", { class: "note" }, progressWords(r)));
 
 const gridCard = (g) => h("li", { class: "card" },
@@ -98,7 +99,7 @@ export function runsPage(s) {
 }
 
 export const matches = (r, filter) => filter.toLowerCase().split(/\s+/).every((word) => !word ||
-  [r.name, r.method, r.dataset, r.backbones, r.partition, r.state, `rounds=${r.rounds}`, ...Object.entries(r.set ?? {}).map(([k, v]) => `${k}=${v}`)].some((v) => String(v ?? "").toLowerCase().includes(word)));
+  [r.name, r.method, r.dataset, r.backbones, r.partition, held(r), r.state, `rounds=${r.rounds}`, ...Object.entries(r.set ?? {}).map(([k, v]) => `${k}=${v}`)].some((v) => String(v ?? "").toLowerCase().includes(word)));
 
 export function sorted(s, runs) {
   const [key, down] = s.sort;
@@ -119,8 +120,8 @@ function differing(runs) {
     const mine = seen.get(r.method) ?? seen.set(r.method, new Map()).get(r.method);
     for (const [k, v] of Object.entries({ rounds: String(r.rounds), ...r.set })) (mine.get(k) ?? mine.set(k, new Set()).get(k)).add(v);
   }
-  return (r) => Object.entries({ rounds: String(r.rounds), ...r.set }).filter(([k]) => seen.get(r.method)?.get(k)?.size > 1)
-    .slice(0, 4).map(([k, v]) => `${k}=${v}`).join(" ");
+  return (r) => [held(r), ...Object.entries({ rounds: String(r.rounds), ...r.set }).filter(([k]) => seen.get(r.method)?.get(k)?.size > 1)
+    .slice(0, 4).map(([k, v]) => `${k}=${v}`)].filter(Boolean).join(" ");
 }
 
 function runTable(s, runs, { sortable, label }) {
@@ -147,14 +148,14 @@ function runRow(s, r, words) {
 }
 
 const chooser = (s, r) => h("input", { type: "checkbox", id: `choose-${r.name}`, "data-do": "choose", "data-run": r.name, checked: s.chosen.has(r.name),
-  "aria-label": `Choose ${r.method} ${short(r.name)}` });
+  "aria-label": `Choose ${[r.method, held(r), short(r.name)].filter(Boolean).join(" ")}` });
 
 export function runPage(s, name) {
   const r = s.runs.get(name), d = s.details;
   if (!r && !d) return [h("h1", {}, short(name)), loading()];
   if (!r) return [h("h1", {}, short(name)), notice(d.problem ?? "There is no such run.", "")];
   const back = h("p", { class: "note" }, link("runs", "Runs"), ` / ${r.name}`);
-  const head = h("h1", {}, `${r.method ?? short(name)} `, tag(r.state));
+  const head = h("h1", {}, `${[r.method ?? short(name), held(r)].filter(Boolean).join(" ")} `, tag(r.state));
   if (r.state === "damaged") return [back, head, notice(r.problem, r.hint)];
   const open = r.state !== "finished";
   const seeds = (d?.per_seed ?? []).filter(([, a]) => a !== null);

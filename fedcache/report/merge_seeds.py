@@ -1,0 +1,268 @@
+"""Runs of equal settings and different seeds as one run: the union of their seeds.
+
+A run that is trained with more seeds has another directory, because the seeds are part of its digest. For a comparison
+it is the same run: one row, whose mean is over all seeds. Where two of them hold the same seed, it is the same result.
+
+The figures of each seed are exact. A result holds figures of clients, classes and costs as a mean or a sum over its
+seeds, so these are weighted by the seeds that each run adds. That is exact too, unless a run shares some of its seeds
+with another and not all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedcache.report.find_runs import Gathered, StoredRun
+from fedcache.runs.client_columns import ClientColumns
+from fedcache.runs.directory import PLACES, train_table
+from fedcache.runs.test_rows import TestRows
+
+NO_SETTING = {
+    *PLACES,
+    "method",
+    "preset",
+    "set",
+    "backbones",
+    "seeds",
+    "rounds",
+    "participation",
+    "execution",
+    "device",
+}
+"""Words of ``config.toml`` that are compared as the result holds them, or not at all: the seeds, and a preset, which is
+another name for hyperparameters."""
+OUTCOMES = {"simulated_time", "updates", "staleness_mean", "staleness_max"}
+"""What a result says of simulated time beside the rule that was asked for."""
+
+
+@dataclass(frozen=True)
+class MergedRun(StoredRun):
+    """Runs of equal settings as one. ``path`` and all that is no figure are those of the first.
+
+    Attributes:
+        members: the runs that add seeds, the one with most seeds first.
+        added: the seeds that each of them adds.
+    """
+
+    members: tuple[StoredRun, ...] = ()
+    added: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Names of the directories of its runs."""
+        return tuple(run.digest for run in self.members)
+
+    @property
+    def exact(self) -> bool:
+        """Whether figures of clients, classes and costs are exactly those of the seeds."""
+        return all(len(new) == len(run.result["seeds"]) for run, new in zip(self.members, self.added, strict=True))
+
+    @cached_property
+    def clients(self) -> ClientColumns:
+        """Name, accuracy and classes of every client, means over the seeds."""
+        weights = [len(new) for new in self.added]
+        columns = [run.clients for run in self.members]
+        held = [c.validation for c in columns if c.validation is not None]
+        return ClientColumns(
+            columns[0].names,
+            _mean_array([c.accuracy for c in columns], weights),
+            _mean_array([c.classes_owned for c in columns], weights),
+            np.empty((0, len(columns[0].names))),
+            _mean_array(held, weights) if len(held) == len(columns) else None,
+        )
+
+    @cached_property
+    def test_rows(self) -> dict[int, TestRows] | None:
+        """How often each test row was right, by seed; None where a run does not hold it."""
+        made: dict[int, TestRows] = {}
+        for run, new in zip(self.members, self.added, strict=True):
+            found = run.test_rows
+            if found is None:
+                return None
+            made |= {seed: found[seed] for seed in new}
+        return made
+
+    @cached_property
+    def rounds(self) -> list[dict[str, Any]]:
+        """Its records, seed by seed."""
+        return [
+            record
+            for run, new in zip(self.members, self.added, strict=True)
+            for record in run.rounds
+            if record["seed"] in new
+        ]
+
+
+def merge_seeds(found: Gathered) -> Gathered:
+    """Runs of equal settings as one run each, at the place of the first of them."""
+    groups: dict[str, list[StoredRun]] = {}
+    for run in found.entries:
+        groups.setdefault(settings_key(run), []).append(run)
+    return replace(found, entries=[merged(group) for group in groups.values()])
+
+
+def settings_key(run: StoredRun) -> str:
+    """What two runs have in common that differ in their seeds alone.
+
+    The name of a preset does not count, the hyperparameters that it stands for do. A run with noise for privacy stands
+    alone, because its epsilon is that of its own seeds.
+    """
+    result = run.result
+    facts = {name: value for name, value in run.facts.items() if name not in ("preset", "trust.rejected")}
+    asked = {name: value for name, value in train_table(run.path).items() if name not in NO_SETTING}
+    timing = {name: value for name, value in (result.get("timing") or {}).items() if name not in OUTCOMES}
+    apart = run.digest if result.get("trust", {}).get("privacy") else ""
+    kinds = (result.get("features"), result.get("code"), result.get("device"), result.get("protocol"))
+    return json.dumps([run.setting, facts, asked, timing, result.get("participants"), kinds, apart], default=str)
+
+
+def merged(runs: Sequence[StoredRun]) -> StoredRun:
+    """Runs of equal settings as one; the run that has all seeds itself where there is one.
+
+    Of two runs with as many seeds the later one comes first.
+    """
+    newest_first = list(reversed(runs))
+    order = sorted(newest_first, key=lambda run: -len(run.result["seeds"]))
+    taken: list[StoredRun] = []
+    added: list[tuple[int, ...]] = []
+    seen: set[int] = set()
+    for run in order:
+        new = tuple(seed for seed in run.result["seeds"] if seed not in seen)
+        if not new:
+            continue
+        taken.append(run)
+        added.append(new)
+        seen.update(new)
+    if len(taken) == 1:
+        return taken[0]
+    return MergedRun(taken[0].path, _result(taken, added), _measured(taken, added), tuple(taken), tuple(added))
+
+
+def _result(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The result of the first run with the figures of all of them."""
+    results = [run.result for run in runs]
+    weights = [len(new) for new in added]
+
+    def per_seed(part: str, name: str) -> list[Any]:
+        """The values of all seeds; [] where a result has none."""
+        made: list[Any] = []
+        for result, new in zip(results, added, strict=True):
+            values = (result.get(part) or {}).get(name)
+            if values is None or len(values) != len(result["seeds"]):
+                return []
+            by_seed = dict(zip(result["seeds"], values, strict=True))
+            made += [by_seed[seed] for seed in new]
+        return made
+
+    def of_seeds(part: str) -> dict[str, Any]:
+        """Means over seeds of everything that a part of the result holds; mean and deviation of what it has by seed."""
+        made: dict[str, Any] = _mean_of([result[part] for result in results], weights)
+        for name in results[0][part]:
+            if name == "per_seed" or name.endswith("_per_seed"):
+                made[name] = per_seed(part, name)
+                mean = name.removesuffix("per_seed").removesuffix("_") or "mean"
+                made[mean] = mean_and_deviation(made[name])[0]
+        if "std" in made:
+            made["std"] = mean_and_deviation(made["per_seed"])[1]
+        return made
+
+    made = dict(results[0])
+    made["seeds"] = [seed for new in added for seed in new]
+    if digests := per_seed("partition", "digests"):
+        made["partition"] = {**results[0]["partition"], "digests": digests}
+    for part in ("accuracy", "validation", "macro_f1"):
+        if all(part in result for result in results):
+            made[part] = of_seeds(part)
+    if "eval_clients" in results[0]["accuracy"]:
+        made["accuracy"]["eval_clients"] = per_seed("accuracy", "eval_clients")
+    for part in ("fairness", "classes_owned", "diagnostics"):
+        if all(part in result for result in results):
+            made[part] = _mean_of([result[part] for result in results], weights)
+    if all("traffic" in result for result in results):
+        made["traffic"] = _traffic(results, added)
+    if "rejected" in made.get("trust", {}):
+        rejected = _total([result["trust"].get("rejected", 0) for result in results], _shares(results, added))
+        made["trust"] = {**made["trust"], "rejected": rejected}
+    if all(result.get("confusion") for result in results):
+        made["confusion"] = _total([result["confusion"] for result in results], _shares(results, added))
+    else:
+        made.pop("confusion", None)
+    return made
+
+
+def _traffic(results: Sequence[Mapping[str, Any]], added: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Sums over the seeds; what a client sends in a round is that of the first run."""
+    first = results[0]["traffic"]
+    made = _total([result["traffic"] for result in results], _shares(results, added))
+    for part in ("exact", "paper"):
+        if "per_client_round" in first.get(part, {}):
+            made[part]["per_client_round"] = first[part]["per_client_round"]
+    return dict(made)
+
+
+def _measured(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Measurements of the first run, with the seconds of training of all seeds, where every run knows its own."""
+    times = [run.seconds for run in runs]
+    known = [time for time in times if time is not None]
+    seconds = dict(runs[0].measured.get("seconds", {}))
+    seconds.pop("train", None)
+    if len(known) == len(times):
+        shares = _shares([run.result for run in runs], added)
+        seconds["train"] = sum(time * share for time, share in zip(known, shares, strict=True))
+    return {**runs[0].measured, "seconds": seconds}
+
+
+def _shares(results: Sequence[Mapping[str, Any]], added: Sequence[Sequence[int]]) -> list[float]:
+    """Of each run the share of its seeds that it adds."""
+    return [len(new) / len(result["seeds"]) for result, new in zip(results, added, strict=True)]
+
+
+def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation (ddof 1) of the values of seeds, as a run's own; None where one is missing."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None, None
+    deviation = float(np.std(known, ddof=1)) if len(known) > 1 else None
+    return float(np.mean(known)), deviation
+
+
+def _mean_of(values: Sequence[Any], weights: Sequence[float]) -> Any:
+    """Weighted means of the numbers in equal structures; what is no number is that of the first."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {
+            key: _mean_of([value[key] for value in values], weights) if all(key in value for value in values) else one
+            for key, one in first.items()
+        }
+    if isinstance(first, list) and all(isinstance(value, list) and len(value) == len(first) for value in values):
+        return [_mean_of(items, weights) for items in zip(*values, strict=True)]
+    if any(value is None for value in values):
+        return None
+    if isinstance(first, bool | str | list):
+        return first
+    if all(value == first for value in values):
+        return first
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+
+
+def _total(values: Sequence[Any], shares: Sequence[float]) -> Any:
+    """Sums of the counts in equal structures, each times its share; what is no number is that of the first."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {key: _total([value[key] for value in values], shares) for key in first if all(key in v for v in values)}
+    if isinstance(first, list):
+        return [_total(items, shares) for items in zip(*values, strict=True)]
+    if isinstance(first, bool | str) or any(value is None for value in values):
+        return first
+    return round(sum(value * share for value, share in zip(values, shares, strict=True)))
+
+
+def _mean_array(columns: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    """Weighted mean of some [M] columns."""
+    return np.average(np.stack(columns), axis=0, weights=weights)

@@ -1,0 +1,126 @@
+"""What the refusal of a partition advises works when it is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from partition_rows import columns_from
+
+from fedcache.errors import FedcacheError
+from fedcache.federate.partition.natural import with_column
+from fedcache.federate.partition.partition import SCHEMES, Columns, InfeasibleError, make
+from fedcache.runs.partitions import typed_arguments
+
+COMMAND = re.compile(r"fedcache partition --[^\n]*")
+
+
+def advised(error: FedcacheError) -> list[str]:
+    """Commands of the hint that deal rows."""
+    return [found for found in COMMAND.findall(error.hint) if "--scheme" in found]
+
+
+def run_command(command: str, columns: Columns) -> None:
+    """Deal as a command says that names options of schemes alone."""
+    words = shlex.split(command)[2:]
+    given_words: dict[str, Any] = {}
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        name, word = value.split("=", 1) if option == "--option" else (option[2:].replace("-", "_"), value)
+        given_words[name] = word
+    scheme, seed = given_words.pop("scheme"), int(given_words.pop("partition_seed", 0))
+    chosen, arguments = with_column(scheme, given_words)
+    assert chosen is not None
+    make(chosen, columns, seed=seed, **typed_arguments(chosen, arguments))
+
+
+def rows_of_values(sizes: list[list[int]]) -> Columns:
+    """Rows by value of the domain and class, a fifth of which are test rows."""
+    label = [c for counts in sizes for c, count in enumerate(counts) for _ in range(count)]
+    domain = [d for d, counts in enumerate(sizes) for count in counts for _ in range(count)]
+    split = [int(i % 5 == 4) for i in range(len(label))]
+    return columns_from(label, domain, split, np.ones(len(label)), len(sizes[0]), len(sizes))
+
+
+SIZES = st.lists(st.lists(st.integers(0, 40), min_size=2, max_size=2), min_size=2, max_size=4)
+
+
+@settings(deadline=None)
+@given(
+    sizes=SIZES,
+    inside=st.sampled_from([None, "label-shift", "iid", "dirichlet", "lda", "shards", "few-shot", "flesd"]),
+    clients=st.integers(1, 6),
+    alpha=st.sampled_from([0.1, 1.0, 50.0]),
+    more=st.integers(1, 12),
+    seed=st.integers(0, 9),
+)
+@example(sizes=[[8, 8], [1, 1]], inside="label-shift", clients=2, alpha=1.0, more=4, seed=0)
+@example(sizes=[[15, 15], [7, 7], [30, 30]], inside="iid", clients=30, alpha=1.0, more=4, seed=3)
+@example(sizes=[[9, 9], [20, 20]], inside="lda", clients=2, alpha=0.1, more=4, seed=2)
+def test_what_is_advised_works_for_every_value_of_a_column(
+    sizes: list[list[int]], inside: str | None, clients: int, alpha: float, more: int, seed: int
+) -> None:
+    columns = rows_of_values(sizes)
+    arguments: dict[str, Any] = {"by": "domain"}
+    if inside is None:
+        arguments["min_rows"] = more * 5
+    else:
+        own = {a.name for a in SCHEMES[inside].arguments}
+        arguments |= {"inside": inside, "clients": clients}
+        arguments |= {k: v for k, v in {"alpha": alpha, "shards": more, "shots": more}.items() if k in own}
+    check("natural", columns, arguments, seed)
+
+
+@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s != "natural"])
+@settings(deadline=None)
+@given(
+    sizes=SIZES,
+    clients=st.integers(1, 30),
+    alpha=st.sampled_from([0.05, 1.0, 50.0]),
+    more=st.integers(1, 12),
+    pool=st.sampled_from(["train", "test"]),
+    seed=st.integers(0, 9),
+)
+def test_what_is_advised_works(
+    scheme: str, sizes: list[list[int]], clients: int, alpha: float, more: int, pool: str, seed: int
+) -> None:
+    own = {a.name for a in SCHEMES[scheme].arguments}
+    asked = {"clients": clients, "alpha": alpha, "shards": more, "shots": more, "pool": pool}
+    check(scheme, rows_of_values(sizes), {k: v for k, v in asked.items() if k in own}, seed)
+
+
+def check(scheme: str, columns: Columns, arguments: dict[str, Any], seed: int) -> None:
+    """Either it works, or what the refusal advises does."""
+    refused = None
+    try:
+        make(scheme, columns, seed=seed, **arguments)
+    except FedcacheError as error:
+        refused = error
+    if refused is None:
+        return
+    assert refused.hint
+    for command in advised(refused):
+        run_command(command, columns)
+    if isinstance(refused, InfeasibleError) and refused.instead:
+        make(scheme, columns, seed=seed, **{**arguments, **refused.instead})
+
+
+def test_the_command_for_two_unequal_domains_is_one_that_works(own_home: Path, tmp_path: Path) -> None:
+    """Domain b has too few rows for any number of clients, so the advice for domain a cannot work."""
+    rng = np.random.default_rng(0)
+    columns = {"labels": np.arange(18) % 2, "split": np.where(np.arange(18) % 5 == 4, "test", "train"),
+               "domain": np.array(["a"] * 16 + ["b"] * 2)}  # fmt: skip
+    np.savez(tmp_path / "two.npz", **{"features/mine": rng.normal(size=(18, 4)).astype("f4"), **columns})
+    ok("ingest", tmp_path / "two.npz", "--name", "two")
+    words = ("partition", "--dataset", "two", "--scheme", "label-shift", "--by", "domain", "--clients", 2, "--alpha", 1)
+    refused = fedcache(*words, "--json")
+    assert refused.code == 2
+    assert "b: " in refused.envelope["error"]["message"]
+    hint = refused.envelope["error"]["hint"]
+    ok(*shlex.split(COMMAND.findall(hint)[0])[1:])

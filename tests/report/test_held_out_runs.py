@@ -1,0 +1,162 @@
+"""Leave-one-out runs: the held-out value stands in every label, and the group has its mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from test_merge_seeds import run
+
+import fedcache as fc
+from fedcache.report.held_out import HELD_OUT, HeldOutGroup, held_out_groups, mean_over_values
+from fedcache.report.held_out_section import held_out_section
+from fedcache.report.paired_blocks import over_held_out
+from fedcache.report.paired_tests import compared
+from fedcache.report.run_names import by_setting, setting_name
+from fedcache.runs.run_models import KeptModels, SaveModels
+from fedcache.ui.run_facts import read_run
+
+VALUES = ("zebra", "ant", "10", "9")
+
+
+def held_out(method: str, value: str, accuracy: float, **more: Any) -> Any:
+    """A run of seeds 3 and 1 that holds out a value of ``site``."""
+    part = {"scheme": "natural", "args": {"by": "site", "hold_out": [value], "tests": "within"}, "name": None,
+            "seed": 0, "clients": 3, "digests": [f"p-{value}"] * 2}  # fmt: skip
+    return run(f"{method}{value}", {3: accuracy, 1: accuracy}, method, partition=part, **more)
+
+
+def group_of(**methods: tuple[float, ...]) -> HeldOutGroup:
+    runs = [held_out(m, v, a) for m, row in methods.items() for v, a in zip(VALUES, row, strict=False)]
+    (group,) = held_out_groups(runs)
+    return group
+
+
+def test_the_group_is_all_values_of_one_column_and_its_mean_is_over_them() -> None:
+    other = run("skew", {3: 0.5}, "fedavg")
+    alone = held_out("fedavg", "zebra", 0.5, dataset={"slug": "other", "digest": "e" * 64, "ok": 9})
+    rows = {"fedavg": (0.9, 0.1, 0.5, 0.7), "fedprox": (0.2, 0.4, 0.6, 0.8)}
+    runs = [held_out(m, v, a) for m, row in rows.items() for v, a in zip(VALUES, row, strict=True)]
+    (group,) = held_out_groups([other, alone, *runs])
+    assert (group.column, group.values) == ("site", VALUES)
+    assert {name: mean_over_values(a) for name, a in group.accuracies().items()} == pytest.approx(
+        {"fedavg": 0.55, "fedprox": 0.5}
+    )
+    lacking = held_out_groups(runs[:-1])[0].accuracies()["fedprox"]
+    assert mean_over_values(lacking) is None
+
+
+def test_the_value_stands_in_the_name_of_the_setting_whatever_the_partition_is_called() -> None:
+    entry = held_out("fedavg", "zebra", 0.5)
+    assert setting_name(entry) == "digits, natural-by-site-s0, hold_out=zebra"
+    entry.result["partition"]["name"] = "mine"
+    assert setting_name(entry) == "digits, mine, hold_out=zebra"
+    assert len(by_setting([entry, held_out("fedavg", "ant", 0.5)])) == 2
+
+
+def test_four_values_are_too_few_for_the_test_and_nothing_is_called_alike() -> None:
+    group = group_of(fedavg=(0.9, 0.8, 0.95, 0.7), fedprox=(0.4, 0.5, 0.45, 0.3), fedrep=(0.1, 0.2, 0.1, 0.2))
+    made = compared(over_held_out(group, "accuracy"), over=HELD_OUT, metric="accuracy")
+    assert min(p.p for p in made.pairs if p.p is not None) == 0.125
+    assert made.too_few
+    assert made.alike == ()
+    assert any(note.startswith("4 held-out values are too few for this test") for note in made.notes)
+    said, section = held_out_section(0, group, None)
+    assert (said.label, said.word) == ("fedavg", "Not known")
+    assert said.headline.startswith("fedavg has the highest mean test accuracy, 83.75 % over 4 held-out values of site")
+    assert "42.50 points above the second, fedprox" in said.headline
+    assert "4 held-out values are too few" in said.sure
+    assert [c.name for c in section.columns] == ["run", "mean accuracy %", *(f"site {v} %" for v in VALUES)]
+    assert [cell.text for cell in section.rows[0]] == ["fedavg", "83.75", "90.00", "80.00", "95.00", "70.00"]
+
+
+def test_eight_values_can_be_enough() -> None:
+    runs = [held_out(m, str(v), a + v / 100) for m, a in (("fedavg", 0.8), ("fedprox", 0.3)) for v in range(8)]
+    (group,) = held_out_groups(runs)
+    said, _ = held_out_section(0, group, None)
+    assert said.word == "Sure"
+
+
+def test_one_model_is_kept_for_each_held_out_value() -> None:
+    kept = KeptModels(SaveModels("best"))
+    told = [("fedavg", 0.9, 1, ("zebra",)), ("fedavg", 0.5, 1, ("ant",)), ("fedavg", 0.4, 1, ("ant",)),
+            ("fedavg", 0.3, 1, ())]  # fmt: skip
+    assert [kept.wants(*one) for one in told] == [True, True, False, True]
+
+
+# -- the commands --------------------------------------------------------------------------------------------------
+
+
+def trained(folder: Path) -> Path:
+    """A home with the leave-one-out grid of three methods over four sites."""
+    rng = np.random.default_rng(0)
+    y = np.arange(240) % 3
+    x = (rng.normal(size=(3, 6))[y] + 1.2 * rng.normal(size=(240, 6))).astype("f4")
+    site = np.array(VALUES)[np.arange(240) // 3 % 4]
+    np.savez(folder / "d.npz", **{"features/mine": x, "labels": y, "site": site})
+    ok("ingest", folder / "d.npz", "--name", "sites")
+    ok("grid", "fed3r,fedncm,fedavg", "--by", "site", "--hold-out", "each", "--rounds", 1, "--sweep", "lr=0.1,0.01")
+    return folder
+
+
+@pytest.fixture
+def home(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(trained)
+
+
+@pytest.mark.usefixtures("home")
+def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_mean(
+    own_home: Path, tmp_path: Path
+) -> None:
+    listed = ok("runs", "list", "method:fed3r")
+    assert {tuple(e["hold_out"]) for e in listed.data["entries"]} == {(v,) for v in VALUES}
+    shown = fedcache("runs", "list", "method:fed3r").out
+    assert all(f"natural, hold_out={value}" in shown for value in VALUES)
+    (group,) = listed.data["held_out"]
+    (row,) = group["rows"]
+    assert row["mean"] == pytest.approx(np.mean(list(row["accuracy"].values())))
+    (table,) = ok("compare").data["comparisons"]
+    assert table["over"] == HELD_OUT
+    assert sorted(table["blocks"]) == sorted(VALUES)
+    means = {t["name"]: t["mean"] for t in table["treatments"]}
+    assert means["fed3r"] == pytest.approx(row["mean"])
+    grid = ok("grid", "fed3r", "--by", "site", "--hold-out", "each").data["held_out"][0]
+    assert grid["mean"] == pytest.approx(row["mean"])
+    alone = fedcache("compare", "method:fed3r")
+    assert alone.code == 0
+    assert f"fed3r, mean {100 * row['mean']:.2f} % over 4 held-out values" in " ".join(alone.out.split())
+    ok("report", "-o", tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert text.count('class="verdict"') == 1, "one answer for the group, and not one for each value"
+    headings = re.findall(r"<h2>([^<]*)</h2>", text)
+    assert sum(f"hold_out={v}" in h for v in VALUES for h in headings) == 4
+    assert any("each site held out in turn" in h for h in headings)
+    for entry in listed.data["entries"]:
+        facts = read_run(Path(entry["path"]))
+        assert facts is not None
+        assert facts["hold_out"] == entry["hold_out"][0]
+    name = listed.data["entries"][0]["name"]
+    ok("export-model", name, "-o", tmp_path / "m")
+    card = "".join(p.read_text() for p in (tmp_path / "m").rglob("*.md"))
+    assert f"Held out: site {listed.data['entries'][0]['hold_out'][0]}." in card
+
+
+@pytest.mark.usefixtures("home")
+def test_the_best_model_of_each_method_is_kept_for_each_value(own_home: Path) -> None:
+    entries = ok("runs", "list").data["entries"]
+    with_model = [(e["method"], *e["hold_out"]) for e in entries if e["model_bytes"]]
+    assert sorted(with_model) == sorted((m, v) for m in ("fed3r", "fedncm", "fedavg") for v in VALUES)
+
+
+@pytest.mark.usefixtures("home")
+def test_the_mean_over_seeds_and_values_of_two_grids_with_other_seeds(own_home: Path) -> None:
+    ok("grid", "fedavg", "--by", "site", "--hold-out", "each", "--rounds", 1, "--set", "lr=0.1", "--seeds", "3,1")
+    tables = fc.compare("method:fedavg").tables
+    (row,) = [t for t in tables[0].treatments if "0.1" in t.name]
+    assert len(row.known) == 4
+    assert any("2 runs of equal settings with the seeds" in note for note in tables[0].notes)

@@ -1,0 +1,326 @@
+"""Runs of equal settings and different seeds are one run, and differences say the seeds that they are over."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from federation import trial_of_case
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedcache.federate.methods import METHODS, NAMES
+from fedcache.report.comparison_output import markdown, points
+from fedcache.report.figures.paired import differences
+from fedcache.report.find_runs import Gathered, StoredRun
+from fedcache.report.merge_seeds import MergedRun, merge_seeds, merged
+from fedcache.report.paired_blocks import within
+from fedcache.report.paired_rows import row_difference
+from fedcache.report.paired_seeds import common_seeds, depends_on_seed, paired_seeds
+from fedcache.report.paired_tests import compared
+from fedcache.report.run_names import by_setting
+from fedcache.report.verdict import lead, verdict
+from fedcache.runs.remembered import draws_nothing
+from fedcache.runs.test_rows import TestRows
+
+# Accuracy of each of 100 test rows is the share of rows below this number that are right.
+BY_SEED = {0: 0.84, 1: 0.79, 2: 0.76, 3: 0.81, 4: 0.74}
+
+
+def run(name: str, by_seed: dict[int, float], method: str = "fedavg", **more: Any) -> StoredRun:
+    """A run of three clients on 100 test rows, whose clients are as far apart as their numbers."""
+    seeds, values = list(by_seed), list(by_seed.values())
+    mean = float(np.mean(values))
+    result = {
+        "method": method,
+        "preset": "paper",
+        "backbones": ["b"],
+        "features": ["f"],
+        "seeds": seeds,
+        "rounds": 5,
+        "participation": "all",
+        "protocol": "global",
+        "hyperparameters": {"lr": 0.1},
+        "accuracy": {
+            "mean": mean, "std": float(np.std(values, ddof=1)) if len(values) > 1 else None, "per_seed": values,
+            "per_client": [mean - 0.1, mean, mean + 0.1], "client_mean": mean, "client_mean_per_seed": values,
+            "pooled": mean, "pooled_per_seed": values,
+        },
+        "macro_f1": {"mean": mean, "std": None, "per_seed": values},
+        "fairness": {"worst10": mean - 0.1},
+        "confusion": [[round(100 * v) for v in [sum(values)]] + [100 * len(seeds) - round(100 * sum(values))]] * 1,
+        "clients": ["zebra", "ant", "10"],
+        "classes_owned": {"per_client": [1, 1, 1], "mean": 1.0},
+        "dataset": {"slug": "digits", "digest": "d" * 64, "ok": 200},
+        "partition": {"scheme": "iid", "args": {"clients": 3}, "name": "p", "seed": 0, "clients": 3, "digest": "p",
+                      "digests": ["p"] * len(seeds)},
+        "traffic": {"up": 10 * len(seeds), "down": 0,
+                    "exact": {"up_bytes": 600 * len(seeds), "down_bytes": 60 * len(seeds),
+                              "per_client_round": {"up": 40, "down": 4}}},
+        "fidelity": "exact",
+        "code": "c",
+        **more,
+    }  # fmt: skip
+    made = StoredRun(Path(f"{name:0<16}"), result, {"seconds": {"train": 2.0 * len(seeds)}})
+    made.__dict__["test_rows"] = {seed: rows_of(value) for seed, value in by_seed.items()}
+    made.__dict__["rounds"] = [{"seed": seed, "round": 4, "accuracy": value} for seed, value in by_seed.items()]
+    return made
+
+
+def rows_of(accuracy: float) -> TestRows:
+    right = (np.arange(100) < round(100 * accuracy)).astype(np.int64)
+    return TestRows(np.arange(100), right, np.ones(100, np.int64), right / 100, np.full(100, 0.01))
+
+
+def some(*seeds: int) -> dict[int, float]:
+    return {seed: BY_SEED[seed] for seed in seeds}
+
+
+def fixed(*seeds: int, value: float = 0.89) -> StoredRun:
+    """A method without a random step, for these seeds."""
+    settings = METHODS["fed3r"].resolve("paper")
+    return run("fixed", dict.fromkeys(seeds, value), "fed3r", rounds=1, hyperparameters=settings)
+
+
+def one_run(*runs: StoredRun) -> StoredRun:
+    (made,) = merge_seeds(Gathered(list(runs))).entries
+    return made
+
+
+SPLITS = {
+    "disjoint": [(3, 1), (0, 2, 4)],
+    "one contains the other": [(0, 1, 2), (4, 3, 2, 1, 0)],
+    "three": [(3,), (4, 1), (2, 0)],
+    "twice the same": [(0, 1, 2, 3, 4), (0, 1, 2, 3, 4)],
+}
+
+
+@pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
+def test_runs_of_equal_settings_are_the_run_of_all_their_seeds(split: list[tuple[int, ...]]) -> None:
+    runs = [run(f"r{i}", some(*seeds)) for i, seeds in enumerate(split)]
+    made, whole = one_run(*runs), run("whole", BY_SEED)
+    assert dict(zip(made.result["seeds"], made.result["accuracy"]["per_seed"], strict=True)) == BY_SEED
+    for part in ("accuracy", "macro_f1", "fairness"):
+        for name, value in whole.result[part].items():
+            if isinstance(value, float) and name != "std":
+                assert made.result[part][name] == pytest.approx(value), (part, name)
+    assert made.result["accuracy"]["std"] == pytest.approx(whole.result["accuracy"]["std"])
+    assert made.result["traffic"]["exact"] == whole.result["traffic"]["exact"]
+    assert np.sum(made.result["confusion"]) == 500
+    assert made.clients.accuracy == pytest.approx(whole.clients.accuracy)
+    assert made.seconds == pytest.approx(10.0)
+    assert made.test_rows is not None
+    assert {seed: int(found.right.sum()) for seed, found in made.test_rows.items()} == {
+        seed: round(100 * value) for seed, value in BY_SEED.items()
+    }
+    assert {(r["seed"], r["accuracy"]) for r in made.rounds} == set(BY_SEED.items())
+
+
+@given(st.lists(st.sets(st.sampled_from(list(BY_SEED)), min_size=1), min_size=1, max_size=4), st.randoms())
+def test_every_seed_counts_once_however_runs_share_them(lists: list[set[int]], random: Any) -> None:
+    runs = []
+    for i, seeds in enumerate(lists):
+        order = sorted(seeds)
+        random.shuffle(order)
+        runs.append(run(f"r{i}", some(*order)))
+    made = one_run(*runs)
+    union = set().union(*lists)
+    assert sorted(made.result["seeds"]) == sorted(union)
+    assert made.result["accuracy"]["mean"] == pytest.approx(np.mean([BY_SEED[seed] for seed in union]))
+    assert made.result["traffic"]["exact"]["up_bytes"] == 600 * len(union)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"hyperparameters": {"lr": 0.2}},
+        {"rounds": 6},
+        {"participation": "2"},
+        {"features": ["g"]},
+        {"code": "later"},
+        {"device": "cuda"},
+        {"trust": {"aggregate": "median"}},
+        {"partition": {"scheme": "iid", "args": {}, "name": "q", "seed": 1, "clients": 3, "digests": ["q", "q"]}},
+        {"participants": {"client_sampling": "weighted"}},
+        {"trust": {"dp_noise": 1.0, "privacy": {"noise": 1.0, "simulation": True}}},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_other_settings_are_another_run(other: dict[str, Any]) -> None:
+    runs = [run("a", some(3, 1), **other), run("b", some(0, 2))]
+    assert len(merge_seeds(Gathered(runs)).entries) == 2
+
+
+def test_a_preset_of_the_same_hyperparameters_is_the_same_run() -> None:
+    tuned = run("a", some(3, 1), preset="tuned")
+    assert one_run(tuned, run("b", some(0, 2, 4))).result["seeds"] == [0, 2, 4, 3, 1]
+    assert one_run(tuned, run("b", some(3, 1))) is not None
+
+
+def test_runs_that_draw_a_partition_for_every_seed_are_one_run_too() -> None:
+    def drawn(name: str, *seeds: int) -> StoredRun:
+        part = {"scheme": "iid", "args": {"clients": 3}, "name": "", "seed": seeds[0], "clients": 3,
+                "digests": [f"p{seed}" for seed in seeds]}  # fmt: skip
+        return run(name, some(*seeds), partition=part)
+
+    made = one_run(drawn("a", 0, 1, 2), drawn("b", 3, 1, 0, 4))
+    assert len(by_setting([drawn("a", 0, 1, 2), drawn("b", 3, 1)])) == 1
+    assert dict(zip(made.result["seeds"], made.result["partition"]["digests"], strict=True)) == {
+        seed: f"p{seed}" for seed in BY_SEED
+    }
+
+
+def test_what_is_no_exact_mean_over_seeds_is_said() -> None:
+    shared = one_run(run("a", some(0, 1, 2)), run("b", some(2, 3)))
+    assert isinstance(shared, MergedRun)
+    assert not shared.exact
+    blocks = within([shared, fixed(0)], "here", "accuracy", "seeds")
+    assert any("2 runs of equal settings with the seeds 0, 1, 2, 3" in note for note in blocks.notes)
+    assert any("these runs share some seeds" in note for note in blocks.notes)
+    apart = one_run(run("a", some(0, 1, 2)), run("b", some(3)))
+    assert not any("share some" in n for n in within([apart, fixed(0)], "here", "accuracy", "seeds").notes)
+
+
+# -- pairs of seeds ------------------------------------------------------------------------------------------------
+
+
+def test_seeds_are_paired_by_number_and_a_run_without_draws_with_every_seed() -> None:
+    one, other = run("a", some(3, 1, 0)), run("b", some(0, 2, 3), "fedprox")
+    assert paired_seeds(one, other) == [(3, 3), (0, 0)]
+    assert paired_seeds(fixed(0), one) == [(0, 0), (0, 3), (0, 1)]
+    assert paired_seeds(one, fixed(7)) == [(3, 7), (1, 7), (0, 7)]
+    assert common_seeds(one, fixed(7)) == [3, 1, 0]
+    assert common_seeds(fixed(7), one) == [3, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"participation": "2"},
+        {"trust": {"attack": "ipm:0.2"}},
+        {"participants": {"client_dropout": 0.1}},
+        {"timing": {"simulated_time": 1.0}},
+        {"method": "fedavg", "hyperparameters": METHODS["fedavg"].resolve("paper")},
+        {"hyperparameters": METHODS["fed3r"].resolve("paper", {"rff_dim": 16})},
+        {"method": "nobody-knows-it"},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_a_run_of_one_seed_that_draws_something_depends_on_it(more: dict[str, Any]) -> None:
+    entry = fixed(0)
+    assert not depends_on_seed(entry)
+    entry.result.update(more)
+    assert depends_on_seed(entry)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if draws_nothing(n, METHODS[n].resolve("paper"))])
+def test_a_method_that_draws_nothing_gives_the_same_for_every_seed(name: str) -> None:
+    """What the report takes for granted of a run of one seed."""
+    tried = trial_of_case((name, {}), "sequential")
+    outs = [tried.run(tried.federation(), seed=seed, participation=None) for seed in (3, 1)]
+    assert np.array_equal(outs[0].evaluation.predictions, outs[1].evaluation.predictions)
+
+
+# -- what is shown -------------------------------------------------------------------------------------------------
+
+
+def comparison(*entries: StoredRun) -> Any:
+    return compared(within(list(entries), "here", "accuracy", "seeds"), over="seeds", metric="accuracy")
+
+
+def test_a_run_of_one_seed_without_draws_is_compared_over_all_seeds_of_the_other() -> None:
+    """79.67 of three seeds stays, and the difference is 89 - 79.67, not 89 minus the one seed that both have."""
+    other = run("a", some(3, 1, 0))
+    mean = np.mean([BY_SEED[seed] for seed in (3, 1, 0)])
+    for made in (comparison(fixed(0), other), comparison(other, fixed(0)), comparison(fixed(7), other)):
+        means = {t.name: t.mean for t in made.treatments}
+        assert means == pytest.approx({"fed3r": 0.89, "fedavg": mean})
+        (pair,) = made.pairs
+        assert pair.difference == pytest.approx(means["fedavg"] - means["fed3r"])
+        assert pair.blocks == ("3", "1", "0")
+        expected = stats.ttest_1samp([BY_SEED[seed] - 0.89 for seed in (3, 1, 0)], 0.0)
+        assert pair.p == pytest.approx(float(expected.pvalue))
+        assert pair.rows is not None
+        assert pair.rows.difference == pytest.approx(pair.difference)
+        assert not any("More seeds" in note or "Left out" in note for note in made.notes)
+    gap = lead(fixed(0), other, "own")
+    assert gap is not None
+    assert (gap.value, gap.over) == (pytest.approx(0.89 - mean), "3 seeds")
+
+
+def test_a_difference_over_some_seeds_says_which_and_the_table_has_the_full_means() -> None:
+    one, other = run("a", some(3, 1, 0, 4)), run("b", {0: 0.7, 2: 0.6, 3: 0.65}, "fedprox")
+    made = comparison(one, other)
+    means = {"fedavg": np.mean([BY_SEED[s] for s in (3, 1, 0, 4)]), "fedprox": 0.65}
+    assert {t.name: t.mean for t in made.treatments} == pytest.approx(means)
+    (pair,) = made.pairs
+    assert pair.blocks == ("3", "0")
+    assert pair.difference == pytest.approx(np.mean([0.65 - 0.81, 0.7 - 0.84]))
+    page = markdown(made)
+    assert "| seeds |" in page
+    assert "| over seeds |" in page
+    assert re.search(r"\| fedavg \| \*\*79\.50 .* \| 3, 1, 0, 4 \|", page)
+    assert f"| {points(pair.difference)} | 3, 0 |" in page.replace("−", "-")
+    assert "over the seeds that each run has" in page
+    drawn = differences("d", made)
+    assert drawn is not None
+    assert "Shared seeds: fedprox: 3, 0." in drawn.says
+    assert drawn.rows[0][-1] == "3, 0"
+    said = verdict("here", [("fedavg", one), ("fedprox", other)], "own")
+    assert "over the seeds that both have (3, 0)" in said.headline
+
+
+def test_runs_without_a_common_seed_keep_their_means_beside_those_that_have_one() -> None:
+    made = comparison(run("a", some(3, 1)), run("b", {3: 0.5, 1: 0.6}, "fedprox"), run("c", {0: 0.4}, "fedrep"))
+    assert {t.name: t.mean for t in made.treatments}["fedrep"] == pytest.approx(0.4)
+    assert [p.one for p in made.pairs] == ["fedprox"]
+    assert "fedrep and fedavg have no seed in common, so they are not compared." in made.notes
+    assert "fedrep has one of the seeds (0): no interval." in made.notes
+
+
+@given(st.permutations([3, 1, 0, 4, 2]), st.permutations([3, 1, 0, 4, 2]))
+def test_the_order_of_seeds_in_a_run_changes_no_difference(first: list[int], second: list[int]) -> None:
+    other = {seed: BY_SEED[seed] ** 2 for seed in BY_SEED}
+    here = comparison(run("a", some(*first)), run("b", {s: other[s] for s in second}, "fedprox"))
+    (pair,) = here.pairs
+    expected = stats.ttest_rel(list(other.values()), list(BY_SEED.values()))
+    assert pair.p == pytest.approx(float(expected.pvalue))
+    rows = row_difference(run("a", some(*first)), run("b", {s: other[s] for s in second}, "fedprox"), "accuracy", 0.95)
+    assert rows is not None
+    assert rows.difference == pytest.approx(np.mean([rows_of(v).right.mean() - rows_of(other[s]).right.mean()
+                                                     for s, v in BY_SEED.items()]))  # fmt: skip
+
+
+# -- the commands --------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_with_more_seeds_is_the_same_row_with_all_of_them(own_home: Path, tmp_path: Path) -> None:
+    from arrays import ingested
+
+    ingested(tmp_path)
+    words = ("--scheme", "iid", "--clients", 3, "--rounds", 1)
+    for method, seeds in (("fedavg", "3,1"), ("fedavg", "0,1"), ("fed3r", "0"), ("fed3r", "0-2")):
+        ok("train", "--method", method, "--seeds", seeds, *words)
+    (made,) = ok("compare").data["comparisons"]
+    assert sorted(t["name"] for t in made["treatments"]) == ["fed3r", "fedavg"]
+    assert len(made["pairs"]) == 1
+    assert sorted(made["blocks"]) == ["0", "1", "3"]
+    assert all(None not in t["values"] for t in made["treatments"])
+    page = tmp_path / "report.html"
+    ok("report", "-o", page)
+    text = page.read_text()
+    assert "2 runs of equal settings with the seeds" in text
+    again = fedcache("compare", "method:fedavg")
+    assert again.code == 2
+    assert "these 2 have equal settings, so they are one" in again.err
+
+
+def test_a_run_that_was_joined_is_still_found_by_its_own_digest() -> None:
+    joined = merged([run("aaaa", some(3, 1)), run("bbbb", some(0, 2))])
+    assert isinstance(joined, MergedRun)
+    assert joined.digests == ("bbbb000000000000", "aaaa000000000000")
