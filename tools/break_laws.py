@@ -271,6 +271,10 @@ TABLE = (
       'len(there)), generator(self.seed, "sampling", *key)', 'len(there)), generator(0, "sampling", *key)'),
     B("the_seed_changes_who_holds_what", "partitions ignore the seed", "federate/partition/rows.py",
       '[self.seed, "partition"', '[0, "partition"'),
+    B("the_counter_agrees_with_the_closed_form", "bytes received count twice", ROUNDS,
+      '"down_bytes": got * size', '"down_bytes": 2 * got * size'),
+    B("the_counter_agrees_with_the_closed_form", "bytes sent count twice", ROUNDS,
+      '"up_bytes": sizes.prod(1)', '"up_bytes": 2 * sizes.prod(1)'),
     B("counts_are_refused_before_any_client_is_trained", "counts travel beside the noise", "federate/trust/policy.py",
       "if t.counts_rows or not t.dtype.is_floating_point)", "if False)"),
 )  # fmt: skip
