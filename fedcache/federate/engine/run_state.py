@@ -115,6 +115,7 @@ class RunState:
             self.public_columns = FeatureColumns(self.data.x[public])
             self.env = replace(self.env, public=cast(Tensor, self.public_columns.cut(())))
         self.warnings += method.cautions(hp)
+        self.noticed = False  # whether the method has warned of a round
 
     def _labels(self) -> Tensor:
         """What clients learn from: the data's labels, upside down on the rows of clients whose attack that is."""
@@ -331,6 +332,9 @@ class RunState:
         ``ups`` are (scalars, bytes of one) that each client sent.
         """
         merged = self.method.aggregate(self.server, pooled, self.server_ctx(ids))
+        if not self.noticed and (said := self.method.notice(pooled, self.server_ctx(ids))):
+            self.noticed = True
+            self.warnings.append(f"round {self.round + 1}: {said}")
         # In memory as in a file: strides pick GEMM kernels, and a resumed run must give the same bits.
         self.server = {k: t.contiguous() for k, t in merged.items()}
         self.check_finite(self.server, (), 0)
