@@ -242,7 +242,8 @@ class Method:
         needs: what clients read: ``labels``, ``text`` (class text features), ``views`` (stored augmentations),
             ``pixels`` (images instead of features), ``text tower`` and ``image tower`` (live frozen encoders),
             ``public`` (client 0 is the public set, whose rows everybody reads and which does not train), ``row norms``
-            (the mean length of all training rows: one number of each client, and one to it, before the first round).
+            (the mean length of all training rows: one number of each client, and one to it, before the first round),
+            ``row counts`` (the mean number of a client's training rows, at the same price).
             Without ``labels`` the engine hands over data that has none.
         needs_for: (hp) -> what is needed under these switches, where that differs from ``needs``.
         text_travels: False when the server alone reads the class text features, so clients are not sent them.

@@ -85,7 +85,8 @@ class RunState:
             names=data.names, image=data.image, towers=data.towers, backbones=data.backbones,
         )  # fmt: skip
         norm = mean_training_length(self.data.x, clients, self.cuts) if "row norms" in method.reads(hp) else None
-        self.env = replace(self.env, row_norm=norm, watch=watch or self.env.watch)
+        counts = float(train_sizes(self.training_clients).mean()) if "row counts" in method.reads(hp) else None
+        self.env = replace(self.env, row_norm=norm, mean_rows=counts, watch=watch or self.env.watch)
         self.hp = hp = method.settle(hp, self.env)
         self._dealt = LruCache(DEALT_BYTES)
         self.warnings: list[str] = []
@@ -385,7 +386,7 @@ class RunState:
         self.traffic.up[who] += counts["up"]
         self.traffic.down[who] += counts["down"]
         totals = {name: int(of_clients.sum()) for name, of_clients in counts.items()}
-        if env.row_norm is not None and self.round == 0:
+        if {"row norms", "row counts"} & method.reads(self.hp) and self.round == 0:
             count_exchange(self.traffic, self.eligible, totals)
         got_it = len(who) - len(self.early)
         self.traffic.rounds.append(RoundTraffic(len(ids), **totals, receivers=None if got_it == len(ids) else got_it))

@@ -115,6 +115,44 @@ def test_a_large_tau_makes_an_adaptive_server_fedavg(name):
     assert gap({k: t / scale for k, t in one.items() if k in b}, b) < 1e-8
 
 
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+@pytest.mark.parametrize("clip", [10.0, 0.05])
+def test_feddyn_as_released(execution, clip):
+    # Three rounds of the released steps: alpha / (n_i M / N), h_i += u - w, gradients cut before the weight decay, and
+    # the server's model is the mean of the clients' plus the mean of all h_i.
+    alpha, rounds = 0.3, 3
+    data, clients = federation()
+    settings = {**SGD, "alpha": alpha, "alpha_by": "rows", "clip": clip}
+    out = go("feddyn", settings, data, clients, rounds=rounds, execution=execution, **ALL)
+    x, y, names = data.x[:, 0].numpy(), data.y.numpy(), ("W", "b")
+    w = {"W": np.zeros((data.classes, x.shape[1])), "b": np.zeros(data.classes)}
+    n = np.array([len(c.train) for c in clients], float)
+    own_alpha = alpha / (n / n.sum() * len(n))
+    moved = [{k: np.zeros_like(w[k]) for k in names} for _ in clients]
+    cut = []
+    for r in range(rounds):
+        ends = []
+        for client, a, h in zip(clients, own_alpha, moved, strict=True):
+            u = dict(w)
+            order = client.train[generator(0, "batch", r, client.name, 0).permutation(len(client.train))]
+            for i in range(0, len(order), 16):
+                rows = order[i : i + 16]
+                p = np.exp(x[rows] @ u["W"].T + u["b"])
+                p /= p.sum(1, keepdims=True)
+                p[np.arange(len(rows)), y[rows]] -= 1.0
+                g = {"W": p.T @ x[rows] / len(rows), "b": p.mean(0)}
+                g = {k: g[k] + a * (h[k] - w[k]) for k in names}
+                norm = np.sqrt(sum((g[k] ** 2).sum() for k in names))
+                cut.append(norm > clip)
+                u = {k: u[k] - 0.1 * (g[k] * min(1.0, clip / (norm + 1e-6)) + a * u[k]) for k in names}
+            ends.append(u)
+        for h, u in zip(moved, ends, strict=True):
+            h.update({k: h[k] + u[k] - w[k] for k in names})
+        w = {k: np.mean([u[k] for u in ends], 0) + np.mean([h[k] for h in moved], 0) for k in names}
+    assert any(cut) == (clip < 1.0)
+    assert max(np.abs(out.server[k].numpy() - w[k]).max() for k in names) < 1e-12
+
+
 def test_feddyn_is_algorithm_1():
     alpha = 0.3
     seen = models("feddyn", {**SGD, "alpha": alpha}, 3)
