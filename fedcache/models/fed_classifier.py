@@ -249,7 +249,7 @@ def _grouped(groups: Any, X: NDArray[np.float64]) -> list[_Client]:
 
 def _check_reads_features(method: Method, hp: Mapping[str, Any]) -> None:
     """Refuse a method that reads more than features and labels; UsageError."""
-    more: Sequence[str] = sorted(method.reads(hp) - {"labels", "row norms"})
+    more: Sequence[str] = sorted(method.reads(hp) - {"labels", "row norms", "row counts"})
     if more:
         raise UsageError(
             f"{method.name} reads {', '.join(more)}, and FedClassifier has features and labels alone.",

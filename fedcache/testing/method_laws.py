@@ -270,7 +270,7 @@ def traffic_adds_up(trial: Trial) -> None:
 @law("sequential", applies=lambda trial: trial.method.additive(trial.hp))
 def additive_uploads_add_up(trial: Trial) -> None:
     """A method declared additive learns from many clients what it learns from one that has all rows."""
-    data, clients = trial.federation()
+    data, clients = trial.with_views()
     _close_servers(trial, (data, clients), 1e-10)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from command import fedcache, ok
-from pictures import folder
+from pictures import CLASSES, folder
 
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
@@ -119,8 +119,8 @@ def test_a_store_without_training_rows_of_known_classes_is_refused(
     monkeypatch.chdir(tmp_path)
     other = folder(tmp_path / "other", train=2, test=2)
     for split in ("train", "test"):
-        for k in range(3):
-            (other / split / f"class{k}").rename(other / split / f"kind{k}")
+        for name in CLASSES[:3]:
+            (other / split / name).rename(other / split / f"kind of {name}")
     path = ok("extract", "-d", f"folder:{other}", "-b", "glyph-clip", "--workers", 0).data["path"]
     done = fedcache("personalise", run_of("fedpcl")["digest"][:12], "--store", path)
     assert done.code == Exit.STORE
@@ -144,13 +144,13 @@ def test_rows_of_classes_that_the_model_does_not_know_are_told(
     monkeypatch.chdir(tmp_path)
     images = folder(tmp_path / "more", train=4, test=2, domains=("new",))
     for split in ("train", "test"):
-        (images / split / "new" / "class0").rename(images / split / "new" / "zebra")
+        (images / split / "new" / "zebra").rename(images / split / "new" / "unknown")
     ok("extract", "--dataset", f"folder:{images}", "--backbones", "glyph-clip", "--workers", 0)
     path = next(p for p in Home.from_environment().stores.glob("more*.zarr"))
     run = run_of("fedpcl")["digest"][:12]
     done = fedcache("personalise", run, "--store", path, "--name", "z", "--rounds", 1)
     assert done.code == 0, done.err
     assert "labelled rows of " in done.err
-    assert "are of classes that the model does not know (zebra): they are left out." in done.err
+    assert "are of classes that the model does not know (unknown): they are left out." in done.err
     told = fedcache("personalise", run, "--store", shard(sites, "ink"), "--name", "y", "--rounds", 1)
     assert "left out" not in told.err

@@ -129,7 +129,7 @@ def test_an_older_note_of_the_last_store_is_told(images: tuple[str, ...]) -> Non
     """A whole older file has a seal of its own; but its dataset was extracted again since."""
     ok(*images, "--backbones", "random-projection")
     old = (home() / "last.json").read_bytes()
-    place = Path(images[2].removeprefix("folder:")) / "train" / "class1"
+    place = Path(images[2].removeprefix("folder:")) / "train" / "ant"
     shutil.copy(place / "000.png", place / "more.png")
     grown = Path(ok(*images, "--backbones", "random-projection").data["path"])
     train = ("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2)

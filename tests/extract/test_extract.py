@@ -123,18 +123,18 @@ def test_views_are_seeded_and_the_first_is_the_plain_one(images: Path) -> None:
 
 
 def test_a_bad_image_keeps_its_row_and_is_named(images: Path) -> None:
-    (images / "train" / "class1" / "broken.png").write_bytes(b"not a picture")
+    (images / "train" / "ant" / "broken.png").write_bytes(b"not a picture")
     done = extract(images)
     assert done.code == 3
     store = Store.open(Path(done.data["path"]))
-    row = list(store.samples.name).index("train/class1/broken.png")
+    row = list(store.samples.name).index("train/ant/broken.png")
     assert store.samples.ok[row] == 0
     assert store.samples.ok.sum() == len(store.samples.ok) - 1
     features = store.reader(done.data["arrays"][0]["key"]).all()
     assert np.isnan(features[row]).all()
     assert np.isfinite(np.delete(features, row, axis=0)).all()
     (entry,) = done.data["bad"]
-    assert (entry["row"], entry["name"]) == (row, "train/class1/broken.png")
+    assert (entry["row"], entry["name"]) == (row, "train/ant/broken.png")
     assert entry["reason"]
     assert done.envelope["status"] == "problem"  # as exit 3 says
     again = extract(images)
@@ -144,23 +144,23 @@ def test_a_bad_image_keeps_its_row_and_is_named(images: Path) -> None:
     told = fedcache("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL)
     assert told.code == 3
     assert "1 image could not be read" in told.out
-    assert f"  train/class1/broken.png: {entry['reason']}\n" in told.out
+    assert f"  train/ant/broken.png: {entry['reason']}\n" in told.out
     assert str(store.path / "quarantine.jsonl") in told.out
 
 
 def test_of_many_bad_images_ten_are_named_and_inspect_adds_up(images: Path) -> None:
     for i in range(12):
-        (images / "train" / "class0" / f"bad{i:02}.png").write_bytes(b"no")
+        (images / "train" / "zebra" / f"bad{i:02}.png").write_bytes(b"no")
     done = fedcache(
         "extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL, "--max-bad", 12
     )
     assert done.code == 3
-    assert done.out.count("train/class0/bad") == 10
+    assert done.out.count("train/zebra/bad") == 10
     assert "and 2 more: " in done.out
     seen = ok("inspect").data
     assert (seen["images"], seen["ok"]) == (60, 48)
     assert seen["splits"] == {"train": 36, "test": 12, "validation": 0}
-    assert [e["name"] for e in seen["bad"]] == [f"train/class0/bad{i:02}.png" for i in range(12)]
+    assert [e["name"] for e in seen["bad"]] == [f"train/zebra/bad{i:02}.png" for i in range(12)]
     shown = fedcache("inspect").out
     assert "images      48 readable of 60; 36 train, 12 test\n" in shown
     assert f"unreadable  12: {Path(seen['path']) / 'quarantine.jsonl'}\n" in shown
@@ -168,7 +168,7 @@ def test_of_many_bad_images_ten_are_named_and_inspect_adds_up(images: Path) -> N
 
 def test_too_many_bad_images_stop_the_run_and_it_can_go_on(images: Path) -> None:
     for i in range(3):
-        (images / "train" / "class0" / f"bad{i}.png").write_bytes(b"no")
+        (images / "train" / "zebra" / f"bad{i}.png").write_bytes(b"no")
     stopped = extract(images, "--max-bad", 1)
     assert stopped.code == 5
     assert "--max-bad" in stopped.envelope["error"]["hint"]
@@ -508,7 +508,7 @@ def test_more_bad_images_found_earlier_than_may_be_end_a_resumed_run_with_the_la
 def test_a_link_out_of_the_folder_is_left_out_with_a_warning_until_it_is_asked_for(tmp_path: Path) -> None:
     images = folder(tmp_path / "images", train=4, test=2)
     (tmp_path / "secret.png").write_text("password = hunter2")
-    (images / "train" / "class0" / "link.png").symlink_to(tmp_path / "secret.png")
+    (images / "train" / "zebra" / "link.png").symlink_to(tmp_path / "secret.png")
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 16,
              "--workers", 0, "--max-bad", 1, "--json")  # fmt: skip
     done = fedcache(*words)

@@ -16,7 +16,7 @@ from command import apart, fedcache, ok, start
 from draws import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from pictures import folder, picture
+from pictures import CLASSES, folder, picture
 
 from fedcache.store.sidecars import VANISHED
 from fedcache.store.store import Store
@@ -72,12 +72,12 @@ def fresh(images: Path, tmp_path: Path, **words: Any) -> Store:
 
 
 def test_new_images_are_appended_and_whole_chunks_are_linked(images: Path, tmp_path: Path) -> None:
-    add(images, "train/class1/extra.png", 1, 1)  # 49 rows: 6 whole chunks and one row
+    add(images, "train/ant/extra.png", 1, 1)  # 49 rows: 6 whole chunks and one row
     before = store_of(extract(images))
-    add(images, "train/class0/000a.png", 2)
-    add(images, "test/class2/zzz.png", 3, 2)
-    (images / "train/class0/005.png").unlink()
-    add(images, "train/class2/003.png", 4, 2)  # other content under the same name
+    add(images, "train/zebra/000a.png", 2)
+    add(images, "test/10/zzz.png", 3, 2)
+    (images / "train/zebra/005.png").unlink()
+    add(images, "train/10/003.png", 4, 2)  # other content under the same name
     plan = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL, "--dry-run").data
     done = extract(images)
     after = store_of(done)
@@ -93,9 +93,9 @@ def test_new_images_are_appended_and_whole_chunks_are_linked(images: Path, tmp_p
         assert places[0].stat().st_ino == places[1].stat().st_ino
     names = after.samples.name
     assert names[:49] == before.samples.name
-    assert names[49:] == ("test/class2/zzz.png", "train/class0/000a.png", "train/class2/003.png")
+    assert names[49:] == ("test/10/zzz.png", "train/10/003.png", "train/zebra/000a.png")
     gone = np.flatnonzero(after.samples.ok == 0)
-    assert sorted(names[r] for r in gone) == ["train/class0/005.png", "train/class2/003.png"]
+    assert sorted(names[r] for r in gone) == ["train/10/003.png", "train/zebra/005.png"]
     assert {q["reason"] for q in after.quarantined()} == {VANISHED}
     assert by_uid(after) == by_uid(fresh(images, tmp_path))
     assert verify(after.path).ok
@@ -106,7 +106,7 @@ def test_new_images_are_appended_and_whole_chunks_are_linked(images: Path, tmp_p
 
 def test_the_story_says_what_was_new(images: Path) -> None:
     extract(images)
-    add(images, "train/class1/zzz.png", 9, 1)
+    add(images, "train/ant/zzz.png", 9, 1)
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL)
     assert "Would grow from shapes-" in fedcache(*words, "--dry-run").err
     told = fedcache(*words)
@@ -115,9 +115,9 @@ def test_the_story_says_what_was_new(images: Path) -> None:
 
 
 def test_only_removals_compute_nothing(images: Path, tmp_path: Path) -> None:
-    add(images, "train/class1/extra.png", 1, 1)
+    add(images, "train/ant/extra.png", 1, 1)
     extract(images)
-    (images / "train/class1/extra.png").unlink()
+    (images / "train/ant/extra.png").unlink()
     done = extract(images)
     assert done.data["growth"] == {"new": 0, "vanished": 1, "reused_chunks": 7, "forward_passes": 0}
     assert by_uid(store_of(done)) == by_uid(fresh(images, tmp_path))
@@ -125,41 +125,41 @@ def test_only_removals_compute_nothing(images: Path, tmp_path: Path) -> None:
 
 def test_an_image_that_comes_back_is_a_new_row(images: Path, tmp_path: Path) -> None:
     extract(images)
-    kept = (images / "train/class0/005.png").read_bytes()
-    (images / "train/class0/005.png").unlink()
-    add(images, "train/class2/new.png", 7, 2)
+    kept = (images / "train/zebra/005.png").read_bytes()
+    (images / "train/zebra/005.png").unlink()
+    add(images, "train/10/new.png", 7, 2)
     middle = store_of(extract(images))
-    (images / "train/class0/005.png").write_bytes(kept)
-    add(images, "train/class2/newer.png", 8, 2)
+    (images / "train/zebra/005.png").write_bytes(kept)
+    add(images, "train/10/newer.png", 8, 2)
     last = store_of(extract(images))
     assert last.dataset["grown"] == middle.dataset["digest"]  # the store with the most of these images, not the first
-    assert (last.samples.name.count("train/class0/005.png"), int(last.samples.ok.sum())) == (2, 50)
+    assert (last.samples.name.count("train/zebra/005.png"), int(last.samples.ok.sum())) == (2, 50)
     assert by_uid(last) == by_uid(fresh(images, tmp_path))
 
 
 def test_a_new_class_moves_the_codes_and_no_label(images: Path, tmp_path: Path) -> None:
     before = store_of(extract(images))
     for split in ("train", "test"):
-        add(images, f"{split}/aaa/0.png", 11)
-        add(images, f"{split}/aaa/1.png", 12)
-    shutil.rmtree(images / "train/class2")
-    shutil.rmtree(images / "test/class2")
+        add(images, f"{split}/0/0.png", 11)
+        add(images, f"{split}/0/1.png", 12)
+    shutil.rmtree(images / "train/zebra")
+    shutil.rmtree(images / "test/zebra")
     after = store_of(extract(images))
-    assert before.samples.classes == ("class0", "class1", "class2")
-    assert after.samples.classes == ("aaa", "class0", "class1")
+    assert before.samples.classes == ("10", "ant", "zebra")
+    assert after.samples.classes == ("0", "10", "ant")
     gone = after.samples.ok == 0
     assert set(after.samples.label[gone].tolist()) == {-1}  # of a class there is no more
     assert by_uid(after) == by_uid(fresh(images, tmp_path))
 
 
 def test_unreadable_images_stay_unreadable_and_are_told_from_vanished_ones(images: Path, tmp_path: Path) -> None:
-    (images / "train/class1/broken.png").write_bytes(b"not a picture")
+    (images / "train/ant/broken.png").write_bytes(b"not a picture")
     extract(images, backbones="random-projection")
-    (images / "train/class0/001.png").unlink()
-    add(images, "train/class1/zzz.png", 9, 1)
+    (images / "train/zebra/001.png").unlink()
+    add(images, "train/ant/zzz.png", 9, 1)
     done = extract(images)
     assert done.code == 3
-    assert [entry["name"] for entry in done.data["bad"]] == ["train/class1/broken.png"]
+    assert [entry["name"] for entry in done.data["bad"]] == ["train/ant/broken.png"]
     assert (done.data["images"] - done.data["ok"], done.data["vanished"]) == (1, 1)
     assert by_uid(store_of(done)) == by_uid(fresh(images, tmp_path))
     many = extract(images, "--max-bad", 1)
@@ -168,9 +168,9 @@ def test_unreadable_images_stay_unreadable_and_are_told_from_vanished_ones(image
 
 def test_vanished_rows_are_dealt_to_nobody(images: Path) -> None:
     extract(images)
-    for name in ("train/class0/001.png", "train/class1/002.png", "test/class2/001.png"):
+    for name in ("train/zebra/001.png", "train/ant/002.png", "test/10/001.png"):
         (images / name).unlink()
-    add(images, "train/class0/zzz.png", 5)
+    add(images, "train/zebra/zzz.png", 5)
     store = store_of(extract(images))
     gone = set(np.flatnonzero(store.samples.ok == 0).tolist())
     assert len(gone) == 3
@@ -186,7 +186,7 @@ def test_vanished_rows_are_dealt_to_nobody(images: Path) -> None:
 def test_all_backbones_views_and_text_are_carried_over(images: Path, tmp_path: Path) -> None:
     both = "random-projection,glyph-clip"
     before = store_of(extract(images, "--views", 2, "--text", "a {}.", backbones=both))
-    add(images, "train/class0/zzz.png", 5)
+    add(images, "train/zebra/zzz.png", 5)
     plan = extract(images, "--views", 2, "--text", "a {}.", "--dry-run", backbones=both)
     assert plan.data["growth"] == {"new": 1, "vanished": 0, "reused_chunks": 12, "forward_passes": 2}
     done = extract(images, "--views", 2, "--text", "a {}.", backbones=both)
@@ -206,7 +206,7 @@ def test_all_backbones_views_and_text_are_carried_over(images: Path, tmp_path: P
 )
 def test_what_was_computed_otherwise_is_computed_again(images: Path, words: tuple[object, ...]) -> None:
     extract(images)
-    add(images, "train/class0/zzz.png", 5)
+    add(images, "train/zebra/zzz.png", 5)
     done = extract(images, *words)
     assert done.code == 0, done.err
     assert (done.data["growth"], done.data["decoded"]) == (None, 49)
@@ -219,7 +219,7 @@ def test_a_damaged_chunk_of_the_earlier_store_is_not_taken_over(images: Path, tm
     raw = bytearray(file.read_bytes())
     raw[5] ^= 1
     file.write_bytes(raw)
-    add(images, "train/class0/zzz.png", 5)
+    add(images, "train/zebra/zzz.png", 5)
     done = extract(images)
     assert done.data["growth"] == {"new": 1, "vanished": 0, "reused_chunks": 5, "forward_passes": 9}
     assert by_uid(store_of(done)) == by_uid(fresh(images, tmp_path))
@@ -227,7 +227,7 @@ def test_a_damaged_chunk_of_the_earlier_store_is_not_taken_over(images: Path, tm
 
 def test_chunks_are_copied_where_they_cannot_be_linked(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = store_of(extract(images))
-    add(images, "train/class0/zzz.png", 5)
+    add(images, "train/zebra/zzz.png", 5)
 
     def refuse(*_: object) -> None:
         raise OSError(18, "Invalid cross-device link")
@@ -251,7 +251,7 @@ def test_a_second_store_of_the_same_content_is_computed_for_itself(images: Path,
 
 def test_partitions_of_a_fresh_store_do_not_fit_a_grown_one(images: Path, tmp_path: Path) -> None:
     extract(images)
-    add(images, "test/class0/000a.png", 5)  # sorts before most rows: another order
+    add(images, "test/zebra/000a.png", 5)  # sorts before most rows: another order
     grown, other = store_of(extract(images)), fresh(images, tmp_path)
     assert grown.path.name == other.path.name
     assert grown.content == other.dataset["digest"] != grown.dataset["digest"]
@@ -265,8 +265,8 @@ def test_a_killed_extraction_goes_on_where_it_was(tmp_path: Path) -> None:
     first = apart(*words, home=home)
     assert first.code == 0, first.err
     for i in range(120):
-        add(images, f"train/class1/new{i:03}.png", 100 + i, 1)
-    (images / "train/class0/001.png").unlink()
+        add(images, f"train/ant/new{i:03}.png", 100 + i, 1)
+    (images / "train/zebra/001.png").unlink()
     kills = 0
     for share in (3, 18, 33, 40):
         process = start(*words, home=home)
@@ -292,8 +292,8 @@ def test_a_killed_extraction_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_an_unfinished_store_goes_on_without_its_parent(images: Path, tmp_path: Path) -> None:
     before = store_of(extract(images))
-    add(images, "train/class0/zzz.png", 5)
-    (images / "train/class1/002.png").unlink()
+    add(images, "train/zebra/zzz.png", 5)
+    (images / "train/ant/002.png").unlink()
     grown = store_of(extract(images))
     shutil.rmtree(before.path)
     done = extract(images, backbones="pixels")
@@ -321,7 +321,7 @@ def test_any_changes_give_the_rows_of_a_fresh_extraction(tmp_path: Path, seed: i
             else:
                 add(images, name, draw.randrange(10**6))
         for _ in range(draw.randrange(8)):
-            name = f"{draw.choice(['train', 'test'])}/class{draw.randrange(4)}/{draw.randrange(100)}.png"
+            name = f"{draw.choice(['train', 'test'])}/{draw.choice(CLASSES[:4])}/{draw.randrange(100)}.png"
             add(images, name, draw.randrange(10**6))
             expected.add(name)
         done = extract(images)

@@ -58,7 +58,7 @@ def test_an_unfinished_array_of_other_code_is_not_resumed(tmp_path, monkeypatch)
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--batch", 4,
              "--chunk-rows", 8, "--workers", 0, "--store", tmp_path / "s.zarr", "--json")  # fmt: skip
     for n in range(3):
-        (images / "train" / "class1" / f"zz{n}.png").write_bytes(b"not a picture")
+        (images / "train" / "ant" / f"zz{n}.png").write_bytes(b"not a picture")
     stopped = fedcache(*words, "--max-bad", 0)
     assert stopped.code == Exit.CORRUPT
     (journal,) = journals(tmp_path / "s.zarr")

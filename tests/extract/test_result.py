@@ -49,7 +49,7 @@ def test_too_many_bad_images_name_the_last_of_those_found_last() -> None:
 
 def test_the_figures_of_an_extraction_and_of_one_with_nothing_to_do(tmp_path: Path) -> None:
     images = folder(tmp_path / "shapes", train=4, test=2)
-    (images / "train" / "class0" / "000.png").write_bytes(b"no image")
+    (images / "train" / "zebra" / "000.png").write_bytes(b"no image")
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--batch", 4, "--workers",
              0, "--chunk-rows", 8)  # fmt: skip
     first: dict[str, Any] = fedcache(*words, "--json").data
@@ -58,7 +58,7 @@ def test_the_figures_of_an_extraction_and_of_one_with_nothing_to_do(tmp_path: Pa
     assert [first[k] for k in counts] == [18, 17, 18, 1, [], [], None, 0]
     (array,) = first["arrays"]
     assert (array["forward_batches"], array["kept_chunks"], array["chunks"], array["state"]) == (5, 0, 3, "new")
-    assert [entry["name"] for entry in first["bad"]] == ["train/class0/000.png"]
+    assert [entry["name"] for entry in first["bad"]] == ["train/zebra/000.png"]
     assert first["rate"] == pytest.approx(18 / first["seconds"])
     assert first["seconds"] > 0
     assert 0 < first["busy"] <= 1

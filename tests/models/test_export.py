@@ -256,7 +256,7 @@ def test_tensors_and_estimator_of_a_linear_head(home, tmp_path):
     assert list(made.predict(x)) == [row["class"] for row in rows]
     assert np.abs(made.predict_proba(x).max(-1) - [row["probability"] for row in rows]).max() <= 1e-6
     with safe_open(tmp_path / "m.safetensors", framework="np") as file:
-        assert json.loads(file.metadata()["classes"]) == ["class0", "class1", "class2"]
+        assert json.loads(file.metadata()["classes"]) == ["10", "ant", "zebra"]
         assert "Model card" in file.metadata()["card"]
         assert file.get_tensor("linear/weight").shape == (3, 192)
 
@@ -288,7 +288,7 @@ def test_onnx_says_what_torch_says(home, tmp_path):
     wanted = torch.export.load(tmp_path / "m.pt2").module()(*(torch.from_numpy(v) for v in x.values()))[1]
     assert np.abs(probabilities - wanted.numpy()).max() <= 1e-4
     facts = session.get_modelmeta().custom_metadata_map
-    assert json.loads(facts["classes"]) == ["class0", "class1", "class2"]
+    assert json.loads(facts["classes"]) == ["10", "ant", "zebra"]
     assert {i["resize"] for i in json.loads(facts["inputs"])} == {"squash"}
     assert "Model card" in facts["card"]
 

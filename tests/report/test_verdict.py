@@ -12,20 +12,32 @@ from scipy import stats
 from fedcache.report.find_runs import StoredRun
 from fedcache.report.verdict import lead, ranked, sent_bytes, uncertainty, verdict
 
+SEEDS = (3, 1, 12, 7)
+
 
 def run(name: str, *per_seed: float, up: int = 6000, down: int = 600, seconds: float = 3.0, **more: Any) -> StoredRun:
-    """A run of three clients; 0.8 of 100 test rows is 80 of them right."""
+    """A run of three clients; 0.8 of 100 test rows is 80 of them right.
+
+    ``per_seed`` are the accuracies of seeds 3, 1, 12, 7. A result lists them from a place that its name decides, so
+    runs list the same seeds in different orders, and what belongs together is found by seed.
+    """
     seeds = len(per_seed)
+    first = ord(name[0]) % seeds
+    stored = [*range(first, seeds), *range(first)]
     result = {
         "method": name,
         "backbones": ["b"],
-        "seeds": list(range(seeds)),
+        "seeds": [SEEDS[i] for i in stored],
         "rounds": 5,
         "protocol": "global",
         "hyperparameters": {},
-        "accuracy": {"mean": sum(per_seed) / seeds, "per_seed": list(per_seed), "per_client": [None] * 3},
+        "accuracy": {
+            "mean": sum(per_seed) / seeds,
+            "per_seed": [per_seed[i] for i in stored],
+            "per_client": [None] * 3,
+        },
         "confusion": [[100 * seeds]],
-        "clients": ["c0", "c1", "c2"],
+        "clients": ["ward 9", "ward 10", "clinic"],
         "partition": {"clients": 3, "digests": ["p"]},
         "traffic": {"exact": {"up_bytes": up * seeds, "down_bytes": down * seeds}},
         **more,

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+CLASSES = np.array(["zebra", "ant", "10"])
+"""Class names in a file's own order, which is neither alphabetical nor that of numbers."""
+
 
 def embeddings(rows: int = 90, classes: int = 3, width: int = 8, seed: int = 0):
     """(X float32 [N, D], y int64 [N], split [N] of words): a fifth are test rows."""
@@ -22,7 +25,7 @@ def ingested(folder: Path, name: str = "mine") -> Path:
 
     x, y, split = embeddings()
     file = folder / f"{name}.npz"
-    np.savez(file, **{"features/mine": x, "labels": y, "split": split})
+    np.savez(file, **{"features/mine": x, "labels": CLASSES[y], "classes": CLASSES, "split": split})
     return Path(ok("ingest", file, "--name", name).data["path"])
 
 
@@ -33,4 +36,4 @@ def small_store(place: Path) -> Path:
     rng = np.random.default_rng(0)
     label = rng.integers(0, 3, 120)
     x = (rng.normal(size=(3, 6))[label] + 0.5 * rng.normal(size=(120, 6))).astype("f4")
-    return fc.Store.from_arrays({"mine": x}, labels=label, path=place / "s.zarr").path
+    return fc.Store.from_arrays({"mine": x}, labels=label, classes=list(CLASSES), path=place / "s.zarr").path

@@ -190,6 +190,10 @@ VARIANTS = [
     ("local-supervised", {"score": "probe", "opt": "sgd", "batch": 16}),
     ("tpfl-feat", {"csc": True, "a": 2.0, "batch": 16, "agg": "uniform", "reset_opt": False}),
     ("atpfl-feat", {"csc": True, "mu_aug": 3.0, "gamma_aug": 0.1, "batch": 16, "warm_rounds": 1, "lr": 0.01}),
+    ("feddisco", {"metric": "l2", "a": 0.2, "dim": 5, "batch": 16}),
+    ("gda", {"proto_view": "aug", "alpha": 0.5}),
+    ("feddyn", {"alpha_by": "rows", "clip": 0.5, "alpha": 0.2, "dim": 5, "batch": 16, "bn": True}),
+    ("fedlc", {"denominator": "exclude", "tau": 0.5, "head": "linear", "opt": "sgd", "lr": 0.01, "batch": 16}),
 ]  # fmt: skip
 """Switches away from their defaults; every choice that a law could break appears at least once."""
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+CLASSES = ("zebra", "ant", "10", "9", "moth", "2b")
+"""Class names, neither in alphabetical order nor in that of numbers: whoever sorts them twice mixes them up."""
+
 
 def picture(seed: int, label: int, side: int = 24) -> Image.Image:
     """A noisy square whose brightness and colour depend on its class, so that classes can be learnt."""
@@ -18,11 +21,11 @@ def picture(seed: int, label: int, side: int = 24) -> Image.Image:
 
 
 def folder(root: Path, *, train: int = 12, test: int = 4, classes: int = 3, domains: tuple[str, ...] = ()) -> Path:
-    """``root/{split}/[domain/]{class}/NNN.png`` with so many images per class (and domain)."""
+    """``root/{split}/[domain/]{class}/NNN.png`` with so many images of each of the first ``classes`` names."""
     for d, domain in enumerate(domains or ("",)):
         for split, count in (("train", train), ("test", test)):
-            for c in range(classes):
-                place = root / split / domain / f"class{c}"
+            for c, name in enumerate(CLASSES[:classes]):
+                place = root / split / domain / name
                 place.mkdir(parents=True)
                 for i in range(count):
                     seed = (((d * 2 + (split == "test")) * 64) + c) * 1000 + i

@@ -185,9 +185,9 @@ class ClientData:
         n = torch.tensor(self.n, device=self.rows.device).reshape(self.rows.shape[:-1])
         return torch.where(position < n.unsqueeze(-1), position, 0)
 
-    def full(self) -> tuple[Tensor, Tensor]:
-        """All rows of every client: features [*lead, R, D] and ``mask``."""
-        return self.x[:, 0] if self.cut else self.take(self.positions()), self.mask()
+    def full(self, view: int = 0) -> tuple[Tensor, Tensor]:
+        """All rows of every client in one view: features [*lead, R, D] and ``mask``."""
+        return self.x[:, view] if self.cut else self.take(self.positions(), view), self.mask()
 
 
 class FeatureColumns:

@@ -257,6 +257,7 @@ class RunConstants:
     names: tuple[str, ...] = ()  # C class names
     backbones: tuple[str, ...] = ()  # names of those that made the features; () where nobody knows
     row_norm: float | None = None  # mean length of all clients' training rows, for methods that need it
+    mean_rows: float | None = None  # training rows of a client on average, for methods that need it
     public: Tensor | None = None  # [Np, V, D] rows of the public set, for methods that have one
     image: tuple[int, int] | None = None  # (H, W) when the rows are images, uint8 [H * W * 3] each
     towers: FrozenEncoders | None = None  # live frozen encoders, for methods that need them

@@ -242,7 +242,8 @@ class Method:
         needs: what clients read: ``labels``, ``text`` (class text features), ``views`` (stored augmentations),
             ``pixels`` (images instead of features), ``text tower`` and ``image tower`` (live frozen encoders),
             ``public`` (client 0 is the public set, whose rows everybody reads and which does not train), ``row norms``
-            (the mean length of all training rows: one number of each client, and one to it, before the first round).
+            (the mean length of all training rows: one number of each client, and one to it, before the first round),
+            ``row counts`` (the mean number of a client's training rows, at the same price).
             Without ``labels`` the engine hands over data that has none.
         needs_for: (hp) -> what is needed under these switches, where that differs from ``needs``.
         text_travels: False when the server alone reads the class text features, so clients are not sent them.
@@ -261,6 +262,8 @@ class Method:
         reads_test: (hp) -> True when ``predict`` is handed the client's labelled test rows in place of its training
             rows: a leak that some released code has. The engine warns of it.
         caution: (hp) -> sentences that a run under these switches begins with.
+        notice: (pooled up, ctx) -> a sentence about what a user should know of this round, or "". The engine warns of
+            the first one of a run.
         settle: (hp, constants of the run) -> hp, with a number for ``auto`` where that follows from what the run reads.
         check: (hp, ctx) -> None; raises when the switches and the data do not fit.
     """
@@ -303,6 +306,7 @@ class Method:
     zero_shot: ZeroShot = no_zero_shot
     reads_test: Callable[[Hp], bool] = lambda _hp: False
     caution: Callable[[Hp], Sequence[str]] = lambda _hp: ()
+    notice: Callable[[Tree, Ctx], str] = lambda _up, _ctx: ""
     settle: Settle = as_given
     check: Callable[[Hp, Ctx], None] = lambda _hp, _ctx: None
     lifts: InitVar[tuple[str, ...] | None] = None

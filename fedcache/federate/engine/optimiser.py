@@ -7,6 +7,7 @@ most one leading axis torch's fused kernels run; of a grid every point and clien
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -19,7 +20,21 @@ Tensors = Sequence[Tensor]
 PerClient = float | Tensor
 """One number for all clients, or one of each."""
 
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+@dataclass(frozen=True)
+class AdamConstants:
+    """Adam's decay rates and what is added to its denominator; the defaults are torch's."""
+
+    beta1: PerClient = 0.9
+    beta2: PerClient = 0.999
+    eps: PerClient = 1e-8
+
+
+def adam_constants(ctx: Ctx) -> AdamConstants:
+    """Those of a method that declares them, else torch's."""
+    if "adam_beta1" not in ctx.hp:
+        return AdamConstants()
+    return AdamConstants(ctx.number("adam_beta1"), ctx.number("adam_beta2"), ctx.number("adam_eps"))
 
 
 def opt_names(names: Sequence[str], opt: str) -> tuple[str, ...]:
@@ -50,7 +65,7 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
         p: parameters and ``opt/`` state with full leading axes, owned by the caller.
         names: what is stepped.
         grads: one per name.
-        ctx: reads ``opt``, ``lr``, ``wd`` and, for SGD, ``momentum``.
+        ctx: reads ``opt``, ``lr``, ``wd`` and, for SGD, ``momentum``; for Adam its constants where they are declared.
     """
     params = [p[n] for n in names]
     first = [p[f"opt/m/{n}"] for n in names]
@@ -61,10 +76,12 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
         if ctx.hp["opt"] == "adam":
             second = [p[f"opt/v/{n}"] for n in names]
             p["opt/t"] += 1.0
-            if fused and len(ctx.lead) < 2:
-                _fused_adam(params, grads, first, second, p["opt/t"], plain[0], plain[1])
+            constants = adam_constants(ctx)
+            same = [c for c in (constants.beta1, constants.beta2, constants.eps) if isinstance(c, float)]
+            if fused and len(same) == 3 and len(ctx.lead) < 2:
+                _fused_adam(params, grads, first, second, p["opt/t"], plain[0], plain[1], same)
             else:
-                _adam(params, grads, first, second, p["opt/t"], lr, wd)
+                _adam(params, grads, first, second, p["opt/t"], lr, wd, constants)
         elif fused and len(ctx.lead) < 2:  # of a grid, the first clients of a chunk are no block of memory
             _fused_sgd(params, grads, first, plain[0], plain[1], plain[2])
         else:
@@ -88,8 +105,8 @@ def fused_kernels_work() -> bool:
         _fused_sgd(*a[:3], 0.1, 0.01, 0.9)
         _sgd(*b[:3], 0.1, 0.01, 0.9)
         same = all(torch.allclose(x[0], y[0], rtol=1e-12) for x, y in zip(a[:3], b[:3], strict=True))
-        _fused_adam(*a, 0.1, 0.01)
-        _adam(*b, 0.1, 0.01)
+        _fused_adam(*a, 0.1, 0.01, (0.9, 0.999, 1e-8))
+        _adam(*b, 0.1, 0.01, AdamConstants())
         # Adam's bias correction is in float32 in one of them.
         return same and all(torch.allclose(x[0], y[0], rtol=1e-5) for x, y in zip(a[:4], b[:4], strict=True))
     except (AttributeError, TypeError, RuntimeError):
@@ -104,7 +121,10 @@ def _fused_adam(
     count: Tensor,
     lr: float,
     wd: float,
+    constants: Sequence[float],
 ) -> None:
+    beta1, beta2, eps = constants
+
     # The fused kernels read memory in order, whatever the strides say; parameters are row-major. Clients on an axis
     # are tensors of their own there, as each has its own number of steps.
     def each(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -113,7 +133,7 @@ def _fused_adam(
     torch._fused_adam_(
         each(params), each([g.contiguous() for g in grads]), each(first), each(second), [],
         each([count] * len(params)),
-        lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=wd, eps=EPS, amsgrad=False, maximize=False,
+        lr=lr, beta1=beta1, beta2=beta2, weight_decay=wd, eps=eps, amsgrad=False, maximize=False,
     )  # fmt: skip
 
 
@@ -147,14 +167,40 @@ def _sgd(params: Tensors, grads: Tensors, first: Tensors, lr: PerClient, wd: Per
         _add_scaled(t, m, over(-lr, t))
 
 
+def _towards(mean: Tensor, value: Tensor, decay: PerClient) -> None:
+    """mean <- decay mean + (1 - decay) value, in place."""
+    rest = over(1.0 - decay, mean)
+    if isinstance(rest, Tensor):
+        mean.add_(rest * (value - mean))
+    else:
+        mean.lerp_(value, rest)
+
+
+def _towards_square(mean: Tensor, value: Tensor, decay: PerClient) -> None:
+    """mean <- decay mean + (1 - decay) value^2, in place."""
+    mean.mul_(over(decay, mean))
+    rest = over(1.0 - decay, mean)
+    if isinstance(rest, Tensor):
+        mean.add_(rest * value * value)
+    else:
+        mean.addcmul_(value, value, value=rest)
+
+
 def _adam(
-    params: Tensors, grads: Tensors, first: Tensors, second: Tensors, count: Tensor, lr: PerClient, wd: PerClient
+    params: Tensors,
+    grads: Tensors,
+    first: Tensors,
+    second: Tensors,
+    count: Tensor,
+    lr: PerClient,
+    wd: PerClient,
+    constants: AdamConstants,
 ) -> None:
     steps = count.double()
     for t, grad, m, v in zip(params, grads, first, second, strict=True):
         g = grad + over(wd, t) * t
-        m.lerp_(g, 1.0 - BETA1)
-        v.mul_(BETA2).addcmul_(g, g, value=1.0 - BETA2)
-        scale = over((lr / (1.0 - BETA1**steps)).to(t.dtype), t)
-        root = over(torch.sqrt(1.0 - BETA2**steps).to(t.dtype), t)
-        t.sub_(scale * m / (v.sqrt() / root + EPS))
+        _towards(m, g, constants.beta1)
+        _towards_square(v, g, constants.beta2)
+        scale = over((lr / (1.0 - constants.beta1**steps)).to(t.dtype), t)
+        root = over(torch.sqrt(1.0 - constants.beta2**steps).to(t.dtype), t)
+        t.sub_(scale * m / (v.sqrt() / root + over(constants.eps, t)))

@@ -85,7 +85,8 @@ class RunState:
             names=data.names, image=data.image, towers=data.towers, backbones=data.backbones,
         )  # fmt: skip
         norm = mean_training_length(self.data.x, clients, self.cuts) if "row norms" in method.reads(hp) else None
-        self.env = replace(self.env, row_norm=norm, watch=watch or self.env.watch)
+        counts = float(train_sizes(self.training_clients).mean()) if "row counts" in method.reads(hp) else None
+        self.env = replace(self.env, row_norm=norm, mean_rows=counts, watch=watch or self.env.watch)
         self.hp = hp = method.settle(hp, self.env)
         self._dealt = LruCache(DEALT_BYTES)
         self.warnings: list[str] = []
@@ -115,6 +116,7 @@ class RunState:
             self.public_columns = FeatureColumns(self.data.x[public])
             self.env = replace(self.env, public=cast(Tensor, self.public_columns.cut(())))
         self.warnings += method.cautions(hp)
+        self.noticed = False  # whether the method has warned of a round
 
     def _labels(self) -> Tensor:
         """What clients learn from: the data's labels, upside down on the rows of clients whose attack that is."""
@@ -331,6 +333,9 @@ class RunState:
         ``ups`` are (scalars, bytes of one) that each client sent.
         """
         merged = self.method.aggregate(self.server, pooled, self.server_ctx(ids))
+        if not self.noticed and (said := self.method.notice(pooled, self.server_ctx(ids))):
+            self.noticed = True
+            self.warnings.append(f"round {self.round + 1}: {said}")
         # In memory as in a file: strides pick GEMM kernels, and a resumed run must give the same bits.
         self.server = {k: t.contiguous() for k, t in merged.items()}
         self.check_finite(self.server, (), 0)
@@ -381,7 +386,7 @@ class RunState:
         self.traffic.up[who] += counts["up"]
         self.traffic.down[who] += counts["down"]
         totals = {name: int(of_clients.sum()) for name, of_clients in counts.items()}
-        if env.row_norm is not None and self.round == 0:
+        if {"row norms", "row counts"} & method.reads(self.hp) and self.round == 0:
             count_exchange(self.traffic, self.eligible, totals)
         got_it = len(who) - len(self.early)
         self.traffic.rounds.append(RoundTraffic(len(ids), **totals, receivers=None if got_it == len(ids) else got_it))

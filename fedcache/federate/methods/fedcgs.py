@@ -13,6 +13,7 @@ affine map of the features (T-K8). C counts the classes that somebody has; the o
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -25,16 +26,17 @@ from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
 
 
+def sums(block: ClientData, ctx: Ctx, view: int = 0) -> Tree:
+    """G, packed, S_c and N_c of a block of rows, each read in one stored view."""
+    x, mask = block.full(view)
+    z = x.double() if bool((mask == 1.0).all()) else x.double() * mask.double().unsqueeze(-1)
+    total, count = class_sums(z, block, ctx.env.classes, mask.double())
+    return {"gram": gram(z), "class_sum": total, "count": count}
+
+
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """G_i, packed, S_c and N_c of the client."""
-
-    def sums(block: ClientData) -> Tree:
-        x, mask = block.full()
-        z = x.double() if bool((mask == 1.0).all()) else x.double() * mask.double().unsqueeze(-1)
-        total, count = class_sums(z, block, ctx.env.classes, mask.double())
-        return {"gram": gram(z), "class_sum": total, "count": count}
-
-    return {}, add_up(data, ctx, ctx.env.width, sums)
+    return {}, add_up(data, ctx, ctx.env.width, partial(sums, ctx=ctx))
 
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:

@@ -8,15 +8,19 @@ text of its own class and to no other's,
     ( CE_i(s z_i.t_y1 .. s z_i.t_yB; i) + CE_i(s z_1.t_yi .. s z_B.t_yi; i) ) / 2,
 so that rows of one class in a batch are each other's negatives. ``objective=ce`` (ours) is cross-entropy over classes.
 
-The gate, the loss, Adam at 5e-5 and 200 rounds of one epoch are those of the released code (microsoft/PersonalizedFL,
-``fedclip``), read from its page and from two programs built on it (FAA-CLIP among them), not from its own files. It
-averages with equal weights (``official``), reads features before they are brought to unit length (``feat_post=none``),
-and leaves out a batch of one row, whose loss is 0. Here Adam's constants are torch's.
+The gate, the loss, Adam at 5e-5 and rounds of one epoch are those of the released code (microsoft/PersonalizedFL,
+``fedclip/methods/fed_at_clip.py``). Preset ``official`` has what else it does: equal weights of clients, and Adam with
+beta 0.9 and 0.98, epsilon 1e-6 and weight decay 0.2, fresh in every round; else these are torch's, without decay. The
+commands on its page run 200 rounds, the default here; the program's own default is 300 (``--rounds 300``). It reports
+the round that is best on validation rows, reads features before they are brought to unit length (``feat_post=none``),
+writes class texts as "a picture of a X", and leaves out a batch of one row, whose loss is 0.
 
 Limits: A = B = 0 weighs all numbers alike and is ``clip-zs``, which the first model nearly is.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -37,11 +41,13 @@ from fedcache.federate.methods.common import (
     over,
     server_tensors,
 )
-from fedcache.federate.methods.common.switches import AGG, FEAT_POST, TRAINING, declare
+from fedcache.federate.methods.common.switches import ADAM, AGG, FEAT_POST, TRAINING, declare, without
 from fedcache.heads.linear import init_linear
 from fedcache.heads.losses import MASKED, cross_entropy
 
 NAMES = ("A.W", "A.b", "B.W", "B.b")
+RELEASED = {"adam_beta1": None, "adam_beta2": 0.98, "adam_eps": 1e-6}
+"""Adam's constants of the released code, where they are not torch's."""
 
 
 def names(_hp: Hp) -> tuple[str, ...]:
@@ -110,7 +116,9 @@ METHOD = Method(
             choices=("contrastive", "ce"),
         ),
         HParam("scale", 100.0, "float", "factor of the cosines", low=1e-6),
-        *declare(TRAINING, lr=5e-5, wd=0.0, drop_last=False),
+        *declare(without(TRAINING, "wd"), lr=5e-5, drop_last=False),
+        HParam("wd", 0.0, "float", "L2 weight decay, added to the gradient", low=0.0, official=0.2),
+        *(replace(h, official=RELEASED[h.name]) for h in ADAM),
     ),
     defaults=Defaults(rounds=200, participation=None, clients=4, scheme="feature-shift"),
     init=init,

@@ -2,10 +2,12 @@
 
 Ye et al., "FedDisco: federated learning with discrepancy-aware collaboration", ICML 2023. With n_k the client's share
 of the round's rows and d_k the distance between its class shares and even ones, 1/C each,
-    w <- sum_k p_k w_k,    p_k = ReLU(n_k - a d_k + b) / sum_j ReLU(n_j - a d_j + b);
-d_k is the Euclidean distance or KL(shares || even). a = 0.5 and b = 0.1 are those of the released code. Where nobody
-has a positive weight all weigh n_k. d_k tells the server how uneven a client's classes are, one number, and travels
-with n_k in every round. The server holds the round's models at once.
+    w <- sum_k p_k w_k,    p_k = ReLU(n_k - a d_k + b) / sum_j ReLU(n_j - a d_j + b).
+As released (MediaBrain-SJTU/FedDisco, ``disco.py``) d_k is KL(shares || even) divided by its sum over the round's
+clients, and a = 0.5 and b = 0.1 belong to that. ``metric=l2`` is the Euclidean distance as it is, which the released
+code offers too: it is near 1 for a client of one class, so the same a and b give most of such clients weight 0.
+A run warns of a round in which a client has weight 0. Where all have, all weigh n_k. d_k tells the server how uneven
+a client's classes are, one number, and travels with n_k in every round. The server holds the round's models at once.
 
 Released FedPCL code has no FedDisco; preset ``official`` is its setting of the other baselines (D-09, D-13).
 Limits: a = 0 with b = 0 is ``fedavg`` (to rounding); a = 0 with b -> infinity weighs all alike.
@@ -24,7 +26,8 @@ from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, 
 from fedcache.federate.methods.common.switches import FEAT_POST, MODEL, TRAINING, declare, init_param
 
 ROWS, GAP = "n", "discrepancy"
-"""Names of n_k and d_k, [1] each, in an upload."""
+"""Names of n_k and of the client's distance, [1] each, in an upload."""
+SMALLER = "Use a smaller a or a larger b, for example --set a=0.1"
 
 
 def class_rows(data: ClientData, ctx: Ctx) -> Tensor:
@@ -34,7 +37,7 @@ def class_rows(data: ClientData, ctx: Ctx) -> Tensor:
 
 
 def discrepancy(shares: Tensor, metric: str) -> Tensor:
-    """d of class shares [.., C] from even ones: |shares - 1/C| or KL(shares || 1/C)."""
+    """Distance of class shares [.., C] from even ones, of one client: |shares - 1/C| or KL(shares || 1/C)."""
     C = shares.shape[-1]
     if metric == "l2":
         return torch.sqrt(((shares - 1.0 / C) ** 2).sum(-1))
@@ -58,17 +61,45 @@ def uploads(server: Tree, ctx: Ctx) -> Uploads:
     return {**sent, **facts}
 
 
-def weights(rows: Tensor, gap: Tensor, a: float | Tensor, b: float | Tensor) -> Tensor:
-    """p_k of rows [S, ..] and distances [S, ..] over the first axis."""
-    share = rows / rows.sum(0, keepdim=True)
-    raw = torch.relu(share - a * gap + b)
+def over_clients(gap: Tensor, metric: str) -> Tensor:
+    """d_k of a round from the distances [S, ..] of its clients: of ``kl`` their shares of the sum, of ``l2`` as is."""
+    if metric == "l2":
+        return gap
+    total = gap.sum(0, keepdim=True)
+    return torch.where(total > 0, gap / torch.where(total > 0, total, 1.0), 0.0)
+
+
+def unlimited(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
+    """The clients' shares of the round's rows, and n_k - a d_k + b with them; [S, .., 1] each."""
+    share = up[ROWS] / up[ROWS].sum(0, keepdim=True)
+    gap = over_clients(up[GAP], str(ctx.hp["metric"]))
+    return share, share - ctx.number("a") * gap + ctx.number("b")
+
+
+def weights(up: Tree, ctx: Ctx) -> Tensor:
+    """p_k [S, ..] of the uploads of a round."""
+    share, limited = unlimited(up, ctx)
+    raw = torch.relu(limited)
     total = raw.sum(0, keepdim=True)
-    return torch.where(total > 0, raw / torch.where(total > 0, total, 1.0), share)
+    return torch.where(total > 0, raw / torch.where(total > 0, total, 1.0), share).squeeze(-1)
+
+
+def notice(up: Tree, ctx: Ctx) -> str:
+    """A sentence about clients that count for nothing in this round; empty where there are none."""
+    _, limited = unlimited(up, ctx)
+    clients, zero = len(limited), int((limited <= 0).sum())
+    if zero == 0:
+        return ""
+    if zero == clients:
+        return (
+            f"all {clients} clients have weight 0 in FedDisco's average, so they are averaged as in fedavg. {SMALLER}"
+        )
+    return f"{zero} of {clients} clients have weight 0 in FedDisco's average, so their training is lost. {SMALLER}"
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The models' average by p_k, summed in float64."""
-    p = weights(up[ROWS], up[GAP], ctx.number("a"), ctx.number("b")).squeeze(-1)
+    p = weights(up, ctx)
     out = dict(server)
     for n, stack in up.items():
         if n not in (ROWS, GAP):
@@ -92,12 +123,14 @@ METHOD = replace(
         *declare(FEAT_POST, MODEL, init_param(independent=False), TRAINING),
         HParam("a", 0.5, "float", "weight of the distance from even classes", low=0.0, fit=False),
         HParam("b", 0.1, "float", "added to every weight", low=0.0, fit=False),
-        HParam("metric", "l2", "choice", "the distance", choices=("l2", "kl")),
+        HParam("metric", "kl", "choice", "the distance: kl, divided by its sum over the clients, or l2 as it is",
+               choices=("kl", "l2")),
     ),
     executions=("sequential", "batched"),
     fit=fit,
     uploads=uploads,
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate,
+    notice=notice,
     paper_count=paper_count,
-)
+)  # fmt: skip

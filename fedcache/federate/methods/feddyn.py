@@ -12,24 +12,34 @@ The paper trains by SGD with rate 0.1, which is kept on the released layers (``p
 BatchNorm. It takes alpha from {0.1, 0.01, 0.001}; h / alpha is a step that grows as alpha falls, so small values want
 long local training. BatchNorm's running statistics are averaged.
 
-Released FedPCL code has no FedDyn; preset ``official`` is its setting of the other baselines (D-09, D-13).
+Interpretation: the released code (alpemreacar/FedDyn, ``utils_methods.py``) departs from the printed algorithm. A
+client of n_i of N rows takes alpha / (n_i M / N) in place of alpha in its loss and in g_i, so that large clients are
+pulled less; alpha cancels in the server's step, which stays. And it cuts the gradient of F_i(u) - <g_i + alpha w, u> to
+norm 10 before alpha u is added as weight decay. ``alpha_by=rows`` and ``clip=10`` (``official``) do the same; for the
+first each client tells its rows, and is told their mean, before the first round.
+
+Released FedPCL code has no FedDyn; preset ``official`` is its setting of the other baselines (D-09, D-13) with these.
 Limits: the first round's models are those of ``fedprox`` with mu = alpha; at lr = 0 nothing moves.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.context import dot, over
-from fedcache.federate.engine.local_training import train
+from fedcache.federate.engine.context import dot, is_zero, over
+from fedcache.federate.engine.local_training import ClosedForm, grads, train
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, model
 from fedcache.federate.methods.common.switches import FEAT_POST, MODEL, TRAINING, declare, init_param, without
 from fedcache.federate.methods.fedavgm import broadcast
 from fedcache.federate.methods.fedprox import proximal
+
+ROUNDING = 1e-6
+"""What torch adds to a norm before it divides by it."""
 
 
 def init(ctx: Ctx) -> Tree:
@@ -44,22 +54,54 @@ def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     return {**kept, **{f"g/{n}": torch.zeros_like(down[n]) for n in model.trained(ctx.hp)}}
 
 
-def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
-    """Cross-entropy - <g_i, u> + (alpha/2) |u - w|^2."""
+def alpha_of(data: ClientData, ctx: Ctx) -> float | Tensor:
+    """alpha of each client: the same for all, or divided by its rows over the mean number of rows."""
+    alpha = ctx.number("alpha")
+    if ctx.hp["alpha_by"] == "alike":
+        return alpha
+    mean_rows = cast(float, ctx.env.mean_rows)
+    # A client without rows takes no step, and its alpha moves nothing.
+    rows = torch.tensor(data.n, dtype=ctx.env.dtype, device=ctx.env.device).clamp(min=1.0)
+    return alpha * mean_rows / rows.reshape(data.rows.shape[:-1])
+
+
+def linear_loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
+    """Cross-entropy - <g_i, u>."""
     value, updates = model.ce_loss(p, batch, down, ctx)
     for n in model.trained(ctx.hp):
         value = value - dot(p[f"g/{n}"], p[n], ctx)
-    return value + 0.5 * ctx.number("alpha") * proximal(p, down, ctx), updates
+    return value, updates
+
+
+def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
+    """Cross-entropy - <g_i, u> + (alpha/2) |u - w|^2."""
+    value, updates = linear_loss(p, batch, down, ctx)
+    return value + 0.5 * p["alpha"] * proximal(p, down, ctx), updates
+
+
+def clipped_gradients(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> list[Tensor]:
+    """The gradients of ``loss``, of which the part that is not alpha u is cut to a norm of ``clip``, as released."""
+    names = model.trained(ctx.hp)
+    g, updates = grads(linear_loss, names, p, batch, down, ctx)
+    for name, t in updates.items():
+        p[name].copy_(t)
+    parts = {n: gn - over(p["alpha"], p[n]) * down[n] for n, gn in zip(names, g, strict=True)}
+    norm = sum((dot(part, part, ctx) for part in parts.values()), torch.zeros_like(p["alpha"])).sqrt()
+    cut = (ctx.number("clip") / (norm + ROUNDING)).clamp(max=1.0)
+    return [over(cut, part) * part + over(p["alpha"], p[n]) * p[n] for n, part in parts.items()]
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs of that loss, then g_i by how far they went."""
     known, moved = {**down, **state}, model.trained(ctx.hp)
     p = {k: known[k] for k in (*model.names(ctx.hp), *(f"g/{n}" for n in moved))}
-    p = train(p, moved, ctx.count("epochs"), loss, down, data, ctx)
+    alpha = torch.as_tensor(alpha_of(data, ctx), dtype=ctx.env.dtype, device=ctx.env.device).expand(ctx.lead)
+    p["alpha"] = alpha
+    how = loss if is_zero(ctx.number("clip")) else ClosedForm(clipped_gradients)
+    p = train(p, moved, ctx.count("epochs"), how, down, data, ctx)
     kept = {k: p[k] for k in fedavg.own_statistics(ctx.hp)}
     for n in moved:
-        kept[f"g/{n}"] = state[f"g/{n}"] - over(ctx.number("alpha"), p[n]) * (p[n] - down[n])
+        kept[f"g/{n}"] = state[f"g/{n}"] - over(alpha, p[n]) * (p[n] - down[n])
     return kept, {k: p[k] for k in fedavg.sent_names(ctx.hp)}
 
 
@@ -83,6 +125,9 @@ METHOD = replace(
         *without(declare(TRAINING, opt="sgd", momentum=0.0), "lr", "reset_opt"),
         HParam("lr", 0.01, "float", "learning rate", low=0.0, official=0.1),
         HParam("alpha", 0.1, "float", "strength of the pull, and of the change of the loss", low=1e-9),
+        HParam("alpha_by", "alike", "choice", "alpha is the same for all clients, or over n_i M / N as released",
+               choices=("alike", "rows"), official="rows"),
+        HParam("clip", 0.0, "float", "largest norm of a gradient, less alpha u; 0 cuts none", low=0.0, official=10.0),
     ),
     executions=("sequential", "batched"),  # g_i leaves the rows of the client
     init=init,
@@ -91,4 +136,5 @@ METHOD = replace(
     pool=lambda _hp: {"": "uniform"},
     broadcast=broadcast,
     aggregate=aggregate,
-)
+    needs_for=lambda hp: frozenset({"labels", *(["row counts"] if hp["alpha_by"] == "rows" else [])}),
+)  # fmt: skip

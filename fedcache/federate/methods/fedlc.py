@@ -9,9 +9,15 @@ out of the sum and no row pushes it down: on frozen features and clients of few 
 default is 1. The global model is used with its own logits. All else is FedAvg; counts stay with the client. The paper
 tunes tau; 1 is ours.
 
+Interpretation: the paper prints the sum of the loss over all classes but the row's own, c != y. That loss has no
+minimum, because it falls for ever as u_y grows; who implemented it reports that training collapses
+(KarhouTam/FL-bench, issue 5), and public code (FL-bench, fluke) sums over all classes. The default follows that code;
+``denominator=exclude`` is the loss as printed.
+
 Released FedPCL code has no FedLC; preset ``official`` is its setting of FedAvg (D-09, D-14) with plain logits, because
 a margin on logits between 0 and 1 is not the paper's.
-Limits: tau = 0 is ``fedavg`` bit for bit; so is, but for rounding, a client with equally many rows of every class.
+Limits: with all classes in the sum tau = 0 is ``fedavg`` bit for bit; so is, but for rounding, a client with equally
+many rows of every class.
 """
 
 from __future__ import annotations
@@ -26,18 +32,23 @@ from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, is_zero, model, over
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, init_param
 from fedcache.federate.methods.feddisco import class_rows
-from fedcache.heads.losses import cross_entropy
+from fedcache.heads.losses import MASKED, cross_entropy
 from fedcache.heads.projection import logits
 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
-    """Cross-entropy of u - tau n^(-1/4)."""
-    tau = ctx.number("tau")
-    if is_zero(tau):
+    """Cross-entropy of u - tau n^(-1/4), whose sum is over all classes or over all but the row's own."""
+    tau, printed = ctx.number("tau"), ctx.hp["denominator"] == "exclude"
+    if is_zero(tau) and not printed:
         return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
     u, updates = logits(model.head_of(ctx.hp), p, batch["x"], batch["w"])
     margin = p["margin"].unsqueeze(-2)
-    return cross_entropy(u - over(tau, margin) * margin, batch["y"], batch["w"]), updates
+    calibrated = u - over(tau, margin) * margin
+    if not printed:
+        return cross_entropy(calibrated, batch["y"], batch["w"]), updates
+    own = batch["y"].expand(calibrated.shape[:-1]).unsqueeze(-1)
+    others = calibrated.scatter(-1, own, MASKED).logsumexp(-1)
+    return (batch["w"] * (others - calibrated.gather(-1, own).squeeze(-1))).sum(-1), updates
 
 
 def calibration(count: Tensor, absent: float | Tensor) -> Tensor:
@@ -64,6 +75,8 @@ METHOD = replace(
         *declare(FEAT_POST, MODEL, init_param(independent=False), AGG, TRAINING, logit_head="plain"),
         HParam("tau", 1.0, "float", "size of the margin; 0 is fedavg", low=0.0),
         HParam("absent", 1.0, "float", "rows that a class counts as of which a client has none", low=1e-12),
+        HParam("denominator", "include", "choice", "the loss's sum: all classes, or as printed without the row's",
+               choices=("include", "exclude")),
     ),
     fit=fit,
-)
+)  # fmt: skip

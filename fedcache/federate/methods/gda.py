@@ -13,20 +13,42 @@ predicted, as it has no Gaussian. Limits: alpha = 0 is ``clip-zs``; where every 
 
 The paper searches alpha among 1e-4, 1e-3 .. 100 on validation rows: ``--sweep alpha=...`` with ``--validation``.
 Checked against the released code (mrflogs/ICLR24, ``main_few_shots.py``): s = 100, the estimator and the priors.
+Interpretation: that code takes means and scatter from ``augment_epoch`` random crops and flips of every image, and from
+no plain image; the paper's equations say nothing of it. ``proto_view=aug`` does so with the augmentations that are
+stored (``fedcache extract --views 11`` for ten). A client sends the mean of its sums over views, and the server takes
+every row as many times as there are views.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedcache.federate.methods import fedcgs, fedncm
-from fedcache.federate.methods.common import Ctx, HParam, Tree, model
-from fedcache.federate.methods.common.switches import FEAT_POST, declare
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, model
+from fedcache.federate.methods.common.switches import FEAT_POST, PROTO_VIEW, declare
+from fedcache.federate.methods.fedncm import add_up
 from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import solve, unpack
+
+
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """The statistics of ``fedcgs``, of plain images or as means over the stored augmentations."""
+    if ctx.hp["proto_view"] == "center":
+        return fedcgs.fit(down, state, data, ctx)
+    views = range(1, ctx.env.views)
+    parts = [add_up(data, ctx, ctx.env.width, partial(fedcgs.sums, ctx=ctx, view=view)) for view in views]
+    return {}, {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
+
+
+def of_all_views(up: Tree, ctx: Ctx) -> Tree:
+    """Pooled statistics in which every row counts once for each view that it was read in."""
+    if ctx.hp["proto_view"] == "center":
+        return up
+    return {name: (ctx.env.views - 1) * t for name, t in up.items()}
 
 
 def discriminants(up: Tree) -> tuple[Tensor, Tensor]:
@@ -44,15 +66,15 @@ def discriminants(up: Tree) -> tuple[Tensor, Tensor]:
     return W, torch.where(n > 0, b, b.new_full((), MASKED))
 
 
-def prepare(up: Tree, _ctx: Ctx) -> Tree:
+def prepare(up: Tree, ctx: Ctx) -> Tree:
     """The discriminants, which serve every alpha and scale."""
-    W, b = discriminants(up)
+    W, b = discriminants(of_all_views(up, ctx))
     return {**up, "weights": W, "bias": b}
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """s T + alpha W and alpha b, as a linear head."""
-    W, b = (up["weights"], up["bias"]) if "weights" in up else discriminants(up)
+    W, b = (up["weights"], up["bias"]) if "weights" in up else discriminants(of_all_views(up, ctx))
     alpha, scale = float(ctx.number("alpha")), float(ctx.number("scale"))
     b = torch.where(up["count"] > 0, alpha * b, b)  # a class without a Gaussian stays out
     return {"W": (scale * ctx.text.double() + alpha * W).to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
@@ -65,12 +87,15 @@ METHOD = replace(
     summary="Zero-shot logits and Gaussian discriminants from summed statistics; one round, exact for every partition.",
     hparams=(
         *declare(FEAT_POST, feat_post="l2"),
+        replace(PROTO_VIEW, help="rows of the statistics: plain images, or as released all stored augmentations"),
         HParam("alpha", 1.0, "float", "weight of the discriminants; 0 is clip-zs, the paper searches 1e-4 to 100",
                low=0.0, fit=False),
         HParam("scale", 100.0, "float", "logit scale s of the zero-shot term", low=1e-6, fit=False),
     ),
+    fit=fit,
     aggregate=aggregate,
     prepare=prepare,
+    fidelity=lambda hp, _views: "cached_views" if hp["proto_view"] == "aug" else "exact",
     predict=fedncm.predict,
     zero_shot=model.by_text,
     needs=frozenset({"labels", "text"}),

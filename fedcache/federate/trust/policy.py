@@ -88,7 +88,8 @@ class TrustPolicy:
         """Refuse a private run that would tell more than its epsilon covers, unless that is allowed by name."""
         told = ["evaluation", *(["rows"] if "sum" in set(method.pool(hp).values()) else [])]
         told += ["participants"] if self.on_bad == "reject" else []  # a rejected upload is named with its round
-        told += ["statistics"] if hp.get("feat_post") == "standardize" or "row norms" in method.reads(hp) else []
+        of_all_rows = {"row norms", "row counts"} & method.reads(hp)
+        told += ["statistics"] if hp.get("feat_post") == "standardize" or of_all_rows else []
         missing = [word for word in told if word not in privacy.allow]
         if missing:
             what = "; ".join(f"{word} ({UNCOVERED[word]})" for word in missing)

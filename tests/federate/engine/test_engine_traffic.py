@@ -120,6 +120,8 @@ DOWN = {**SAME, "fedbabu": MLP, "fednova": MLP, "feddisco": MLP, "ifca": 2 * PLA
         "flesd": RESNET, "flesd-head": SIMCLR,
         "flesd-cc": SIMCLR}  # fmt: skip
 LATER = {"fedproto": C * P, "fedpcl": (M + 1) * C * P}  # nothing before the first round
+HALF_PRECISION = {"fedpft"}
+"""Methods that send numbers of two bytes; all others send those of the run, here of eight."""
 TEXT = {"clip-zs", "fst-cbdg", "tip-local", "fed-tip-proto", "tpfl-feat", "atpfl-feat", "lp-plus-plus", "fedclip"}
 
 
@@ -139,6 +141,17 @@ def test_the_counter_agrees_with_the_closed_form(name):  # T-0d, T-X4
         up = [rounds * (UP[name] if name in UP else o * PER_CLASS[name]) for o in owned]
         assert out.traffic.up.tolist() == [0] * first + up[first:]
         assert out.traffic.down.tolist() == [0] * first + [down + once] * (M - first)
+        totals = out.traffic.totals()
+        assert totals["up_bytes"] == sum(up[first:]) * (2 if name in HALF_PRECISION else 8)
+        assert totals["down_bytes"] == (M - first) * (down + once) * 8
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.float64, 8)])
+def test_bytes_are_those_of_the_numbers_of_every_round(dtype, size):
+    out = go("fedavg", {"head": "linear"}, dtype=dtype)
+    assert len(out.traffic.rounds) == 3
+    for counted in out.traffic.rounds:
+        assert (counted.up_bytes, counted.down_bytes) == (size * counted.up, size * counted.down) != (0, 0)
 
 
 def test_traffic_is_written_of_all_clients_that_sent_or_received_anything():

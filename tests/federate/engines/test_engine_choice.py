@@ -121,7 +121,7 @@ def clumsy(installed, monkeypatch) -> list[Clumsy]:
 @pytest.mark.parametrize("decoders", [0, 2])
 def test_tasks_computed_twice_and_in_any_order_make_the_same_store(tmp_path, clumsy, monkeypatch, decoders):
     images = folder(tmp_path / "shapes")
-    (images / "train" / "class1" / "broken.png").write_bytes(b"not a picture")
+    (images / "train" / "ant" / "broken.png").write_bytes(b"not a picture")
     words = ("extract", "--dataset", f"folder:{images}", *SMALL, "--chunk-rows", 8, "--json")
     whole, apart = tmp_path / "whole.zarr", tmp_path / "apart.zarr"
     local = fedcache(*words, "--workers", 0, "--store", whole)
@@ -155,7 +155,7 @@ def test_a_resumed_and_a_grown_store_go_on_elsewhere(tmp_path, clumsy):
 def test_more_bad_images_than_allowed_end_it_and_finished_chunks_stay(tmp_path, clumsy):
     images = folder(tmp_path / "shapes")
     for n in range(6):
-        (images / "train" / "class1" / f"broken{n}.png").write_bytes(b"not a picture")
+        (images / "train" / "ant" / f"broken{n}.png").write_bytes(b"not a picture")
     words = ("extract", "--dataset", f"folder:{images}", *SMALL, "--chunk-rows", 8, "--max-bad", 2, "--json")
     done = fedcache(*words, "--engine", "ray", "--store", tmp_path / "s.zarr")
     assert done.code == Exit.CORRUPT

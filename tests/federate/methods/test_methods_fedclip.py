@@ -38,6 +38,36 @@ def released_loss(layers, x, y, text, scale):
     return (nn.functional.cross_entropy(per_image, truth) + nn.functional.cross_entropy(per_image.t(), truth)) / 2
 
 
+def test_the_preset_official_has_the_released_optimiser():
+    # fed_at_clip.py: Adam(lr=5e-5, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.2), and clients with equal weights.
+    hp = METHODS["fedclip"].resolve("official")
+    held = {name: hp[name] for name in ("opt", "lr", "adam_beta1", "adam_beta2", "adam_eps", "wd", "agg", "reset_opt")}
+    assert held == {"opt": "adam", "lr": 5e-5, "adam_beta1": 0.9, "adam_beta2": 0.98, "adam_eps": 1e-6, "wd": 0.2,
+                    "agg": "uniform", "reset_opt": True}  # fmt: skip
+    usual = METHODS["fedclip"].resolve("paper")
+    assert (usual["adam_beta2"], usual["adam_eps"], usual["wd"]) == (0.999, 1e-8, 0.0)
+
+
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_three_rounds_of_the_released_optimiser(execution):
+    settings = {**METHODS["fedclip"].resolve("official"), "lr": 0.01, "batch": 100, "scale": 10.0}
+    group = [CLIENTS[1], CLIENTS[3], CLIENTS[2]]
+    out = go("fedclip", settings, DATA, group, rounds=3, execution=execution, **EVERYONE)
+    want = go("fedclip", {**settings, "epochs": 0}, DATA, group, rounds=1, **EVERYONE).server
+    for _ in range(3):
+        total = dict.fromkeys(fedclip.NAMES, 0.0)
+        for client in group:
+            layers = gate_of(want)
+            solver = torch.optim.Adam(layers.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.2)
+            released_loss(layers, DATA.x[client.train, 0], DATA.y[client.train], DATA.text, 10.0).backward()
+            solver.step()
+            for at, name in ((0, "A"), (2, "B")):
+                for tensor, word in ((layers[at].weight, "W"), (layers[at].bias, "b")):
+                    total[f"{name}.{word}"] += tensor.detach() / len(group)
+        want = total
+    assert gap(out.server, want) < 1e-7  # fused Adam corrects its bias in float32
+
+
 def start():
     return fedclip.init(replace(lanes("fedclip", {}, who=("/server",)), round=0))
 

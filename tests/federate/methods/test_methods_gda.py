@@ -11,6 +11,8 @@ from federation import Rows, gap, go
 from method_calls import paper
 from pooled_rows import CLIENTS, DATA, POOL, TEST, X, Y, parts
 
+from fedcache.federate.methods import METHODS
+
 EVERYONE = {"participation": None}
 TEXT = DATA.text.numpy()
 
@@ -34,6 +36,20 @@ def test_it_is_the_released_code_whatever_the_partition(group):
     x = DATA.x[:, 0].numpy()
     logits = 100.0 * x @ TEXT.T + 0.3 * (x @ W.T + b)
     assert np.array_equal(out.predict(DATA.x).numpy(), logits.argmax(1))
+
+
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_augmentations_give_what_the_released_code_makes_of_them(execution):
+    draws = torch.from_numpy(np.random.default_rng(0).normal(0, 0.2, (len(DATA.x), 3, DATA.x.shape[2])))
+    views = torch.cat([DATA.x, DATA.x + draws], 1)
+    data = replace(DATA, x=views / views.norm(dim=-1, keepdim=True))
+    x = np.concatenate([data.x[POOL, view].numpy() for view in (1, 2, 3)])
+    W, b = released(x, np.tile(data.y[POOL].numpy(), 3), 6)
+    out = go("gda", {"alpha": 0.3, "proto_view": "aug"}, data, CLIENTS, execution=execution, **EVERYONE)
+    assert np.abs(out.server["W"].numpy() - (100.0 * TEXT + 0.3 * W)).max() < 1e-10 * np.abs(W).max()
+    assert np.abs(out.server["b"].numpy() - 0.3 * b).max() < 1e-10 * np.abs(b).max()
+    hp = METHODS["gda"].resolve("paper", {"proto_view": "aug"})
+    assert METHODS["gda"].faithful(hp, 4) == "cached_views"
 
 
 def test_fewer_rows_than_features_are_enough():

@@ -96,8 +96,8 @@ def test_fedlc_without_a_margin_is_fedavg_bit_for_bit(opt):
     assert gap(go("fedlc", how, data, clients, **SINGLE).server, b) > 0.0
 
 
-@pytest.mark.parametrize("absent", [1.0, 1e-8])
-def test_the_margin_of_fedlc_is_that_of_the_paper(absent):
+@pytest.mark.parametrize(("absent", "denominator"), [(1.0, "include"), (1e-8, "include"), (1.0, "exclude")])
+def test_the_margin_of_fedlc_is_that_of_the_paper(absent, denominator):
     settings = {
         "head": "linear",
         "init": "zero",
@@ -108,6 +108,7 @@ def test_the_margin_of_fedlc_is_that_of_the_paper(absent):
         "batch": 8,
         "tau": 0.7,
         "absent": absent,
+        "denominator": denominator,
     }
     data, clients = federation()
     client = clients[3]
@@ -121,6 +122,8 @@ def test_the_margin_of_fedlc_is_that_of_the_paper(absent):
     for i in range(0, len(order), 8):
         rows = order[i : i + 8]
         p = np.exp(x[rows] @ W.T + b - margin)
+        if denominator == "exclude":
+            p[np.arange(len(rows)), y[rows]] = 0.0
         p /= p.sum(1, keepdims=True)
         p[np.arange(len(rows)), y[rows]] -= 1.0
         W, b = W - 0.1 * p.T @ x[rows] / len(rows), b - 0.1 * p.mean(0)

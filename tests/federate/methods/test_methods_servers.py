@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 import torch
 from federation import federation, gap, go, run
+from method_calls import lanes
+from scipy.special import kl_div
 
 from fedcache.federate.engine.context import generator
 from fedcache.federate.methods import METHODS, feddisco
+from fedcache.federate.partition.partition import make
+from fedcache.testing.partition_laws import small_columns
 
 SGD = {"opt": "sgd", "lr": 0.1, "momentum": 0.0, "wd": 0.0, "head": "linear", "init": "zero", "batch": 16}
 ALL = {"participation": None}
@@ -111,6 +115,44 @@ def test_a_large_tau_makes_an_adaptive_server_fedavg(name):
     assert gap({k: t / scale for k, t in one.items() if k in b}, b) < 1e-8
 
 
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+@pytest.mark.parametrize("clip", [10.0, 0.05])
+def test_feddyn_as_released(execution, clip):
+    # Three rounds of the released steps: alpha / (n_i M / N), h_i += u - w, gradients cut before the weight decay, and
+    # the server's model is the mean of the clients' plus the mean of all h_i.
+    alpha, rounds = 0.3, 3
+    data, clients = federation()
+    settings = {**SGD, "alpha": alpha, "alpha_by": "rows", "clip": clip}
+    out = go("feddyn", settings, data, clients, rounds=rounds, execution=execution, **ALL)
+    x, y, names = data.x[:, 0].numpy(), data.y.numpy(), ("W", "b")
+    w = {"W": np.zeros((data.classes, x.shape[1])), "b": np.zeros(data.classes)}
+    n = np.array([len(c.train) for c in clients], float)
+    own_alpha = alpha / (n / n.sum() * len(n))
+    moved = [{k: np.zeros_like(w[k]) for k in names} for _ in clients]
+    cut = []
+    for r in range(rounds):
+        ends = []
+        for client, a, h in zip(clients, own_alpha, moved, strict=True):
+            u = dict(w)
+            order = client.train[generator(0, "batch", r, client.name, 0).permutation(len(client.train))]
+            for i in range(0, len(order), 16):
+                rows = order[i : i + 16]
+                p = np.exp(x[rows] @ u["W"].T + u["b"])
+                p /= p.sum(1, keepdims=True)
+                p[np.arange(len(rows)), y[rows]] -= 1.0
+                g = {"W": p.T @ x[rows] / len(rows), "b": p.mean(0)}
+                g = {k: g[k] + a * (h[k] - w[k]) for k in names}
+                norm = np.sqrt(sum((g[k] ** 2).sum() for k in names))
+                cut.append(norm > clip)
+                u = {k: u[k] - 0.1 * (g[k] * min(1.0, clip / (norm + 1e-6)) + a * u[k]) for k in names}
+            ends.append(u)
+        for h, u in zip(moved, ends, strict=True):
+            h.update({k: h[k] + u[k] - w[k] for k in names})
+        w = {k: np.mean([u[k] for u in ends], 0) + np.mean([h[k] for h in moved], 0) for k in names}
+    assert any(cut) == (clip < 1.0)
+    assert max(np.abs(out.server[k].numpy() - w[k]).max() for k in names) < 1e-12
+
+
 def test_feddyn_is_algorithm_1():
     alpha = 0.3
     seen = models("feddyn", {**SGD, "alpha": alpha}, 3)
@@ -171,34 +213,77 @@ def test_clients_of_equally_many_steps_make_fednova_fedavg():
     assert gap(a, b) < 1e-12
 
 
+def disco_ctx(**settings):
+    """The context in which a server averages the uploads of three clients."""
+    return lanes("feddisco", settings, who=("a", "b", "c"))
+
+
+def disco_uploads(rows, distances):
+    return {
+        "n": torch.tensor(rows).double().unsqueeze(-1),
+        "discrepancy": torch.tensor(distances).double().unsqueeze(-1),
+    }
+
+
 def test_weights_of_feddisco_by_hand():
-    rows, gap_ = (torch.tensor(v, dtype=torch.float64) for v in ([[60.0], [30.0], [10.0]], [[0.0], [0.5], [0.9]]))
-    # 0.6 + 0.1, 0.3 - 0.25 + 0.1, relu(0.1 - 0.45 + 0.1)
-    assert torch.allclose(feddisco.weights(rows, gap_, 0.5, 0.1), torch.tensor([[0.7], [0.15], [0.0]]).double() / 0.85)
-    assert torch.allclose(feddisco.weights(rows, gap_, 0.0, 0.0), rows / 100)
-    assert torch.allclose(feddisco.weights(rows, torch.ones_like(rows), 5.0, 0.0), rows / 100)  # nobody is left
+    # The distances 0, 0.5, 1.5 are 0, 0.25, 0.75 of their sum, and half of that is taken from the shares of the rows:
+    # 0.6 + 0.1 = 0.7, 0.3 - 0.125 + 0.1 = 0.275, relu(0.1 - 0.375 + 0.1) = 0.
+    up = disco_uploads([60.0, 30.0, 10.0], [0.0, 0.5, 1.5])
+    assert feddisco.weights(up, disco_ctx()).tolist() == pytest.approx([0.7 / 0.975, 0.275 / 0.975, 0.0])
+    # The Euclidean distances are taken as they are: 0.7, 0.3 - 0.25 + 0.1 = 0.15, relu(0.1 - 0.45 + 0.1) = 0.
+    up = disco_uploads([60.0, 30.0, 10.0], [0.0, 0.5, 0.9])
+    assert feddisco.weights(up, disco_ctx(metric="l2")).tolist() == pytest.approx([0.7 / 0.85, 0.15 / 0.85, 0.0])
+    assert feddisco.weights(up, disco_ctx(a=0.0, b=0.0)).tolist() == pytest.approx([0.6, 0.3, 0.1])
+    # Clients that are all even have no distance to divide by.
+    even = disco_uploads([60.0, 30.0, 10.0], [0.0, 0.0, 0.0])
+    assert feddisco.weights(even, disco_ctx(b=0.0)).tolist() == pytest.approx([0.6, 0.3, 0.1])
+    nobody = disco_uploads([60.0, 30.0, 10.0], [1.0, 1.0, 1.0])
+    assert feddisco.weights(nobody, disco_ctx(metric="l2", a=5.0, b=0.0)).tolist() == pytest.approx([0.6, 0.3, 0.1])
+
+
+@pytest.mark.parametrize(("scheme", "args"), [("dirichlet", {"alpha": 0.1}), ("shards", {"shards": 2})])
+def test_every_client_counts_in_feddisco_at_its_defaults(scheme, args):
+    columns = small_columns()
+    for seed in range(20):
+        parts = make(scheme, columns, seed=seed, clients=10, **args).clients
+        counts = np.stack([np.bincount(columns.label[c.train], minlength=4) for c in parts])
+        distances = feddisco.discrepancy(torch.from_numpy(counts / counts.sum(1, keepdims=True)), "kl")
+        p = feddisco.weights(disco_uploads(counts.sum(1).tolist(), distances.tolist()), disco_ctx())
+        assert (p > 0).all(), (seed, p)
+
+
+def test_feddisco_warns_of_clients_that_count_for_nothing():
+    data, clients = federation(per_client=1)
+    one_class = {**SGD, "metric": "l2"}
+    found = go("feddisco", one_class, data, clients, **ALL).warnings
+    assert [w for w in found if "have weight 0" in w] == [found[-1]]
+    assert found[-1].startswith("round 1: ")
+    found = go("feddisco", SGD, *federation(sizes=(40,) * 9), **ALL).warnings
+    assert not any("weight 0" in w for w in found)
 
 
 def test_distances_of_class_shares():
     shares = torch.tensor([[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]], dtype=torch.float64)
     assert feddisco.discrepancy(shares, "l2").tolist() == pytest.approx([0.0, 0.75**0.5, 0.5])
     assert feddisco.discrepancy(shares, "kl").tolist() == pytest.approx([0.0, np.log(4), np.log(2)])
+    assert feddisco.over_clients(feddisco.discrepancy(shares, "kl"), "kl").tolist() == pytest.approx([0, 2 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize("metric", ["l2", "kl"])
 def test_feddisco_averages_by_them(metric):
-    seen = models("feddisco", {**SGD, "metric": metric}, 2)
+    # The released rule: scipy's kl_div to even shares over the sum of all clients, or the Euclidean distance as it is.
+    seen = models("feddisco", {**SGD, "metric": metric}, 3)
     data, clients = federation()
     y = data.y.numpy()
     share = np.array([np.bincount(y[c.train], minlength=data.classes) / len(c.train) for c in clients])
     d = np.sqrt(((share - 1 / data.classes) ** 2).sum(1))
     if metric == "kl":
-        logs = np.log(np.where(share > 0, share * data.classes, 1.0))
-        d = (share * logs).sum(1)
+        d = kl_div(share, 1 / data.classes).sum(1)
+        d = d / d.sum()
     n = np.array([len(c.train) for c in clients], float)
     p = np.maximum(n / n.sum() - 0.5 * d + 0.1, 0.0)
     assert (p > 0).sum() >= 1
-    for r in range(2):
+    for r in range(3):
         step = mean_step(seen[r], r, SGD, p / p.sum())
         for k in ("W", "b"):
             assert np.abs(seen[r + 1][k] - (seen[r][k] + step[k])).max() < 1e-12

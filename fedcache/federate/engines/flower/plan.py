@@ -75,6 +75,8 @@ def why_not(method: Method, hp: Hp) -> str | None:
         return "feat_post=standardize takes mean and variance over all clients' rows"
     if "row norms" in needs:
         return "rff_sigma=auto takes the mean length of all clients' rows: --set rff_sigma=NUMBER"
+    if "row counts" in needs:
+        return "its clients take the mean number of all clients' rows"
     return None
 
 

@@ -26,6 +26,13 @@ TRAINING = (
     HParam("drop_last", False, "bool", "leave the short last batch out (D-09)", official=True),
 )
 
+ADAM = (
+    HParam("adam_beta1", 0.9, "float", "decay of adam's mean of gradients", low=0.0, high=0.999999),
+    HParam("adam_beta2", 0.999, "float", "decay of adam's mean of squared gradients", low=0.0, high=0.999999),
+    HParam("adam_eps", 1e-8, "float", "what adam adds to its denominator", low=1e-16),
+)
+"""Adam's constants, for methods whose code has others than torch."""
+
 PROJECTION = (
     HParam("dim", 256, "int", "width of the projection", low=1),
     HParam("z_norm", "none", "choice", "normalisation of the projection; l2 in all methods of the released code (D-02)",
