@@ -16,8 +16,8 @@ from fedcache.federate.partition.partition import Partition
 from fedcache.progress import Observer, Silent
 from fedcache.runs.given_partition import given_partition, is_given
 from fedcache.runs.partitions import make_partition, write_shards
-from fedcache.store.embedding_columns import ColumnChoice
 from fedcache.store.store import Store
+from fedcache.tables.roles import ColumnChoice
 
 
 def opened(store: Store | str | Path | None) -> Store:

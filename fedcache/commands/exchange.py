@@ -14,8 +14,8 @@ from fedcache.errors import UsageError
 from fedcache.extract.planning.find_store import need_store
 from fedcache.extract.planning.ingest import describe_ingested, ingest_file
 from fedcache.runs.store_choice import chosen_arrays
-from fedcache.store.embedding_columns import ColumnChoice
 from fedcache.store.export import export as write_file
+from fedcache.tables.roles import ColumnChoice
 
 
 @command("ingest")

@@ -21,21 +21,21 @@ from numpy.typing import NDArray
 
 from fedcache.config import Home
 from fedcache.errors import CorruptionError, UsageError
+from fedcache.parsing import SAFE, slug_of
 from fedcache.progress import Observer, Silent
 from fedcache.store.chunks import array_bytes
 from fedcache.store.content_array import NOT_FINITE, ContentArray, lost_rows
-from fedcache.store.embedding_columns import GROUP
-from fedcache.store.embedding_files import Embeddings, assemble
-from fedcache.store.equal_strings import EqualStrings
-from fedcache.store.file_rows import FileRows
 from fedcache.store.files import digest_of, make_private, sha256_hex
-from fedcache.store.groups import Group, GroupStore, put_groups
+from fedcache.store.groups import GroupStore, put_groups
 from fedcache.store.journal import journal_path, read_journal
-from fedcache.store.manifest import SAFE
 from fedcache.store.samples import HELD_OUT, INGESTED, Samples, held_out
-from fedcache.store.text_features import slug_of
-from fedcache.store.words import Column, as_column
 from fedcache.store.writer import ArrayWriter
+from fedcache.tables.embeddings import Embeddings, assemble
+from fedcache.tables.equal_strings import EqualStrings
+from fedcache.tables.file_rows import FileRows
+from fedcache.tables.groups import Group
+from fedcache.tables.roles import GROUP
+from fedcache.tables.words import Column, as_column
 
 CHUNK_ROWS = 512
 """Rows of a chunk file of an array up to ``LARGE``."""

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.store.embedding_columns import SPLIT_WORDS, ColumnChoice
-from fedcache.store.embedding_files import Embeddings, open_embeddings
-from fedcache.store.groups import Group
 from fedcache.store.store import Store
-from fedcache.store.words import MISSING, Words
+from fedcache.tables.embeddings import Embeddings, open_embeddings
+from fedcache.tables.groups import Group
+from fedcache.tables.roles import SPLIT_WORDS, ColumnChoice
+from fedcache.tables.words import MISSING, Words
 
 N = 12
 X = np.random.default_rng(0).normal(size=(N, 3)).astype("f4")

@@ -21,13 +21,14 @@ from hypothesis import strategies as st
 
 from fedcache.errors import CorruptionError, Exit, FedcacheError
 from fedcache.store import content as contents
-from fedcache.store import table_readers, tables
 from fedcache.store.content import arrange
-from fedcache.store.embedding_columns import ColumnChoice
-from fedcache.store.embedding_files import open_embeddings
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
-from fedcache.store.words import Words
+from fedcache.tables import table_files as tables
+from fedcache.tables import table_readers
+from fedcache.tables.embeddings import open_embeddings
+from fedcache.tables.roles import ColumnChoice
+from fedcache.tables.words import Words
 
 N, D = 30, 5
 X = np.random.default_rng(0).normal(size=(N, D)).astype("f4")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import UsageError
 from fedcache.extract.datasets import dataset
-from fedcache.store.words import MISSING, signs_alone
+from fedcache.tables.words import MISSING, signs_alone
 
 READING = 2
 """Version of how labels and class names in columns are read, as ``dataset.READING`` is of everything; images that were

@@ -22,8 +22,8 @@ from fedcache.extract.datasets import dataset
 from fedcache.extract.datasets.class_labels import coded_labels, end_to_end, joined_labels
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, SPLIT_WORDS, TEST, TRAIN, VALIDATION, Context, Dataset, Source
 from fedcache.extract.recipe import slug as safe
-from fedcache.store.groups import Group, usable_group_name
 from fedcache.store.samples import HELD_OUT, held_out
+from fedcache.tables.groups import Group, usable_group_name
 
 IMAGES = ("images", "image", "imgs", "img", "pixels", "data", "x")
 LABELS = ("labels", "label", "targets", "target", "y", "fine_labels", "fine_label", "class", "cls", "category")

@@ -24,8 +24,8 @@ from fedcache.extract.image_files import BadImage
 from fedcache.extract.inputs import IMAGES, one_of
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.files import canonical_json
-from fedcache.store.groups import Group, joined
 from fedcache.store.sidecars import VANISHED
+from fedcache.tables.groups import Group, joined
 
 READING = 1
 """Version of the readers. Raised when the same files give other names, labels, splits or pixels; remembered facts of

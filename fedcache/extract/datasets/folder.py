@@ -24,7 +24,7 @@ from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import EXTENSIONS
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.files import digest_of
-from fedcache.store.groups import Group
+from fedcache.tables.groups import Group
 
 _SUFFIXES = (".zip", ".tar", ".csv")
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from fedcache.errors import FedcacheError, UsageError, closest, unknown
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, TEST, TRAIN, VALIDATION
 from fedcache.extract.datasets.tree import name_of
-from fedcache.store.groups import usable_group_name
-from fedcache.store.manifest import SAFE
+from fedcache.parsing import SAFE
+from fedcache.tables.groups import usable_group_name
 
 SPLITS = {"train": TRAIN, "test": TEST, "val": VALIDATION, "valid": VALIDATION, "validation": VALIDATION}
 """Split names, compared without case."""

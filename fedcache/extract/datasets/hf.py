@@ -26,7 +26,7 @@ from fedcache.extract.datasets.record_sources import ArrowRows, ParquetRows, Sha
 from fedcache.extract.digests import stat_key
 from fedcache.optional import need_arrow, needed_library
 from fedcache.parsing import parse_json
-from fedcache.store.file_rows import explain_damage
+from fedcache.tables.file_rows import explain_damage
 
 SUFFIXES = (".parquet", ".arrow")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

@@ -31,7 +31,8 @@ from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.inputs import TEXTS
 from fedcache.extract.recipe import slug as safe
-from fedcache.store.embedding_columns import (
+from fedcache.tables.file_rows import ending_of, explain_damage, stem_of
+from fedcache.tables.roles import (
     DOMAINS,
     LABELS,
     codes_of,
@@ -42,10 +43,9 @@ from fedcache.store.embedding_columns import (
     groups_sentence,
     unlabelled_sentence,
 )
-from fedcache.store.embedding_columns import TEXTS as USUAL_TEXTS
-from fedcache.store.file_rows import ending_of, explain_damage, stem_of
-from fedcache.store.table_readers import BATCH, read_others
-from fedcache.store.tables import TABLES, Table, are_words, arrow
+from fedcache.tables.roles import TEXTS as USUAL_TEXTS
+from fedcache.tables.table_files import TABLES, Table, are_words, arrow
+from fedcache.tables.table_readers import BATCH, read_others
 
 HOLDS = TEXTS
 MOST = 4 << 30

@@ -28,13 +28,13 @@ from fedcache.store.catalog import (
 )
 from fedcache.store.content import Content, arrange, usable_name
 from fedcache.store.content_array import NOT_FINITE_HINT
-from fedcache.store.embedding_columns import ColumnChoice
-from fedcache.store.embedding_files import open_embeddings
 from fedcache.store.files import make_private
 from fedcache.store.groups import put_groups
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store
+from fedcache.tables.embeddings import open_embeddings
+from fedcache.tables.roles import ColumnChoice
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, UsageError, unknown
-from fedcache.store.embedding_columns import (
+from fedcache.tables.file_rows import FileRows, ending_of
+from fedcache.tables.groups import Group
+from fedcache.tables.read import ENDINGS, read_columns
+from fedcache.tables.roles import (
     DOMAINS,
     LABELS,
     ColumnChoice,
@@ -33,10 +36,7 @@ from fedcache.store.embedding_columns import (
     unlabelled_sentence,
     wide_sentence,
 )
-from fedcache.store.embedding_readers import ENDINGS, read_columns
-from fedcache.store.file_rows import FileRows, ending_of
-from fedcache.store.groups import Group
-from fedcache.store.words import Unread, Words
+from fedcache.tables.words import Unread, Words
 
 
 @dataclass

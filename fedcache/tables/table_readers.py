@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError
-from fedcache.store.embedding_columns import TEXTS
-from fedcache.store.file_rows import FileRows, ending_of, is_feature, stem_of
-from fedcache.store.tables import (
+from fedcache.tables.file_rows import FileRows, ending_of, is_feature, stem_of
+from fedcache.tables.roles import TEXTS
+from fedcache.tables.table_files import (
     EMPTY_CELLS,
     TABLES,
     Batches,
@@ -35,7 +35,7 @@ from fedcache.store.tables import (
     list_kind,
     numbers_in,
 )
-from fedcache.store.words import Column, Unread, Words, as_column, dates_of
+from fedcache.tables.words import Column, Unread, Words, as_column, dates_of
 
 LONGEST = 4096
 """Characters of a word; what is longer is a text or a thumbnail, which sorts nothing."""

@@ -14,7 +14,7 @@ import numpy as np
 from fedcache.errors import UsageError
 from fedcache.optional import need_arrow
 from fedcache.parsing import parse_json
-from fedcache.store.file_rows import ending_of
+from fedcache.tables.file_rows import ending_of
 
 TEXT_BLOCK = 8 << 20
 """Bytes of a CSV that are parsed at a time; no row may have more."""

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError, unknown
-from fedcache.store.equal_strings import numbered
-from fedcache.store.file_rows import FEATURES, FileRows, stem_of
-from fedcache.store.groups import Group, usable_group_name
-from fedcache.store.words import MISSING, NO_VALUE, Unread, Words, signs_alone
+from fedcache.tables.equal_strings import numbered
+from fedcache.tables.file_rows import FEATURES, FileRows, stem_of
+from fedcache.tables.groups import Group, usable_group_name
+from fedcache.tables.words import MISSING, NO_VALUE, Unread, Words, signs_alone
 
 LABELS = ("labels", "label", "y", "target", "targets", "class", "category")
 SPLITS = ("split", "splits", "subset")

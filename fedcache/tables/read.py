@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError
 from fedcache.optional import need_h5py
 from fedcache.parsing import parse_json
-from fedcache.store.file_rows import FileRows, ending_of, explain_damage
-from fedcache.store.plain_pickle import load_plain
-from fedcache.store.table_readers import read_table
-from fedcache.store.tables import TABLES
-from fedcache.store.words import Unread, Words, as_column, objects_of
+from fedcache.tables.file_rows import FileRows, ending_of, explain_damage
+from fedcache.tables.plain_pickle import load_plain
+from fedcache.tables.table_files import TABLES
+from fedcache.tables.table_readers import read_table
+from fedcache.tables.words import Unread, Words, as_column, objects_of
 
 Found = dict[str, Any]
 """Columns by name: numbers [N], ``Words``, ``FileRows`` of matrices of floats, and ``Unread``."""
