@@ -34,7 +34,7 @@ from fedcache.tables.embeddings import Embeddings, assemble
 from fedcache.tables.equal_strings import EqualStrings
 from fedcache.tables.file_rows import FileRows
 from fedcache.tables.groups import Group
-from fedcache.tables.roles import GROUP
+from fedcache.tables.roles import GROUP, ColumnChoice
 from fedcache.tables.words import Column, as_column
 
 CHUNK_ROWS = 512
@@ -303,13 +303,21 @@ def arrange_arrays(
     raw |= {f"{GROUP}{key}": _array(values) for key, values in groups.items()}
     name = name or "-".join(features)
     slug = usable_name(name)
-    content = arrange(assemble(WHERE, raw), name, drop_nan=drop_nan)
+    choice = ColumnChoice(no_label=_no_label(raw.get("labels")))
+    content = arrange(assemble(WHERE, raw, choice), name, drop_nan=drop_nan)
     if path is not None:
         return content, Path(path).expanduser()
     home = Home.from_environment()
     make_private(home.root)
     make_private(home.stores)
     return content, home.store(slug, content.dataset["digest"])
+
+
+def _no_label(labels: Any) -> tuple[str, ...]:
+    """The labels that mean none, as ``Store.from_arrays`` documents it: -1, unless -1 and 1 are the two classes."""
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "if":
+        return ()
+    return () if np.array_equal(np.unique(labels), [-1, 1]) else ("-1",)
 
 
 def _array(values: Any) -> Column:

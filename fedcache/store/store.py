@@ -102,7 +102,8 @@ class Store:
 
         Args:
             features: floats [N, D] or [N, V, D] (V views) per backbone; float16 stays, others become float32.
-            labels: N integers or words; -1, NaN, None and "" are rows whose label is not known, None all of them.
+            labels: N integers or words; -1, NaN, None and "" are rows whose label is not known, None all of them. Only
+                where -1 and 1 are all the labels, both are classes.
             domains: N integers or words.
             names: N different words; the rows of the store are sorted by them, and not in the order given.
             splits: N of train, test and validation, or of 0, 1 and 2; None holds out a fifth of each class.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import UsageError
 from fedcache.parsing import SAFE, slug_of
-from fedcache.tables.words import NO_VALUE, Unread, Words, as_column, sorted_words
+from fedcache.tables.words import Unread, Words, as_column, sorted_words
 
 RESERVED = ("domain", "class", "split")
 """Columns every store has; a group of such a name would hide them."""
@@ -60,10 +60,10 @@ class Group:
 
     @classmethod
     def of_words(cls, column: Words) -> Group:
-        """The same of words; what Python writes for no value is none, and space around a word no part of it."""
+        """The same of words; an empty word is no value, and space around a word no part of it."""
         used = np.unique(column.codes).tolist()
         clean = [w.strip() for w in column.words]
-        words = sorted_words(clean[i] for i in used if i >= 0 and clean[i] not in NO_VALUE)
+        words = sorted_words(clean[i] for i in used if i >= 0 and clean[i])
         place = {word: i for i, word in enumerate(words)}
         to = np.array([*(place.get(word, -1) for word in clean), -1], np.int32)  # the last: rows without a word
         return cls(to[column.codes], tuple(words))

@@ -54,7 +54,7 @@ class FileArray:
             raise UsageError(
                 f"{where} cannot be read: {str(error)[:160]}.", "labels.astype(str)   makes plain words"
             ) from None
-        return np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
+        return values
 
 
 def read_arrays(path: Path, context: Context) -> dict[str, FileArray]:
