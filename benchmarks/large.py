@@ -25,8 +25,8 @@ from fedcache.federate.engine.stored_rows import stored_rows
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Client
 from fedcache.store.content import arrange
-from fedcache.store.embedding_files import open_embeddings
 from fedcache.store.store import Store
+from fedcache.tables.embeddings import open_embeddings
 
 N, D, C, TESTS, CLIENTS = 1_000_000, 256, 100, 200_000, 100
 BLOCK = 8192

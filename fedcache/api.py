@@ -42,7 +42,8 @@ def extract(
     batch: int | None = None, workers: int | None = None, threads: int | None = None, chunk_rows: int | None = None,
     max_bad: str | None = None, weights: Mapping[str, str] | None = None, data: Mapping[str, str] | None = None,
     skip_missing: bool | None = None, follow_links: bool | None = None, images_key: str | None = None,
-    label_key: str | None = None, group_key: str | None = None, observer: Observer | None = None,
+    label_key: str | None = None, group_key: str | None = None, no_label: str | None = None,
+    unlabelled: bool | None = None, observer: Observer | None = None,
 ) -> Store:  # fmt: skip
     """Run frozen backbones over a dataset; returns at once when the store has everything.
 
@@ -54,6 +55,7 @@ def extract(
         device: ``auto``, ``cpu`` or ``cuda``, which never falls back; ``layout``: of folder levels.
         dtype, batch, workers, threads, chunk_rows: how it is computed; see ``fedcache extract --help``.
         max_bad: images that may be unreadable, ``"1%"`` or a number; weights: backbone -> file; data: name -> folder.
+        no_label: labels that mean that none is known (``"-1"``); ``unlabelled``: no column holds labels.
         images_key, label_key, group_key: columns of ``arrays:FILE``; ``skip_missing``: backbones without weights.
         follow_links: also read what links lead to outside of the dataset's folder; ``observer``: told the story.
 
@@ -70,20 +72,21 @@ def ingest(
     file: str | Path, name: str, *, store: str | Path | None = None, replace: bool = False, drop_nan: bool = False,
     features_key: str | Sequence[str] = (), label_key: str | None = None, split_key: str | None = None,
     name_key: str | None = None, domain_key: str | None = None, group_key: str | Sequence[str] | None = None,
-    observer: Observer | None = None,
+    no_label: str | int | Sequence[str | int] = (), unlabelled: bool = False, observer: Observer | None = None,
 ) -> Store:  # fmt: skip
     """Bring your own embeddings (npz, npy, h5, parquet, CSV, TSV, feather, safetensors) into a store.
 
     Args:
         file: of features and labels; ``store``: another place for it; ``replace``: drop other content of that ``name``.
         features_key, label_key, split_key, name_key, domain_key: columns that are not found by their names.
+        no_label: labels that mean that none is known (-1, "NA"); ``unlabelled``: no column holds labels.
         group_key: the only groups; ``drop_nan``: leave out rows that are not finite; ``observer``: told the story.
 
     Raises UsageError, StoreError, CorruptionError.
     """
     from fedcache.calls import stores
 
-    keys = (features_key, label_key, split_key, name_key, domain_key, group_key)
+    keys = (features_key, label_key, split_key, name_key, domain_key, group_key, no_label, unlabelled)
     return stores.ingest(file, name, store, keys, replace=replace, drop_nan=drop_nan, observer=observer)
 
 

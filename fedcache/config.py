@@ -64,6 +64,10 @@ class ExtractConfig:
     images_key: str | None = option(None, "Column of images, texts or rows.", DATA, said="by its usual name")
     label_key: str | None = option(None, "Column of labels.", DATA, said="by its usual name")
     group_key: str | None = option(None, "Columns kept as groups, comma-separated.", DATA, said="all that can be")
+    no_label: str | None = option(
+        None, "Labels that mean that none is known, e.g. -1 or NA,?.", DATA, said="empty values"
+    )
+    unlabelled: bool = option(False, "The dataset has no labels, whatever its columns are called.", DATA)
     follow_links: bool = option(False, "Also read what links lead to outside of the dataset's folder.", DATA)
     device: str = option(
         "auto", "Where the model runs; cuda never falls back.", COMPUTING, choices=("auto", "cpu", "cuda")

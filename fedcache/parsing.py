@@ -1,14 +1,27 @@
-"""JSON and TOML of files, whoever wrote them: what cannot be read is a ValueError in words, however it is made."""
+"""JSON and TOML of files, whoever wrote them: what cannot be read is a ValueError in words, however it is made.
+
+Also the names of files that are made from words of a user.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable
 from typing import Any
 
 DEEPEST = 50
 """Tables and arrays inside one another that a TOML may have; no file of fedcache has more than 4."""
+
+
+SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""Names that can be those of a file or folder in a store."""
+
+
+def slug_of(name: str) -> str:
+    """A name as that of a folder."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
 
 
 def parse_json(text: str | bytes) -> Any:

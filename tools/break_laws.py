@@ -276,6 +276,20 @@ TABLE = (
       '"up_bytes": sizes.prod(1)', '"up_bytes": 2 * sizes.prod(1)'),
     B("counts_are_refused_before_any_client_is_trained", "counts travel beside the noise", "federate/trust/policy.py",
       "if t.counts_rows or not t.dtype.is_floating_point)", "if False)"),
+    B("a_table_means_the_same_through_every_door", "a CSV of images has words where other tables have numbers",
+      "extract/datasets/folder.py", "for row in rows]).typed()", "for row in rows])"),
+    B("a_test_column_keeps_the_users_test_rows_out_of_training", "rows marked as test rows are training rows",
+      "tables/splits.py", "(truth != train)", "(truth == train)"),
+    B("a_value_of_its_own_in_every_row_is_a_group_only_when_asked_for", "sentences are kept as groups",
+      "tables/roles.py", "10 * len(group.words) > 9 * known", "len(group.words) > known"),
+    B("the_user_says_which_labels_mean_none", "labels that mean none stay classes", "tables/labels.py",
+      "if word in said]", "if word in ()]"),
+    B("class_names_of_the_file_are_read_by_every_door", "class names of Hugging Face are not read",
+      "extract/datasets/hf.py", "names = class_names_of(features)", "names = {}"),
+    B("training_and_test_rows_in_one_file_are_read_by_every_door", "a split at the end of a name is not seen",
+      "tables/splits.py", "if head and tail.lower() in SPLIT_WORDS:", "if not tail:"),
+    B("a_column_vector_is_a_column", "labels [N, 1] are no labels", "tables/words.py",
+      "if values.ndim == 2 and values.shape[1] == 1 and", "if values.ndim == 3 and"),
 )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ LAYERS = (
     ("models", "testing"),
     ("federate", "extract"),
     ("store",),
+    ("tables",),
     (
         "heads",
         "config",

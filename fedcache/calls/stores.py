@@ -16,8 +16,8 @@ from fedcache.federate.partition.partition import Partition
 from fedcache.progress import Observer, Silent
 from fedcache.runs.given_partition import given_partition, is_given
 from fedcache.runs.partitions import make_partition, write_shards
-from fedcache.store.embedding_columns import ColumnChoice
 from fedcache.store.store import Store
+from fedcache.tables.roles import ColumnChoice
 
 
 def opened(store: Store | str | Path | None) -> Store:
@@ -40,16 +40,20 @@ def ingest(
     file: str | Path, name: str, store: str | Path | None, keys: tuple[Any, ...], *, replace: bool, drop_nan: bool,
     observer: Observer | None,
 ) -> Store:  # fmt: skip
-    """The store of embeddings from a file; ``keys`` are the columns of features, labels, split, names, domains, groups.
+    """The store of embeddings from a file; ``keys`` are the columns of features, labels, split, names, domains, groups,
+    the labels that mean none, and whether there are none.
 
     Raises UsageError for columns that are no words, beside what ``ingest_file`` raises.
     """
-    features, label, split, row_name, domain, groups = keys
+    features, label, split, row_name, domain, groups, no_label, unlabelled = keys
     for key in (label, split, row_name, domain):
         if key is not None and not isinstance(key, str):
             raise UsageError(f"{key!r} is no name of a column.", 'For example label_key="diagnosis"')
     only = None if groups is None else _names(groups)
-    choice = ColumnChoice(_names(features), label, split, row_name, domain, only)
+    values = [no_label] if isinstance(no_label, str | int | float) else list(no_label)
+    choice = ColumnChoice(
+        _names(features), label, split, row_name, domain, only, tuple(str(value) for value in values), unlabelled
+    )
     place = Path(store) if store else None
     return ingest_file(
         Home.from_environment(), Path(file), name, place,

@@ -7,20 +7,21 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands.options import Backbones, Dataset, StoreDir, command, split_list
+from fedcache.commands.options import Backbones, Dataset, Given, StoreDir, command, flags_of, pick, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.config import Home
 from fedcache.errors import UsageError
 from fedcache.extract.planning.find_store import need_store
 from fedcache.extract.planning.ingest import describe_ingested, ingest_file
 from fedcache.runs.store_choice import chosen_arrays
-from fedcache.store.embedding_columns import ColumnChoice
 from fedcache.store.export import export as write_file
+from fedcache.tables.roles import ColumnChoice
 
 
-@command("ingest")
+@command("ingest", pick(ColumnChoice))
 def ingest(
     observer: TerminalObserver,
+    given: Given,
     file: Annotated[
         Path, typer.Argument(help="npz, npy, h5, parquet, csv, tsv, feather or safetensors with features and labels.")
     ],
@@ -32,32 +33,19 @@ def ingest(
     drop_nan: Annotated[
         bool, typer.Option("--drop-nan", help="Leave rows with NaN or infinite features out, and list them.")
     ] = False,
-    features_key: Annotated[
-        list[str] | None,
-        typer.Option("--features-key", help="Columns of features, or what those of a wide table begin with."),
-    ] = None,
-    label_key: Annotated[str | None, typer.Option("--label-key", help="Column of labels.")] = None,
-    split_key: Annotated[str | None, typer.Option("--split-key", help="Column of train, test, validation.")] = None,
-    name_key: Annotated[str | None, typer.Option("--name-key", help="Column that names the rows.")] = None,
-    domain_key: Annotated[str | None, typer.Option("--domain-key", help="Column of domains.")] = None,
-    group_key: Annotated[
-        list[str] | None, typer.Option("--group-key", help="The only columns to keep as groups; default all that can.")
-    ] = None,
 ) -> CommandResult:
     """Bring your own embeddings straight into a store.
 
     Columns are found by usual names: features (embeddings, X, features/BACKBONE, text/BACKBONE, or columns f0 .. f511),
-    labels (label, y, target, class), split, is_train, is_test, name (id, path), domain, classes. Every other column of
-    words or whole numbers is kept as a group (--by). Without a split, of each class the fifth with the smallest uids is
-    the test set.
+    labels (label, y, target, class), split, is_train, is_test, name (id, path), domain, class_names. Arrays may be
+    named by split (X_train, y_test, train/data). Every other column of words or whole numbers is kept as a group
+    (--by), unless nearly every row has a value of its own. Without a split, of each class the fifth with the smallest
+    uids is the test set.
 
     Example: fedcache ingest embeddings.npz --name mine
     """
     home = Home.from_environment()
-    groups = split_list(group_key, "--group-key") if group_key is not None else None
-    choice = ColumnChoice(
-        split_list(features_key, "--features-key"), label_key, split_key, name_key, domain_key, groups
-    )
+    choice = ColumnChoice(**flags_of(ColumnChoice, given))
     done = ingest_file(home, file, name, store, replace=replace, choice=choice, drop_nan=drop_nan, observer=observer)
     made = done.store
     lines, following = describe_ingested(made, home, name)

@@ -288,11 +288,10 @@ def flags_of(kind: type, given: Given) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for item in fields(kind):
         value, info = given.get(item.name), item.metadata["option"]
-        name = f"--{item.name.replace('_', '-')}"
+        name = info.names[0] if info.names else f"--{item.name.replace('_', '-')}"
         if value is None or value is False:
             continue
         if str(item.type).startswith("Mapping"):
-            name = info.names[0] if info.names else name
             found[item.name] = pairs(value, name, split=info.split, once=info.once)
         elif str(item.type).startswith("tuple"):
             found[item.name] = tuple(value) if info.whole else split_list(value, name)

@@ -35,6 +35,7 @@ from fedcache.store.files import make_private
 from fedcache.store.journal import journals
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store
+from fedcache.tables.roles import need_labels
 
 
 def extract(
@@ -98,6 +99,9 @@ def extract(
             return done
     data = held if held is not None else read_dataset(spec, where, observer)
     say_dataset(data, spec, config.augment, observer)
+    if data.may_be_labels:
+        likely = next(iter(data.may_be_labels))
+        raise need_labels(spec, data.may_be_labels, f", in a spec {spec.partition('?')[0]}?label={likely}")
     path = store or place_of_data(home, data, observer)
     if dry_run:
         return estimate(path, data, planned, config, home, observer, skipped, fresh=fresh)
@@ -158,8 +162,15 @@ def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str,
     """The dataset that is meant, with the columns that options name: from here on the spec says them."""
     spec = config.dataset or default_dataset(home, observer)
     spec = f"{INGESTED}:{spec}" if ingested_path(home, spec) is not None and ":" not in spec else spec
-    spec = with_keys(spec, config.images_key, config.label_key, config.group_key)
-    return spec, replace(config, images_key=None, label_key=None, group_key=None)
+    options = {
+        "--images-key": config.images_key,
+        "--label-key": config.label_key,
+        "--group-key": config.group_key,
+        "--no-label": config.no_label,
+        "--unlabelled": "yes" if config.unlabelled else None,
+    }
+    spec = with_keys(spec, options)
+    return spec, replace(config, images_key=None, label_key=None, group_key=None, no_label=None, unlabelled=False)
 
 
 def images_of_the_program(images: Any, config: ExtractConfig, context: Context) -> tuple[Dataset, ExtractConfig]:
@@ -167,7 +178,7 @@ def images_of_the_program(images: Any, config: ExtractConfig, context: Context) 
 
     Raises UsageError for options that such images do not have, and for workers that cannot be sent them.
     """
-    for name in ("layout", "images_key", "label_key", "group_key"):
+    for name in ("layout", "images_key", "label_key", "group_key", "no_label"):
         if getattr(config, name) is not None:
             raise UsageError(f"{name} says how files are read, and the images are given.", f"Leave {name} out.")
     if config.workers and (why := in_memory.can_travel(images)):

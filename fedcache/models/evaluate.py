@@ -33,9 +33,9 @@ from fedcache.models.measures import (
 )
 from fedcache.models.predictor import Predictor
 from fedcache.models.sources import rows_of_split
-from fedcache.store.embedding_files import open_embeddings
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
+from fedcache.tables.embeddings import open_embeddings
 
 MOST_KEPT = 64 << 20
 """Bytes of scores that are kept to fit a temperature; of more rows, every k-th counts."""

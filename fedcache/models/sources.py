@@ -21,8 +21,8 @@ from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel
 from fedcache.process import Stop
 from fedcache.progress import Observer
-from fedcache.store.embedding_files import Embeddings
 from fedcache.store.store import Store
+from fedcache.tables.embeddings import Embeddings
 
 
 def read_recipes(model: SavedModel) -> list[Recipe]:

@@ -15,8 +15,8 @@ from fedcache.errors import UsageError, unknown
 from fedcache.federate.partition.given import of_ids, of_rows, of_splits
 from fedcache.federate.partition.partition import Partition
 from fedcache.runs.partitions import columns_of, save_partition, typed_arguments
-from fedcache.store.groups import Group
 from fedcache.store.store import Store
+from fedcache.tables.groups import Group
 
 CSV = ".csv"
 _FIRST_LINE = "Its first line should be: name,client   or: name,client,split"

@@ -27,7 +27,7 @@ from fedcache.runs.directory import command_saving, read_result
 from fedcache.runs.identity import code_digest
 from fedcache.runs.run_models import load_seed, seeds_of
 from fedcache.runs.trust_words import is_private
-from fedcache.store.embedding_files import open_embeddings
+from fedcache.tables.embeddings import open_embeddings
 from fedcache.torch_state import usual_torch_state
 
 

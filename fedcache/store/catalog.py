@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedcache.config import Home
 from fedcache.errors import CorruptionError, FedcacheError
+from fedcache.parsing import slug_of
 from fedcache.store.content import Content, value_id
 from fedcache.store.files import make_private
 from fedcache.store.journal import journal_path, journals
@@ -19,7 +20,6 @@ from fedcache.store.samples import INGESTED
 from fedcache.store.sealed import read_sealed, write_sealed
 from fedcache.store.sidecars import read_history
 from fedcache.store.store import Store
-from fedcache.store.text_features import slug_of
 from fedcache.store.verify import leftover_files
 
 DAY = 86_400.0

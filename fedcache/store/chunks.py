@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, InternalError
-from fedcache.store.equal_strings import EqualStrings
 from fedcache.store.files import at_once, canonical_json, fsync_directory, read_whole, write_atomic
+from fedcache.tables.equal_strings import EqualStrings
 
 CRC_BYTES = 4
 LINE = 64

@@ -21,21 +21,21 @@ from numpy.typing import NDArray
 
 from fedcache.config import Home
 from fedcache.errors import CorruptionError, UsageError
+from fedcache.parsing import SAFE, slug_of
 from fedcache.progress import Observer, Silent
 from fedcache.store.chunks import array_bytes
 from fedcache.store.content_array import NOT_FINITE, ContentArray, lost_rows
-from fedcache.store.embedding_columns import GROUP
-from fedcache.store.embedding_files import Embeddings, assemble
-from fedcache.store.equal_strings import EqualStrings
-from fedcache.store.file_rows import FileRows
 from fedcache.store.files import digest_of, make_private, sha256_hex
-from fedcache.store.groups import Group, GroupStore, put_groups
+from fedcache.store.groups import GroupStore, put_groups
 from fedcache.store.journal import journal_path, read_journal
-from fedcache.store.manifest import SAFE
 from fedcache.store.samples import HELD_OUT, INGESTED, Samples, held_out
-from fedcache.store.text_features import slug_of
-from fedcache.store.words import Column, as_column
 from fedcache.store.writer import ArrayWriter
+from fedcache.tables.embeddings import Embeddings, assemble
+from fedcache.tables.equal_strings import EqualStrings
+from fedcache.tables.file_rows import FileRows
+from fedcache.tables.groups import Group
+from fedcache.tables.roles import GROUP, ColumnChoice
+from fedcache.tables.words import Column, as_column
 
 CHUNK_ROWS = 512
 """Rows of a chunk file of an array up to ``LARGE``."""
@@ -303,13 +303,21 @@ def arrange_arrays(
     raw |= {f"{GROUP}{key}": _array(values) for key, values in groups.items()}
     name = name or "-".join(features)
     slug = usable_name(name)
-    content = arrange(assemble(WHERE, raw), name, drop_nan=drop_nan)
+    choice = ColumnChoice(no_label=_no_label(raw.get("labels")))
+    content = arrange(assemble(WHERE, raw, choice), name, drop_nan=drop_nan)
     if path is not None:
         return content, Path(path).expanduser()
     home = Home.from_environment()
     make_private(home.root)
     make_private(home.stores)
     return content, home.store(slug, content.dataset["digest"])
+
+
+def _no_label(labels: Any) -> tuple[str, ...]:
+    """The labels that mean none, as ``Store.from_arrays`` documents it: -1, unless -1 and 1 are the two classes."""
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "if":
+        return ()
+    return () if np.array_equal(np.unique(labels), [-1, 1]) else ("-1",)
 
 
 def _array(values: Any) -> Column:

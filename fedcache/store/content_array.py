@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError
+from fedcache.parsing import slug_of
 from fedcache.progress import Observer
 from fedcache.store.chunks import all_finite, checksum, encode, to_stored_dtype
-from fedcache.store.file_rows import FileRows, blocks_of
 from fedcache.store.files import digest_of
 from fedcache.store.samples import INGESTED
-from fedcache.store.text_features import slug_of
 from fedcache.store.writer import ArrayWriter
+from fedcache.tables.file_rows import FileRows, blocks_of
 
 NOT_FINITE = "features are not finite"
 """The reason of a row that ``drop_nan`` leaves out."""

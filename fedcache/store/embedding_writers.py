@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import UsageError
-from fedcache.store.embedding_columns import GROUP, has_a_meaning
-from fedcache.store.groups import Group
+from fedcache.tables.groups import Group
+from fedcache.tables.roles import GROUP, has_a_meaning
 
 MOST_TEXT = 32 << 20
 """Bytes of text features that the head of a parquet file is given; readers refuse one much larger."""

@@ -16,14 +16,13 @@ from typing import Any
 
 from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError
 from fedcache.notebooks import html_table
-from fedcache.parsing import parse_json
+from fedcache.parsing import SAFE, parse_json
 from fedcache.store.chunks import DTYPES
 from fedcache.store.files import digest_of, parse_signed, read_whole, to_signed, write_atomic
 from fedcache.store.own_names import bare_name
 
 FORMAT = 1
 NAME = "manifest.json"
-SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 COLUMNS = {"uid": "uint8", "label": "int32", "domain": "int16", "split": "uint8", "ok": "uint8"}
 HEX64 = re.compile(r"[0-9a-f]{64}")
 CRC_LIMIT = 1 << 32

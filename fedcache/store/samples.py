@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError, unknown
 from fedcache.notebooks import data_frame
 from fedcache.store import chunks as files
-from fedcache.store.equal_strings import EqualStrings
-from fedcache.store.groups import Group
 from fedcache.store.journal import journals
 from fedcache.store.manifest import COLUMNS, Manifest
+from fedcache.tables.equal_strings import EqualStrings
+from fedcache.tables.groups import Group
 
 INGESTED = "ingested"
 """``source`` in the description of a dataset that came as embeddings: no image is known of it."""

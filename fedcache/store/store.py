@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError
+from fedcache.parsing import slug_of
 from fedcache.progress import Observer, Silent
 from fedcache.store.content import Content, arrange_arrays
 from fedcache.store.create import create_store, remove_partial_files
 from fedcache.store.files import Buffer
-from fedcache.store.groups import Group, group_names, read_group
+from fedcache.store.groups import group_names, read_group
 from fedcache.store.journal import unfinished_arrays
 from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.manifest import ArrayInfo, Manifest, describe_store, read_manifest, select_arrays, store_html
@@ -36,14 +37,15 @@ from fedcache.store.sidecars import (
     read_quarantine,
     write_partition,
 )
-from fedcache.store.text_features import check_name, current_text, find_text, no_text_features, slug_of, write_text
+from fedcache.store.text_features import check_name, current_text, find_text, no_text_features, write_text
 from fedcache.store.writer import ArrayWriter
+from fedcache.tables.groups import Group
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.data import Dataset
 
-__all__ = ["ArrayInfo", "ArrayWriter", "Reader", "Samples", "Store", "slug_of"]
+__all__ = ["ArrayInfo", "ArrayWriter", "Reader", "Samples", "Store"]
 
 T = TypeVar("T")
 
@@ -100,7 +102,8 @@ class Store:
 
         Args:
             features: floats [N, D] or [N, V, D] (V views) per backbone; float16 stays, others become float32.
-            labels: N integers or words; -1, NaN, None and "" are rows whose label is not known, None all of them.
+            labels: N integers or words; -1, NaN, None and "" are rows whose label is not known, None all of them. Only
+                where -1 and 1 are all the labels, both are classes.
             domains: N integers or words.
             names: N different words; the rows of the store are sorted by them, and not in the order given.
             splits: N of train, test and validation, or of 0, 1 and 2; None holds out a fifth of each class.

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, InternalError, StoreError, UsageError
+from fedcache.parsing import SAFE, slug_of
 from fedcache.store import chunks as files
 from fedcache.store.files import digest_of, sha256_hex, write_atomic
-from fedcache.store.manifest import SAFE, Manifest
+from fedcache.store.manifest import Manifest
 
 TEXT_ORDER = ("clip-rn50", "clip-vit-b-16", "clip-vit-b-32", "glyph-clip")
 """Backbones with a text tower; of those of a store the first is taken."""
@@ -109,11 +110,6 @@ def no_text_features(store: Path, backbone: str) -> FedcacheError:
         f"{store.name} has no text features of {backbone}.",
         f"fedcache extract --store {store} --backbones {backbone}, with --dataset and the options it was begun with",
     )
-
-
-def slug_of(name: str) -> str:
-    """A name as that of a folder."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
 
 
 def check_name(what: str, name: str) -> None:

@@ -14,7 +14,7 @@ from fedcache.federate.partition.partition import SCHEMES, Partition, make
 from fedcache.federate.partition.rows import VALIDATION, Columns
 from fedcache.federate.partition.scheme import Scheme
 from fedcache.plugins import forget, register
-from fedcache.store.groups import Group
+from fedcache.tables.groups import Group
 from fedcache.testing.law import require
 
 CLASSES, DOMAINS, ROWS = 4, 2, 480

@@ -15,8 +15,9 @@ import fedcache as fc
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, UsageError
 from fedcache.grids.hold_out import every_value
-from fedcache.store.groups import Group, put_groups
+from fedcache.store.groups import put_groups
 from fedcache.store.store import Store
+from fedcache.tables.groups import Group
 
 ROWS, WIDTH = 360, 12
 DOMAINS, SITES = ("clay", "ink", "oil"), ("north", "south", "east", "west")

@@ -9,7 +9,8 @@ import pytest
 
 import fedcache as fc
 from fedcache.extract.planning.ingest import column_of_clients
-from fedcache.store.groups import Group, put_groups
+from fedcache.store.groups import put_groups
+from fedcache.tables.groups import Group
 
 ROWS = 80
 NUMBERS = [str(i % 9) for i in range(ROWS)]

@@ -9,9 +9,10 @@ import pytest
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.export import write_shards
-from fedcache.store.groups import Group, column_of, joined, put_groups
+from fedcache.store.groups import column_of, put_groups
 from fedcache.store.store import Store
 from fedcache.store.verify import repair, verify
+from fedcache.tables.groups import Group, joined
 
 N = 12
 

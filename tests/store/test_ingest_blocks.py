@@ -25,12 +25,12 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.store import content as contents
 from fedcache.store.chunks import all_finite, decode_strings, encode_strings
 from fedcache.store.content import arrange, chunk_rows_for
-from fedcache.store.embedding_files import open_embeddings
-from fedcache.store.equal_strings import EqualStrings, numbered
-from fedcache.store.file_rows import FileRows
 from fedcache.store.samples import held_out
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
+from fedcache.tables.embeddings import open_embeddings
+from fedcache.tables.equal_strings import EqualStrings, numbered
+from fedcache.tables.file_rows import FileRows
 
 ENDINGS = ("npz", "npy", "h5", "parquet", "safetensors")
 ROWS = 1500

@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.store.embedding_columns import SPLIT_WORDS, ColumnChoice
-from fedcache.store.embedding_files import Embeddings, open_embeddings
-from fedcache.store.groups import Group
 from fedcache.store.store import Store
-from fedcache.store.words import MISSING, Words
+from fedcache.tables.embeddings import Embeddings, open_embeddings
+from fedcache.tables.groups import Group
+from fedcache.tables.roles import ColumnChoice
+from fedcache.tables.splits import SPLIT_WORDS
+from fedcache.tables.words import NO_NUMBER, Words
 
 N = 12
 X = np.random.default_rng(0).normal(size=(N, 3)).astype("f4")
@@ -50,7 +51,7 @@ def test_every_other_column_of_the_rows_is_a_group_and_the_rest_is_named(tmp_pat
     table: dict[str, Any] = {
         "features": X.tolist(),
         "label": [0, 1] * 6,
-        "hospital_id": [*range(2, 14)],
+        "hospital_id": [*range(6, 12), *range(6, 12)],
         "ward": pa.array(["north", None, " north "] * 4),
         "smoker": [True, None, False] * 4,
         "visits": [1.0, float("nan"), 10.0] * 4,
@@ -70,8 +71,8 @@ def test_every_other_column_of_the_rows_is_a_group_and_the_rest_is_named(tmp_pat
     assert list(found.groups) == [
         "hospital_id", "ward", "smoker", "visits", "seen", "taken", "sex", "patient",
     ]  # fmt: skip
-    # Numbers are in the order of numbers: 2, 3, .. 13; not 10, 11, .. 2.
-    assert found.groups["hospital_id"].words == tuple(map(str, range(2, 14)))
+    # Numbers are in the order of numbers: 6, 7, .. 11; not 10, 11, 6.
+    assert found.groups["hospital_id"].words == tuple(map(str, range(6, 12)))
     assert values_of(found, "ward")[:3] == ["north", None, "north"]
     assert values_of(found, "smoker")[:3] == ["True", None, "False"]
     assert values_of(found, "visits")[:3] == ["1", None, "10"]
@@ -84,13 +85,13 @@ def test_every_other_column_of_the_rows_is_a_group_and_the_rest_is_named(tmp_pat
     notes = "\n".join(found.notes)
     assert "age (floats that are not whole), thumbnail (bytes), boxes (lists)" in notes
     assert "note (texts of more than 4,096 characters), nothing (no row has a value)" in notes
-    assert "hospital_id (12 values), ward (1 value, 4 rows without)" in notes
+    assert "hospital_id (6 values), ward (1 value, 4 rows without)" in notes
 
 
 def test_columns_of_an_npz_that_sort_nothing_are_not_read(tmp_path: Path) -> None:
     found = of_npz(
         tmp_path,
-        site=np.arange(N),
+        site=np.arange(N) % 4,
         images=np.zeros((N, 4, 4), np.uint8),
         mask=np.zeros((N, 4)),
         few=np.arange(3),
@@ -122,7 +123,7 @@ def test_only_the_groups_that_are_asked_for_are_kept(tmp_path: Path) -> None:
 @given(st.lists(st.sampled_from(["a", "b", " a", "", "10", "9", "nan", "é"]) | st.none(), min_size=1, max_size=9))
 def test_a_group_says_of_each_row_what_its_word_was(words: list[str | None]) -> None:
     group = Group.of(words)
-    assert group.values() == [None if not w or w == "nan" else w.strip() for w in words]
+    assert group.values() == [w.strip() if w else None for w in words]
     known = [w for w in group.words if w]
     assert known == sorted(known, key=int if all(w in ("10", "9") for w in known) else str)
     assert group.equals(Group.of_words(Words.of(words)))
@@ -153,54 +154,64 @@ def test_the_same_rows_with_other_groups_keep_their_features(tmp_path: Path) -> 
         np.savez(tmp_path / "e.npz", features=X, labels=np.arange(N) % 2, **columns)
         return fedcache("ingest", tmp_path / "e.npz", "--name", "mine")
 
-    ingest(ward=np.arange(N) % 2, site=np.arange(N))
+    ingest(ward=np.arange(N) % 2, site=np.arange(N) % 6)
     path = Path(ok("inspect", "mine").data["path"])
     before = {f: f.stat().st_mtime_ns for f in path.glob("features/**/*") if f.is_file()}
-    said = ingest(ward=np.arange(N) % 3, day=np.arange(N))
+    said = ingest(ward=np.arange(N) % 3, day=np.arange(N) % 6)
     assert "has the same features and labels, and now new groups day and other values of the groups ward." in said.err
     assert before == {f: f.stat().st_mtime_ns for f in path.glob("features/**/*") if f.is_file()}
     shown = fedcache("inspect", "mine")
-    assert "groups      day (12 values), site (12 values), ward (3 values)" in shown.out
-    assert ok("inspect", "mine").data["groups"] == {"day": 12, "site": 12, "ward": 3}
-    assert ok("ls").data["entries"][0]["groups"] == {"day": 12, "site": 12, "ward": 3}
+    assert "groups      day (6 values), site (6 values), ward (3 values)" in shown.out
+    assert ok("inspect", "mine").data["groups"] == {"day": 6, "site": 6, "ward": 3}
+    assert ok("ls").data["entries"][0]["groups"] == {"day": 6, "site": 6, "ward": 3}
     assert "groups" in fedcache("ls").out
     (path / "groups" / "site.group").write_bytes(b"torn")
     listed = ok("ls")
-    assert listed.data["entries"][0]["groups"] == {"day": 12, "ward": 3}
+    assert listed.data["entries"][0]["groups"] == {"day": 6, "ward": 3}
     assert "group site" in listed.envelope["warnings"][0]
-    assert ok("inspect", "mine").data["groups"] == {"day": 12, "ward": 3}
+    assert ok("inspect", "mine").data["groups"] == {"day": 6, "ward": 3}
     ok("repair", "mine")
-    assert "now new groups site." in ingest(site=np.arange(N)).err
+    assert "now new groups site." in ingest(site=np.arange(N) % 6).err
     assert ok("verify", "mine").data["ok"]
-    assert "nothing to do" in ingest(ward=np.arange(N) % 3, day=np.arange(N)).err
+    assert "nothing to do" in ingest(ward=np.arange(N) % 3, day=np.arange(N) % 6).err
     assert ok("ingest", tmp_path / "e.npz", "--name", "mine", "--group-key", "ward").data["not_used"] == {}
 
 
 # Labels
 
 
-@pytest.mark.parametrize("nothing", ["", " ", "nan", "NaN", "None", "NA", "n/a", "?", "null"])
-def test_words_that_say_nothing_are_no_class(tmp_path: Path, nothing: str) -> None:
+@pytest.mark.parametrize("nothing", ["", " "])
+def test_an_empty_word_is_no_class(tmp_path: Path, nothing: str) -> None:
     found = of_npz(tmp_path, y=np.array(["cat", nothing, "dog "] * 4))
     assert (found.classes, found.labels[:3].tolist()) == (("cat", "dog"), [0, -1, 1])
-    assert f"4 of 12 rows are unlabelled: 4 {repr(nothing.strip()) if nothing.strip() else 'empty'}." in found.notes
-    named = np.array(["cat", "dog", nothing.strip() or "x"])
-    if nothing.strip():  # unless the file says that it is the name of a class
-        found = of_npz(tmp_path, y=np.array(["cat", nothing, "dog"] * 4), classes=named)
-        assert (found.labels[1], found.notes) == (2, [])
+    assert "4 of 12 rows are unlabelled: 4 empty." in found.notes
+
+
+@pytest.mark.parametrize("word", ["nan", "NaN", "None", "NA", "n/a", "?", "null"])
+def test_a_word_that_may_mean_nothing_is_a_class_and_the_user_is_told(tmp_path: Path, word: str) -> None:
+    labels = np.array(["cat", word, "dog "] * 4)
+    found = of_npz(tmp_path, y=labels)
+    assert found.classes == tuple(sorted(("cat", word, "dog")))
+    (note,) = found.notes
+    assert note == f"{word} is a class, of 4 rows. If it means that no label is known: --no-label {word}"
+    found = of_npz(tmp_path, ColumnChoice(no_label=(word,)), y=labels)
+    assert (found.classes, found.labels[:3].tolist()) == (("cat", "dog"), [0, -1, 1])
+    assert found.notes == [f"4 of 12 rows are unlabelled: 4 with {word}."]
+    named = of_npz(tmp_path, y=labels, classes=np.array(["cat", "dog", word]))
+    assert (named.labels[1], named.notes) == (2, [])  # the file says that it is the name of a class
 
 
 @pytest.mark.parametrize(
     ("labels", "codes", "classes"),
     [
-        (np.array([0.0, np.nan, 2.0] * 4), [0, -1, 2], ("0", "1", "2")),
-        (np.array([0, -1, 2] * 4), [0, -1, 2], ("0", "1", "2")),
-        (np.array([0, -1, 1] * 4), [0, -1, 1], ("0", "1")),
+        (np.array([0.0, np.nan, 2.0] * 4), [0, -1, 1], ("0", "2")),
+        (np.array([0, -1, 2] * 4), [1, 0, 2], ("-1", "0", "2")),
+        (np.array([0, -1, 1] * 4), [1, 0, 2], ("-1", "0", "1")),
         (np.array([1, -1, -1] * 4), [1, 0, 0], ("-1", "1")),
         (np.array([1.0, -1.0, 1.0] * 4), [1, 0, 1], ("-1", "1")),
         (np.array(["b", None, "a"] * 4, object), [1, -1, 0], ("a", "b")),
         (np.array(["b", float("nan"), "a"] * 4, object), [1, -1, 0], ("a", "b")),
-        (np.array([2, None, 0] * 4, object), [2, -1, 0], ("0", "1", "2")),
+        (np.array([2, None, 0] * 4, object), [1, -1, 0], ("0", "2")),
         (np.array([b"b", b"", b"a"] * 4), [1, -1, 0], ("a", "b")),
         (np.array([True, False, True] * 4), [1, 0, 1], ("False", "True")),
     ],
@@ -211,10 +222,15 @@ def test_labels_of_any_type_are_codes(tmp_path: Path, labels: Any, codes: list[i
 
 
 def test_what_no_label_can_be_is_refused(tmp_path: Path) -> None:
-    for labels in (X[:, 0], np.array([0, np.inf] * 6), np.array([1e300, 0] * 6), np.array([-2, 0] * 6)):
+    for labels in (X[:, 0], np.array([0, np.inf] * 6), np.array([1e300, 0] * 6)):
         assert "label" in refused(lambda labels=labels: of_npz(tmp_path, label=labels))
-    for domain in (np.array(["a", ""] * 6), np.array([1, np.nan] * 6)):
-        assert "6 of 12 rows have no domain" in refused(lambda domain=domain: of_npz(tmp_path, domain=domain))
+
+
+def test_rows_without_a_domain_are_in_the_domain_all(tmp_path: Path) -> None:
+    for domain, names in ((np.array(["a", ""] * 6), ("a", "all")), (np.array([1, np.nan] * 6), ("1", "all"))):
+        found = of_npz(tmp_path, domain=domain)
+        assert (found.domain_names, found.domains[:2].tolist()) == (names, [0, 1])
+        assert "6 rows have no domain; they are in the domain all." in found.notes
 
 
 class Trap:
@@ -224,11 +240,11 @@ class Trap:
 
 def test_a_pickle_that_names_anything_is_left_or_refused_and_never_run(tmp_path: Path) -> None:
     trap = np.array([Trap()] * N, object)
-    found = of_npz(tmp_path, site=np.arange(N), odd=trap, nested=np.array([["a"], *[None] * (N - 1)], object))
+    found = of_npz(tmp_path, site=np.arange(N) % 4, odd=trap, nested=np.array([["a"], *[None] * (N - 1)], object))
     assert list(found.groups) == ["site"]
     assert found.left_out["odd"].endswith("it names builtins.exec")
     assert found.left_out["nested"] == "objects of type list"
-    assert "label is objects" in refused(lambda: of_npz(tmp_path, label=trap))
+    assert "label holds a pickle" in refused(lambda: of_npz(tmp_path, label=trap))
 
 
 # Splits
@@ -304,7 +320,7 @@ def test_columns_are_named_by_the_user_where_their_names_say_nothing(tmp_path: P
 @pytest.mark.parametrize("features", ["Feature", "embedding", "emb", "vector", "X"])
 @pytest.mark.parametrize("label", ["target", "Class", "category", "y"])
 def test_usual_names_are_found_without_being_told(tmp_path: Path, features: str, label: str) -> None:
-    np.savez(tmp_path / "u.npz", allow_pickle=False, **{features: X, label: np.arange(N) % 4, "ward": np.arange(N)})
+    np.savez(tmp_path / "u.npz", allow_pickle=False, **{features: X, label: np.arange(N) % 4, "ward": np.arange(N) % 4})
     found = open_embeddings(tmp_path / "u.npz")
     assert list(found.features) == ["u"]
     assert found.labels.tolist() == [0, 1, 2, 3] * 3
@@ -322,5 +338,5 @@ def test_rows_are_named_by_what_is_different_in_each(tmp_path: Path) -> None:
     assert of_npz(tmp_path, id=X[:, 0]).names[0] == "00"
 
 
-def test_the_words_for_nothing_are_small_letters() -> None:
-    assert {w.lower() for w in MISSING} == MISSING
+def test_the_words_for_no_number_are_small_letters() -> None:
+    assert {w.lower() for w in NO_NUMBER} == NO_NUMBER

@@ -21,13 +21,14 @@ from hypothesis import strategies as st
 
 from fedcache.errors import CorruptionError, Exit, FedcacheError
 from fedcache.store import content as contents
-from fedcache.store import table_readers, tables
 from fedcache.store.content import arrange
-from fedcache.store.embedding_columns import ColumnChoice
-from fedcache.store.embedding_files import open_embeddings
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
-from fedcache.store.words import Words
+from fedcache.tables import table_files as tables
+from fedcache.tables import table_readers
+from fedcache.tables.embeddings import open_embeddings
+from fedcache.tables.roles import ColumnChoice
+from fedcache.tables.words import Words
 
 N, D = 30, 5
 X = np.random.default_rng(0).normal(size=(N, D)).astype("f4")
@@ -178,8 +179,12 @@ def test_a_csv_of_excel_and_pandas_is_read(tmp_path: Path) -> None:
     assert np.isnan(found.features["e"][1, 0, 1])
     assert found.classes == ("cat", "dog")
     assert found.groups["ward"].values() == ["north; old", None, None]
-    assert found.groups["patient"].values() == [*map(str, ids), None]
-    assert found.left_out == {"": "a group cannot be called ''"}
+    assert found.left_out == {
+        "": "a group cannot be called ''",
+        "patient": "2 different values in 3 rows; --group-key patient keeps it",
+    }
+    asked = open_embeddings(file, ColumnChoice(groups=("patient",)))
+    assert asked.groups["patient"].values() == [*map(str, ids), None]
     assert Words.of(["01234", "1"]).typed().every() == ["01234", "1"]  # a postal code
     assert Words.of([str(2**54), ""]).typed().every() == [str(2**54), ""]
 
@@ -335,10 +340,10 @@ def test_a_dirty_table_of_hospitals_is_trained_by_hospital(tmp_path: Path) -> No
     }
     pq.write_table(pa.table(columns), tmp_path / "scans.parquet")
     file = tmp_path / "scans.parquet"
-    said = fedcache("ingest", file, "--name", "scans", "--label-key", "diagnosis", "--drop-nan")
+    said = fedcache("ingest", file, "--name", "scans", "--label-key", "diagnosis", "--drop-nan", "--no-label", "NA,?")
     assert said.code == 0
     assert "8 columns f0 .. f7 are the features." in said.err
-    assert "4 of 240 rows are unlabelled: 2 empty, 1 'NA', 1 '?'." in said.err
+    assert "4 of 240 rows are unlabelled: 2 empty, 1 with ?, 1 with NA." in said.err
     assert "Groups: hospital_id (4 values).\nNot used: age (floats that are not whole)." in said.err
     assert "groups      hospital_id (4 values)" in fedcache("inspect").out
     parts = ok("partition", "--by", "hospital_id").data

@@ -23,13 +23,13 @@ from fedcache.runs.privacy_ledger import read_releases
 from fedcache.store import array_file, catalog, chunks, content, files, journal, lock, manifest, mapped_rows
 from fedcache.store import create as creating
 from fedcache.store import samples as columns
-from fedcache.store.embedding_files import open_embeddings
-from fedcache.store.embedding_readers import read_columns
 from fedcache.store.export import export
-from fedcache.store.file_rows import FileRows
 from fedcache.store.sidecars import partition_file, read_quarantine
 from fedcache.store.store import Store
 from fedcache.store.verify import _reopen
+from fedcache.tables.embeddings import open_embeddings
+from fedcache.tables.file_rows import FileRows
+from fedcache.tables.read import read_columns
 
 
 @pytest.fixture

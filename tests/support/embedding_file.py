@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fedcache.store.embedding_files import Embeddings, open_embeddings
-from fedcache.store.file_rows import FileRows
+from fedcache.tables.embeddings import Embeddings, open_embeddings
+from fedcache.tables.file_rows import FileRows
 
 
 def read_embeddings(path: Path) -> Embeddings:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import UsageError
-from fedcache.extract.datasets import class_labels
-from fedcache.extract.datasets.columns import WITH_COLUMNS
+from fedcache.extract.datasets import columns
 from fedcache.extract.datasets.dataset import READING, Context, Dataset, Progress, Source, join
 from fedcache.extract.datasets.specs import READERS, kind_of, module, parts_of
 from fedcache.extract.digests import DigestMemory
@@ -134,7 +133,7 @@ def _key(spec: str, context: Context) -> list[Any]:
             f"--layout {context.layout} was given, but {spec} has a layout of its own; it is for folder:PATH.",
             "Leave --layout out",
         )
-    version = [READING, class_labels.READING] if kind in WITH_COLUMNS else READING
+    version = [READING, columns.READING] if kind in columns.CONTENT else READING
     return ["dataset", version, kind, *_origin(kind), *_reader(kind).key(rest, context)]
 
 

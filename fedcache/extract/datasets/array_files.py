@@ -21,9 +21,9 @@ from fedcache.extract.datasets.dataset import Context, Source
 from fedcache.extract.datasets.row_sources import BLOCK, BlockRows, FixedRows, H5Blocks, Packed, PackedBlocks, RowLayout
 from fedcache.extract.digests import stat_key
 from fedcache.optional import need_h5py
-from fedcache.store.embedding_readers import h5_items
-from fedcache.store.file_rows import explain_damage
-from fedcache.store.plain_pickle import load_plain
+from fedcache.tables.file_rows import explain_damage
+from fedcache.tables.plain_pickle import load_plain
+from fedcache.tables.read import h5_items
 
 SUFFIXES = (".npz", ".npy", ".h5", ".hdf5")
 MOST_COLUMN = 1 << 30
@@ -54,7 +54,7 @@ class FileArray:
             raise UsageError(
                 f"{where} cannot be read: {str(error)[:160]}.", "labels.astype(str)   makes plain words"
             ) from None
-        return np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
+        return values
 
 
 def read_arrays(path: Path, context: Context) -> dict[str, FileArray]:

@@ -1,14 +1,15 @@
-"""Images that come as rows of files rather than as files: which column is what, and the dataset that the rows make.
+"""Images that come as rows of files rather than as files: how a spec names columns, and the dataset of the rows.
 
-A column is found by its usual name or named in the spec, ``arrays:cells.npz?images=slides&label=grade&group=hospital``,
-which is what ``--images-key``, ``--label-key`` and ``--group-key`` write. Every other column that sorts the rows is
-kept as a group; one that cannot be a group is left out, and the reading says so.
+What each column means is decided in ``tables``, as for embeddings. A column is found by its usual name or named in the
+spec, ``arrays:cells.npz?images=slides&label=grade&group=hospital``, which is what ``--images-key``, ``--label-key`` and
+``--group-key`` write.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,38 +20,31 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError, unknown
 from fedcache.extract import inputs
 from fedcache.extract.datasets import dataset
-from fedcache.extract.datasets.class_labels import coded_labels, end_to_end, joined_labels
-from fedcache.extract.datasets.dataset import ONE_DOMAIN, SPLIT_WORDS, TEST, TRAIN, VALIDATION, Context, Dataset, Source
+from fedcache.extract.datasets.dataset import SPLIT_WORDS, TEST, TRAIN, VALIDATION, Context, Dataset, Source
 from fedcache.extract.recipe import slug as safe
-from fedcache.store.groups import Group, usable_group_name
 from fedcache.store.samples import HELD_OUT, held_out
+from fedcache.tables.file_rows import stem_of
+from fedcache.tables.roles import ColumnChoice, Roles, counted, read_roles, unused_sentence
+from fedcache.tables.words import Column, Words, joined_columns, objects_of
+
+READING = 3
+"""Version of how the columns of a file are understood, as ``dataset.READING`` is of everything; images that were read
+stay known by their digests."""
 
 IMAGES = ("images", "image", "imgs", "img", "pixels", "data", "x")
-LABELS = ("labels", "label", "targets", "target", "y", "fine_labels", "fine_label", "class", "cls", "category")
-DOMAINS = ("domain", "domains")
-SPLITS = ("split", "splits")
-CLASS_NAMES = ("class_names", "classes", "label_names")
-"""Usual names of columns, compared without case; the first that is there is taken."""
+"""Usual names of the column of images, compared without case; the first that is there is taken."""
 
-SPLIT_CODES = {
-    "train": TRAIN, "training": TRAIN, "test": TEST, "testing": TEST, "t10k": TEST,
-    "val": VALIDATION, "valid": VALIDATION, "validation": VALIDATION, "dev": VALIDATION,
-}  # fmt: skip
-"""Words for a split in the names of files, folders and columns, and in a column of splits, compared without case."""
+LABEL = ".label"
+"""What labels are called that are in no column, as those of (image, label)."""
 
-KEYS = {"images": "--images-key", "label": "--label-key", "group": "--group-key"}
-"""Word of a spec -> option that writes it."""
+CONTENT = {"arrays": "images", "hf": "images", "webdataset": "images", "texts": "text", "rows": "rows", "folder": ""}
+"""Kinds of datasets whose columns can be named, and the word for the column of images, texts or rows; "" for none."""
 
-ROW_KEYS = {"rows": "--images-key", "label": "--label-key", "group": "--group-key"}
-TEXT_KEYS = {"text": "--images-key", "label": "--label-key", "group": "--group-key"}
-TEXT_KEYS |= dict.fromkeys(("split", "name", "domain"), "")
-"""The same of rows of numbers, and of texts; a word without an option is written in the spec alone."""
+OPTIONS = {"label": "--label-key", "group": "--group-key", "no-label": "--no-label", "unlabelled": "--unlabelled"}
+"""Word of a spec -> option that writes it, of every kind."""
 
-MOST_NAMED = 12
-"""Columns that are named where they are not used."""
-
-WITH_COLUMNS = {"arrays": KEYS, "hf": KEYS, "webdataset": KEYS, "texts": TEXT_KEYS, "rows": ROW_KEYS}
-"""Kinds of datasets whose columns can be named, and by which words."""
+IN_THE_SPEC = ("split", "domain", "name")
+"""Words that are written in the spec alone."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +52,14 @@ class Asked:
     """The part of a spec after its kind: a place, and the columns that it names."""
 
     place: str
-    images: str = ""  # column of images; found by its usual name when empty
-    label: str = ""  # likewise
-    groups: tuple[str, ...] | None = None  # the columns kept as groups; None for all that can be
+    content: str = ""  # column of images, texts or rows; found by its usual name when empty
+    choice: ColumnChoice = field(default_factory=ColumnChoice)
     said: Mapping[str, str] = field(default_factory=dict)  # every word of the spec with its value
+
+    @property
+    def facts(self) -> list[list[str]]:
+        """The words of the spec, as a part of what the dataset depends on."""
+        return [list(pair) for pair in sorted(self.said.items())]
 
 
 @dataclass(frozen=True)
@@ -70,20 +68,43 @@ class TableRows:
 
     names: Sequence[str]  # [n] of the rows inside the dataset
     source: Source  # row -> image
-    label: Any = None  # [n] numbers or words; None where none is known
-    split: int | None = None  # code of all rows; None when nothing says it
-    splits: Any = None  # [n] words, numbers or booleans, where a column says it
-    domain: Any = None  # [n] words or numbers
-    groups: Mapping[str, Any] = field(default_factory=dict)  # name -> [n] words or numbers
-    unused: Mapping[str, str] = field(default_factory=dict)  # name of a column that has no value for each row -> why
+    columns: Mapping[str, Column] = field(default_factory=dict)  # every column but that of the images
+    split: int | None = None  # code of all rows; None when no name of a file or column says it
+    unused: Mapping[str, str] = field(default_factory=dict)  # columns that belong to no rows -> why
 
 
-def parse_rest(rest: str, keys: Mapping[str, str] = KEYS) -> Asked:
+def with_label(asked: Asked, parts: Sequence[TableRows]) -> Asked:
+    """What is asked for, with the labels that are in no column as the labels, where a part has some."""
+    if not any(LABEL in part.columns for part in parts):
+        return asked
+    return replace(asked, choice=replace(asked.choice, label=LABEL))
+
+
+def column_of(values: Sequence[Any]) -> Column:
+    """Values that a program or a text file has, as a column: words that are all numbers are numbers."""
+    if all(value is None or isinstance(value, str) for value in values):
+        typed: Column = Words.of(values).typed()
+        return typed
+    return objects_of(values)
+
+
+def keys_of(kind: str) -> dict[str, str]:
+    """Word of a spec -> option that writes it, or "" for none; the column of images, texts or rows comes first."""
+    content = {CONTENT[kind]: "--images-key"} if CONTENT[kind] else {}
+    return {**content, **OPTIONS, **dict.fromkeys(IN_THE_SPEC, "")}
+
+
+def parse_rest(rest: str, kind: str = "arrays") -> Asked:
     """``FILE?images=A&label=B&group=C,D``; a path that exists as it is written has no columns behind a question mark.
 
-    Raises UsageError for another word than those of ``keys``, or one given twice.
+    Raises UsageError for another word than those of ``keys_of``, or one given twice.
     """
+    keys = keys_of(kind)
     place, mark, tail = rest.rpartition("?")
+    # A value may hold a question mark, and so may a path: the columns begin where the first word of theirs does.
+    begin = re.search(rf"\?(?=({'|'.join(map(re.escape, keys))})=)", rest)
+    if begin is not None:
+        place, tail = rest[: begin.start()], rest[begin.end() :]
     if not mark or Path(rest).expanduser().exists():
         return Asked(rest)
     found: dict[str, str] = {}
@@ -96,25 +117,41 @@ def parse_rest(rest: str, keys: Mapping[str, str] = KEYS) -> Asked:
                 f"{rest!r} gives {word} {'twice' if word in found else 'no value'}.", "For example ?label=grade"
             )
         found[word] = value
-    groups = tuple(g.strip() for g in found["group"].split(",") if g.strip()) if "group" in found else None
-    return Asked(place, found.get(next(iter(keys)), ""), found.get("label", ""), groups, found)
+    choice = ColumnChoice(
+        label=found.get("label"),
+        split=found.get("split"),
+        row_name=found.get("name"),
+        domain=found.get("domain"),
+        groups=_several(found["group"]) if "group" in found else None,
+        no_label=_several(found.get("no-label", "")),
+        unlabelled=found.get("unlabelled", "no") != "no",
+    )
+    return Asked(place, found.get(CONTENT[kind], ""), choice, found)
 
 
-def with_keys(spec: str, images: str | None, label: str | None, group: str | None) -> str:
-    """A spec with the columns that options name written behind it. Raises UsageError where there are none to name."""
-    kind, _, rest = spec.partition(":")
-    keys = WITH_COLUMNS.get(kind, KEYS)
-    given = dict(zip([word for word, option in keys.items() if option], (images, label, group), strict=True))
-    words = [f"{word}={value}" for word, value in given.items() if value]
-    if not words:
+def _several(words: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in words.split(",") if word.strip())
+
+
+def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
+    """A spec with the columns that options name written behind it, by option: ``{"--label-key": "grade"}``.
+
+    Raises UsageError where there are no columns to name.
+    """
+    given = {option: value for option, value in options.items() if value}
+    if not given:
         return spec
-    option = next(keys[word] for word, value in given.items() if value)
-    if kind not in WITH_COLUMNS:
-        raise UsageError(
-            f"{option} names a column, and {spec} is not one of {', '.join(f'{k}:' for k in WITH_COLUMNS)}.",
-            "Of several datasets as domains each says its own: a=arrays:a.npz?label=grade,b=arrays:b.npz?label=class",
-        )
-    return f"{spec}{'&' if parse_rest(rest, keys).place != rest else '?'}{'&'.join(words)}"
+    kind, _, rest = spec.partition(":")
+    words = {option: word for word, option in keys_of(kind).items() if option} if kind in CONTENT else {}
+    for option in given:
+        if option not in words:
+            able = ", ".join(f"{name}:" for name in CONTENT if option != "--images-key" or CONTENT[name])
+            raise UsageError(
+                f"{option} says what a column means, and {spec} is not one of {able}.",
+                "Of several datasets as domains each names its own: a=arrays:a.npz?label=grade,b=arrays:b.npz?label=y",
+            )
+    mark = "&" if parse_rest(rest, kind).place != rest else "?"
+    return f"{spec}{mark}{'&'.join(f'{words[option]}={value}' for option, value in given.items())}"
 
 
 def choose(
@@ -130,29 +167,6 @@ def choose(
         return asked
     lowered = {name.lower().rpartition("/")[2]: name for name in reversed(names)}  # of an HDF5 file the last level
     return next((lowered[word] for word in usual if word in lowered), None)
-
-
-def coded_splits(values: Any, where: str) -> NDArray[np.uint8]:
-    """Split codes [N] of words, of the numbers 0 train, 1 test and 2 validation, or of booleans: true is the test set.
-
-    Raises UsageError for another word or number.
-    """
-    column = np.asarray(values)
-    if column.dtype.kind == "b":
-        return np.where(column, TEST, TRAIN).astype(np.uint8)
-    if column.dtype.kind in "iu":
-        if not np.isin(column, (TRAIN, TEST, VALIDATION)).all():
-            raise UsageError(
-                f"The splits of {where} are other numbers than 0, 1 and 2.", "0 train, 1 test, 2 validation"
-            )
-        return column.astype(np.uint8)
-    words, index = dataset.index_of([str(value).strip().lower() for value in column.tolist()])
-    for word in words:
-        if word not in SPLIT_CODES:
-            raise unknown(
-                "split", word, SPLIT_CODES, hint=f"Every row of {where} needs one, or the column another name"
-            )
-    return np.array([SPLIT_CODES[word] for word in words], dtype=np.uint8)[index]
 
 
 def complete_split(
@@ -187,37 +201,18 @@ def complete_split(
     return split, f"no test set: {HELD_OUT} is taken from train"
 
 
-def made_groups(
-    parts: Sequence[TableRows], asked: tuple[str, ...] | None, where: str
-) -> tuple[dict[str, Group], dict[str, str]]:
-    """The groups of all rows, and why other columns are none; a part without a column has no value of it.
-
-    Raises UsageError for a column that was asked for and is not there or cannot be one.
-    """
-    names = list(dict.fromkeys(name for part in parts for name in part.groups))
-    left = {name: why for part in parts for name, why in part.unused.items() if name not in names}
-    for name in asked or ():
-        if name in left:
-            raise UsageError(
-                f"The column {name!r} of {where} is no group: it has {left[name]}.", "A group has one value a row."
-            )
-        if name not in names:
-            raise unknown(f"column of {where}", name, names, hint="--group-key NAME,NAME takes these")
-    found: dict[str, Group] = {}
-    left = left if asked is None else {}
-    for name in names if asked is None else asked:
-        pieces = [part.groups.get(name, [None] * len(part.names)) for part in parts]
-        try:
-            one = np.asarray(pieces[0]) if len(pieces) == 1 else end_to_end(pieces)
-            slug = usable_group_name(name)
-            if slug in found:
-                raise UsageError(f"There is a group {slug!r} already.", "Rename the column.")
-            found[slug] = Group.of(one)
-        except UsageError as error:
-            if asked is not None:
-                raise UsageError(f"The column {name!r} of {where} is no group: {error.message}", error.hint) from None
-            left[name] = error.message.rstrip(".").lower()
-    return found, left
+def joined_parts(parts: Sequence[TableRows]) -> tuple[dict[str, Column], NDArray[np.uint8] | None, dict[str, str]]:
+    """The columns of the rows of all parts, the split of each row where a name says it, and columns without rows."""
+    lengths = [len(part.names) for part in parts]
+    columns = {}
+    for name in dict.fromkeys(name for part in parts for name in part.columns):
+        columns[name] = joined_columns([part.columns.get(name) for part in parts], lengths)
+    splits = None
+    if any(part.split is not None for part in parts):
+        codes = [TRAIN if part.split is None else part.split for part in parts]
+        splits = np.repeat(np.array(codes, np.uint8), lengths)
+    unused = {name: why for part in parts for name, why in part.unused.items() if name not in columns}
+    return columns, splits, unused
 
 
 def assemble(
@@ -226,7 +221,7 @@ def assemble(
     parts: Sequence[TableRows],
     *,
     asked: Asked,
-    class_names: Sequence[str],
+    class_names: Sequence[str] | None,
     how: str,
     facts: list[Any],
     context: Context,
@@ -234,14 +229,14 @@ def assemble(
     uid: NDArray[np.uint8] | None = None,
     holds: str = inputs.IMAGES,
 ) -> Dataset:
-    """The dataset of rows found in files: labels numbered, rows in the order of their names, a test set in any case.
+    """The dataset of rows found in files: rows in the order of their names, a test set in any case.
 
     Args:
         spec: as the user wrote it.
         where: file or folder; its name is that of the dataset.
         parts: the rows; their names must differ.
         asked: the columns that the spec names.
-        class_names: by number, where the files have them.
+        class_names: by number, where the files have them outside of their columns.
         how: a clause on how they were read.
         facts: what the digests depend on (``read_uids``).
         context: remembered digests and progress.
@@ -254,40 +249,88 @@ def assemble(
     names = [name for part in parts for name in part.names]
     if not names:
         raise UsageError(f"{where} holds no {holds}.", "Give a file with at least one row")
+    columns, splits, unused = joined_parts(parts)
+    choice = asked.choice
+    refuse_unusable(columns, unused, choice.groups, where)
+    roles = read_roles(where, columns, len(names), choice, splits=splits, names=names, classes=class_names)
     lengths = [len(part.names) for part in parts]
-    label, classes = coded_labels(joined_labels([part.label for part in parts], lengths), class_names, str(where))
-    words = [
-        word.strip() or ONE_DOMAIN
-        for part in parts
-        for word in (
-            [ONE_DOMAIN] * len(part.names) if part.domain is None else map(str, np.asarray(part.domain).tolist())
-        )
-    ]
-    domains, domain_index = dataset.index_of(words)
-    groups, left = made_groups(parts, asked.groups, str(where))
-    # Rows are in the order of their names, for ever; most readers name them in order already.
-    order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
-    names = [names[i] for i in order]
-    if twice := next((a for a, b in pairwise(names) if a == b), None):
-        raise UsageError(f"{where} has two {holds} named {twice!r}; names must differ.", "Rename or remove one of them")
-    source = dataset.JoinedSource(
+    source: Source = dataset.JoinedSource(
         [part.source for part in parts],
-        np.repeat(np.arange(len(parts)), lengths)[order],
-        np.concatenate([np.arange(n) for n in lengths])[order],
+        np.repeat(np.arange(len(parts)), lengths),
+        np.concatenate([np.arange(n) for n in lengths]),
     )
-    uid, unreadable = (uid[order], 0) if uid is not None else dataset.read_uids(source, names, facts, context)
-    label, domain = label[order], dataset.domain_column(domain_index[order], domains)
-    given = None
-    if any(part.splits is not None or part.split is not None for part in parts):
-        given = np.concatenate([_splits_of(part, str(where)) for part in parts])[order]
+    return dataset_of_rows(
+        spec, where, source, roles, unused if choice.groups is None else {}, how=how, facts=facts, context=context,
+        mirror=mirror, uid=uid, holds=holds,
+    )  # fmt: skip
+
+
+def refuse_unusable(
+    columns: Mapping[str, Column], unused: Mapping[str, str], groups: Sequence[str] | None, where: Path
+) -> None:
+    """Refuse a group that the user asks for and that is a column without rows. Raises UsageError."""
+    for name in groups or ():
+        if name in unused and name not in columns:
+            raise UsageError(
+                f"The column {name!r} of {where} is no group: it has {unused[name]}.", "A group has one value a row."
+            )
+
+
+def dataset_of_rows(
+    spec: str,
+    where: Path,
+    source: Source,
+    roles: Roles,
+    unused: Mapping[str, str],
+    *,
+    how: str,
+    facts: list[Any],
+    context: Context,
+    mirror: bool = True,
+    uid: NDArray[np.uint8] | None = None,
+    holds: str = inputs.IMAGES,
+) -> Dataset:
+    """The dataset of rows whose columns are understood, in the order of their names; arguments as of ``assemble``.
+
+    ``source`` has the rows as ``roles`` does; ``unused`` are columns that are not used beside those of ``roles``.
+    Raises UsageError for names that repeat, and for no training rows.
+    """
+    # Rows are in the order of their names, for ever; most readers name them in order already.
+    order = np.array(sorted(range(len(roles.names)), key=roles.names.__getitem__), dtype=np.int64)
+    names = [roles.names[row] for row in order]
+    twice = next((a for a, b in pairwise(names) if a == b), None)
+    if twice is not None:
+        raise UsageError(f"{where} has two {holds} named {twice!r}; names must differ.", "Rename or remove one of them")
+    in_order = bool((order[:-1] < order[1:]).all())
+    ordered: Source = source if in_order else dataset.RowsSource(source, order)
+    if uid is None:
+        uid, unreadable = dataset.read_uids(ordered, names, facts, context)
+    else:
+        uid, unreadable = uid[order], 0
+    label = roles.labels[order]
+    domain = dataset.domain_column(roles.domains[order].astype(np.int64), roles.domain_names)
+    given = None if roles.splits is None else roles.splits[order]
     split, note = complete_split(given, label, domain, uid, where, holds=holds)
-    notes = [f"{where.name or where}: {how}", dataset.counts(split, classes, domains, holds), note]
-    notes += _notes(label, groups, left, unreadable)
+    unused = {**unused, **roles.unused}
+    if roles.label_key is None:
+        how += ", no labels"
+        likely = next(iter(roles.may_be_labels), None)
+        if likely is not None:
+            how += f"; {likely} has {counted(roles.may_be_labels[likely])}, and may be the labels: --label-key {likely}"
+    elif roles.label_key != LABEL:
+        how += f", labels from {roles.label_key}"
+    notes = [
+        f"{where.name or where}: {how}",
+        dataset.counts(split, roles.classes, roles.domain_names, holds),
+        note,
+        _unreadable(unreadable, holds),
+        *(line.rstrip(".") for line in (*roles.notes, *unused_sentence(unused))),
+    ]
     return Dataset(
         spec=spec,
-        slug=safe(where.stem if where.is_file() else where.name)[:64].lstrip(".") or holds,
-        classes=classes,
-        domains=domains,
+        slug=safe(stem_of(where) if where.is_file() else where.name)[:64].lstrip(".") or holds,
+        classes=roles.classes,
+        domains=roles.domain_names,
         names=tuple(names),
         label=label,
         domain=domain,
@@ -295,32 +338,22 @@ def assemble(
         uid=uid,
         template=None,
         reading="; ".join(note for note in notes if note),
-        source=source,
+        source=ordered,
         mirror=mirror,
-        groups={name: group.take(order) for name, group in groups.items()},
+        groups={name: group.take(order) for name, group in roles.groups.items()},
+        unused=unused,
+        may_be_labels=roles.may_be_labels,
         holds=holds,
     )
 
 
-def _notes(
-    label: NDArray[np.int32], groups: Mapping[str, Group], left: Mapping[str, str], unreadable: int
-) -> list[str]:
-    """What else there is to say of rows: those without a label or image, groups, and columns that are none."""
-    unlabelled = int((label < 0).sum())
-    unused = [f"{name} ({why})" for name, why in left.items()]
-    unused = [*unused[:MOST_NAMED], f"{len(unused) - MOST_NAMED:,} more"] if len(unused) > MOST_NAMED else unused
-    return [
-        f"{unlabelled:,} without a label" if unlabelled else "",
-        ", ".join(f"{name}: {len(group.words):,} values" for name, group in groups.items()),
-        f"not used: {', '.join(unused)}" if unused else "",
-        f"{unreadable:,} cannot be read and will be quarantined" if unreadable else "",
-    ]
-
-
-def _splits_of(part: TableRows, where: str) -> NDArray[np.uint8]:
-    if part.splits is not None:
-        return coded_splits(part.splits, where)
-    return np.full(len(part.names), TRAIN if part.split is None else part.split, dtype=np.uint8)
+def _unreadable(rows: int, holds: str) -> str:
+    """How many rows have no features to come; "" for none."""
+    if not rows:
+        return ""
+    if holds == inputs.TEXTS:
+        return f"{rows:,} without a text, which will be quarantined"
+    return f"{rows:,} cannot be read and will be quarantined"
 
 
 def row_names(count: int, split: int | None) -> list[str]:

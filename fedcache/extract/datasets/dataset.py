@@ -24,19 +24,17 @@ from fedcache.extract.image_files import BadImage
 from fedcache.extract.inputs import IMAGES, one_of
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.files import canonical_json
-from fedcache.store.groups import Group, joined
 from fedcache.store.sidecars import VANISHED
+from fedcache.tables.groups import Group, joined
+from fedcache.tables.roles import ONE_DOMAIN
+from fedcache.tables.splits import SPLIT_NAMES as SPLIT_WORDS
+from fedcache.tables.splits import TEST, TRAIN, VALIDATION
 
 READING = 1
 """Version of the readers. Raised when the same files give other names, labels, splits or pixels; remembered facts of
 another version are not used."""
 
-TRAIN, TEST, VALIDATION = 0, 1, 2
-SPLIT_WORDS = ("train", "test", "validation")
-"""By code."""
-
-ONE_DOMAIN = "all"
-"""Name of the domain of a dataset that has only one. Not the dataset's name: that depends on where it lies."""
+__all__ = ["ONE_DOMAIN", "SPLIT_WORDS", "TEST", "TRAIN", "VALIDATION"]
 
 Progress = Callable[[int, int], None]
 
@@ -88,6 +86,9 @@ class Dataset:
     mirror: bool = True  # a mirrored image keeps its class; false for digits and letters (``images.view``)
     # columns that sort the rows (client, hospital), by name; no part of the digest
     groups: Mapping[str, Group] = field(default_factory=dict)
+    unused: Mapping[str, str] = field(default_factory=dict)  # columns that are not used, and why
+    # where no column is one of labels: those that may be, and how many values each has
+    may_be_labels: Mapping[str, int] = field(default_factory=dict)
     links_left_out: int = 0  # links that lead out of the dataset's folder, which were not followed
     holds: str = IMAGES  # images, texts or rows (``inputs``)
     digest: str = field(init=False)  # sha256 over names, uids, labels, domains, splits and their names
@@ -308,6 +309,8 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
         ),
         mirror=all(member.mirror for member in members.values()),
         groups={name: group.take(order) for name, group in _all_groups(list(members.values())).items()},
+        unused={f"{name}/{column}": why for name, member in members.items() for column, why in member.unused.items()},
+        may_be_labels={k: n for member in members.values() for k, n in member.may_be_labels.items()},
         links_left_out=sum(member.links_left_out for member in members.values()),
         holds=first.holds,
     )

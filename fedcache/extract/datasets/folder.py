@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import UsageError
-from fedcache.extract.datasets import archives, dataset, tree
+from fedcache.extract.datasets import archives, columns, dataset, tree
 from fedcache.extract.datasets.columns import complete_split
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.folder_labels import Labels, enter_top_folder, infer, parse_layout, read_csv
@@ -24,7 +25,9 @@ from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import EXTENSIONS
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.files import digest_of
-from fedcache.store.groups import Group
+from fedcache.tables.groups import Group
+from fedcache.tables.roles import ColumnChoice, read_roles
+from fedcache.tables.words import Words
 
 _SUFFIXES = (".zip", ".tar", ".csv")
 
@@ -35,8 +38,9 @@ _Rows = tuple[list[str], Labels, Source, str, Counter[str]]
 
 def key(rest: str, context: Context) -> list[Any]:
     """What the answer depends on, without reading an image: the stat of the archive or of every file."""
-    path = _locate(rest)
-    head = [_kind(path), str(path.resolve()), _slug(path), context.layout]
+    asked = _asked(rest)
+    path = _locate(asked.place)
+    head = [_kind(path), str(path.resolve()), _slug(path), context.layout, *asked.facts]
     if path.is_dir():
         return [*head, tree.listing_digest(path, context.within(path))]
     if _kind(path) == ".csv":
@@ -51,15 +55,15 @@ def load(rest: str, context: Context) -> Dataset:
 
     Raises UsageError for a missing path or folders without a clear meaning, CorruptionError for a bad archive.
     """
-    path = _locate(rest)
+    asked = _asked(rest)
+    path = _locate(asked.place)
     facts = key(rest, context)  # before the images are read: a change in between must not go unnoticed
-    read = _from_csv if _kind(path) == ".csv" else _from_tree
-    names, labels, source, how, ignored = read(path, context)
+    if _kind(path) == ".csv":
+        return _from_csv(rest, path, asked.choice, facts, context)
+    names, labels, source, how, ignored = _from_tree(path, context)
     uid, unreadable = dataset.read_uids(source, names, facts, context)
-    known = np.array([bool(c) for c in labels.classes])
-    classes, index = dataset.index_of([c for c in labels.classes if c])
-    label = np.full(len(names), -1, dtype=np.int32)
-    label[known] = index
+    classes, index = dataset.index_of(labels.classes)
+    label = index.astype(np.int32)
     domains, domain_index = dataset.index_of(labels.domains)
     domain = dataset.domain_column(domain_index, domains)
     given = None if labels.splits is None else np.array(labels.splits, dtype=np.uint8)
@@ -67,8 +71,6 @@ def load(rest: str, context: Context) -> Dataset:
     reading = f"{path.name or path}: {how}; {dataset.counts(split, classes, domains)}"
     if note:
         reading += f"; {note}"
-    if not known.all():
-        reading += f"; {int((~known).sum()):,} without a label"
     groups = {name: Group.of(words) for name, words in labels.groups.items()}
     if groups:
         reading += "; " + ", ".join(f"{name}: {len(group.words):,} values" for name, group in groups.items())
@@ -146,24 +148,41 @@ def _from_tree(path: Path, context: Context) -> _Rows:
     return names, labels, source, f"read as {labels.layout}{inside}", found.ignored
 
 
-def _from_csv(path: Path, context: Context) -> _Rows:
+def _asked(rest: str) -> columns.Asked:
+    """The path of a spec, and the columns that it names. Raises UsageError for columns of what is no CSV."""
+    asked = columns.parse_rest(rest, "folder")
+    if asked.said and _kind(Path(asked.place)) != ".csv":
+        raise UsageError(
+            f"{asked.place} is not a CSV, and only a CSV has columns to name.", "--layout names the levels of folders"
+        )
+    return asked
+
+
+def _from_csv(rest: str, path: Path, choice: ColumnChoice, facts: list[Any], context: Context) -> Dataset:
+    """The dataset of a CSV that lists images, whose columns mean what they do in every table."""
     if context.layout is not None:
         raise UsageError(
             f"--layout {context.layout} was given, but {path} itself says what label, domain and split are.",
             "Leave --layout out",
         )
-    listed, labels = read_csv(path)
+    listed, words = read_csv(path)
     paths = _inside(path, listed, context)
-    if left_out := len(listed) - len(paths):
-        kept = set(paths)
-        labels = labels.take([row for row, p in enumerate(listed) if p in kept])
     if not paths:
         raise UsageError(
             f"All {len(listed):,} images of {path} are links that lead out of its folder.", "--follow-links reads them"
         )
+    kept = set(paths)
+    rows = [row for row, listed_path in enumerate(listed) if listed_path in kept]
+    table = {name: Words.of([column[row] for row in rows]).typed() for name, column in words.items()}
+    names = [tree.name_of(p) for p in paths]
+    roles = read_roles(path, table, len(paths), choice, names=names)
     source = tree.FilesSource(path.parent.absolute(), paths, context.within(path.parent))
+    made = columns.dataset_of_rows(
+        f"folder:{rest}", path, source, roles, {}, how="images from path", facts=facts, context=context
+    )
+    left_out = len(listed) - len(paths)
     ignored = Counter({tree.LINK_OUT: left_out} if left_out else {})
-    return [tree.name_of(p) for p in paths], labels, source, labels.layout, ignored
+    return replace(made, reading=made.reading + tree.ignored_text(ignored), links_left_out=left_out)
 
 
 def _inside(path: Path, listed: list[str], context: Context) -> list[str]:

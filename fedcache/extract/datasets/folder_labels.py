@@ -21,8 +21,9 @@ from pathlib import Path
 from fedcache.errors import FedcacheError, UsageError, closest, unknown
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, TEST, TRAIN, VALIDATION
 from fedcache.extract.datasets.tree import name_of
-from fedcache.store.groups import usable_group_name
-from fedcache.store.manifest import SAFE
+from fedcache.parsing import SAFE
+from fedcache.tables.groups import usable_group_name
+from fedcache.tables.roles import has_a_meaning
 
 SPLITS = {"train": TRAIN, "test": TEST, "val": VALIDATION, "valid": VALIDATION, "validation": VALIDATION}
 """Split names, compared without case."""
@@ -43,13 +44,6 @@ class Labels:
     domains: list[str]  # [N] domain name of each row
     splits: list[int] | None  # [N] split codes, or None when nothing says what they are
     groups: dict[str, list[str]] = field(default_factory=dict)  # [N] words by the name of a group; empty unknown
-
-    def take(self, rows: Sequence[int]) -> Labels:
-        """Of some rows."""
-        splits = None if self.splits is None else [self.splits[r] for r in rows]
-        classes, domains = [self.classes[r] for r in rows], [self.domains[r] for r in rows]
-        groups = {name: [words[r] for r in rows] for name, words in self.groups.items()}
-        return Labels(self.layout, classes, domains, splits, groups)
 
 
 def parse_layout(text: str) -> tuple[str, ...]:
@@ -155,30 +149,19 @@ def _split_codes(words: Sequence[str], hint: str) -> list[int]:
     return [SPLITS[word.lower()] for word in words]
 
 
-def read_csv(path: Path) -> tuple[list[str], Labels]:
-    """The relative paths that a CSV lists, in order of their names, and what its other columns say.
+def read_csv(path: Path) -> tuple[list[str], dict[str, list[str]]]:
+    """The relative paths that a CSV lists, in order of their names, and its other columns by name.
 
-    Raises UsageError with the line, for a wrong column, path or split, or a path given twice.
+    Raises UsageError with the line, for a wrong column or path, or a path given twice.
     """
     rows = sorted(_rows(path), key=lambda row: name_of(row["path"]))
-    used = [c for c in _COLUMNS[1:] if any(row.get(c) for row in rows)]
-    splits = None
-    if "split" in used:
-        splits = _split_codes([row["split"] for row in rows], f"Give every row of {path} a split, or none of them")
-    labels = Labels(
-        layout=f"columns {', '.join(['path', *used])}",
-        classes=[row.get("label", "") for row in rows],
-        domains=[row.get("domain", "") or ONE_DOMAIN for row in rows],
-        splits=splits,
-        groups={usable_group_name(c): [row[c] for row in rows] for c in rows[0] if c not in _COLUMNS},
-    )
     paths = [row["path"] for row in rows]
     if not any((path.parent / p).is_file() for p in paths):
         raise UsageError(
             f"None of the {len(rows):,} images of {path} exists, for example {path.parent / paths[0]}.",
             "Paths are relative to the folder of the CSV: put it there, or write the paths from there",
         )
-    return paths, labels
+    return paths, {name: [row[name] for row in rows] for name in rows[0] if name != "path"}
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -187,10 +170,12 @@ def _rows(path: Path) -> list[dict[str, str]]:
             lines = [line for line in csv.reader(file, strict=True) if line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path} is not a CSV in UTF-8: {error}.", _FIRST_LINE) from None
-    columns = [c.strip().lower() for c in lines[0]] if lines else []
+    columns = [c.strip() for c in lines[0]] if lines else []
+    columns = ["path" if c.lower() == "path" else c for c in columns]
+    lowered = {c.lower() for c in columns}
     for column in columns:
         # Another column is a group, unless it looks like one of the four that is missing.
-        if column not in _COLUMNS and (near := closest(column, set(_COLUMNS) - set(columns), MISSPELT)):
+        if not has_a_meaning(column) and (near := closest(column.lower(), set(_COLUMNS) - lowered, MISSPELT)):
             raise UsageError(f"Unknown CSV column {column!r}. Did you mean {near!r}?", _FIRST_LINE)
     if "path" not in columns or len(set(columns)) != len(columns) or len(lines) < 2:
         raise UsageError(

@@ -19,14 +19,19 @@ import numpy as np
 
 from fedcache.errors import MachineError, UsageError
 from fedcache.extract.datasets import columns, tree
-from fedcache.extract.datasets.class_labels import UNKNOWN
 from fedcache.extract.datasets.columns import Asked, TableRows
-from fedcache.extract.datasets.dataset import SPLIT_WORDS, Context, Dataset, Source
+from fedcache.extract.datasets.dataset import SPLIT_WORDS as SPLIT_NAMES
+from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.record_sources import ArrowRows, ParquetRows, Shards, open_arrow
 from fedcache.extract.digests import stat_key
 from fedcache.optional import need_arrow, needed_library
 from fedcache.parsing import parse_json
-from fedcache.store.file_rows import explain_damage
+from fedcache.tables.file_rows import explain_damage
+from fedcache.tables.labels import with_names
+from fedcache.tables.splits import SPLIT_WORDS, split_named
+from fedcache.tables.table_files import class_names_of, hugging_face_features, usable_features
+from fedcache.tables.table_readers import GatheredColumn
+from fedcache.tables.words import Column, Unread
 
 SUFFIXES = (".parquet", ".arrow")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -45,10 +50,9 @@ class RecordFile:
 
 def key(rest: str, context: Context) -> list[Any]:
     """The place, the columns that the spec names, and the stat of every file."""
-    asked = columns.parse_rest(rest)
+    asked = columns.parse_rest(rest, "hf")
     path = _locate(asked.place, context)
-    named = ["hf", asked.images, asked.label, None if asked.groups is None else list(asked.groups)]
-    return [*named, tree.listing_digest(path, context.within(path)) if path.is_dir() else stat_key(path)]
+    return ["hf", asked.facts, tree.listing_digest(path, context.within(path)) if path.is_dir() else stat_key(path)]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -57,24 +61,21 @@ def load(rest: str, context: Context) -> Dataset:
     Raises UsageError for files without images, several configurations, or columns that make no sense, MachineError for
     a name that was not pulled, and without pyarrow.
     """
-    asked = columns.parse_rest(rest)
+    asked = columns.parse_rest(rest, "hf")
     path, facts = _locate(asked.place, context), key(rest, context)
     need_arrow(f"hf:{asked.place}")
     files, left_out = _files(path, context)
     features = _features(files[0], path)
     image = _image_column(files[0].schema, features, asked, path)
-    label = _label_column(files[0].schema, features, asked, path)
     by_split: dict[int | None, list[RecordFile]] = {}
     for file in files:
         by_split.setdefault(file.split, []).append(file)
-    parts = [_rows(by_split[split], split, image, label, features) for split in sorted(by_split, key=_word)]
-    named = features.get(label or "", {}).get("names", ())
-    how = f"images from {image}{f', labels from {label}' if label else ', no labels'}, of {len(files)} "
-    how += f"{files[0].path.suffix[1:]} file{'s' if len(files) > 1 else ''}"
+    parts = [_rows(by_split[split], split, image, features) for split in sorted(by_split, key=_word)]
+    how = f"images from {image}, of {len(files)} {files[0].path.suffix[1:]} file{'s' if len(files) > 1 else ''}"
     if left_out:
         how += f"; left out, as no split of theirs is known: {', '.join(left_out[:4])}{', ...' if left_out[4:] else ''}"
     return columns.assemble(
-        f"hf:{rest}", path, parts, asked=asked, class_names=named, how=how, facts=facts, context=context
+        f"hf:{rest}", path, parts, asked=asked, class_names=None, how=how, facts=facts, context=context
     )
 
 
@@ -139,16 +140,14 @@ def _locate(place: str, context: Context) -> Path:
 
 
 def _word(split: int | None) -> str:
-    return "" if split is None else SPLIT_WORDS[split]
+    return "" if split is None else SPLIT_NAMES[split]
 
 
 def split_in(relative: str) -> int | None:
     """The split that the name of a file says, or a folder above it: that nearest to the file."""
     *folders, name = relative.split("/")
-    for token in re.split(r"[-_.]", name.lower()):
-        if token in columns.SPLIT_CODES:
-            return columns.SPLIT_CODES[token]
-    return next((columns.SPLIT_CODES[f.lower()] for f in reversed(folders) if f.lower() in columns.SPLIT_CODES), None)
+    of_file = split_named(re.split(r"[-_.]", name))
+    return split_named([*reversed(folders)]) if of_file is None else of_file
 
 
 def _files(path: Path, context: Context) -> tuple[list[RecordFile], list[str]]:
@@ -185,7 +184,7 @@ def _files(path: Path, context: Context) -> tuple[list[RecordFile], list[str]]:
 
 def _configuration(name: str) -> str:
     """The folders above a file that are neither its split nor ``data``."""
-    kept = [f for f in name.split("/")[:-1] if f.lower() not in columns.SPLIT_CODES and f != "data"]
+    kept = [f for f in name.split("/")[:-1] if f.lower() not in SPLIT_WORDS and f != "data"]
     return "/".join(kept)
 
 
@@ -230,23 +229,10 @@ def _open(path: Path, split: int | None) -> RecordFile:
 
 def _features(file: RecordFile, root: Path) -> dict[str, dict[str, Any]]:
     """What Hugging Face says of the columns: in the file itself, else in ``dataset_info.json`` beside or above it."""
-    held: Any = {}
-    try:
-        held = parse_json((file.schema.metadata or {}).get(b"huggingface", b"{}"))
-    except ValueError:
-        held = {}
-    found = (
-        held.get("info", {}).get("features") if isinstance(held, dict) and isinstance(held.get("info"), dict) else None
-    )
+    found = hugging_face_features(file.schema)
     for folder in (file.path.parent, root):
-        found = found or _read_json(folder / "dataset_info.json").get("features")
-    if not isinstance(found, dict):
-        return {}
-    features = {name: feature for name, feature in found.items() if isinstance(feature, dict)}
-    for feature in features.values():
-        if not (isinstance(feature.get("names"), list) and all(isinstance(n, str) for n in feature["names"])):
-            feature.pop("names", None)
-    return features
+        found = found or usable_features(_read_json(folder / "dataset_info.json").get("features"))
+    return found
 
 
 def _image_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: Path) -> str:
@@ -258,7 +244,7 @@ def _image_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: 
         return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
     like = [f.name for f in schema if holds_bytes(f.type)]
-    chosen = columns.choose(list(schema.names), (), asked.images, str(path), "--images-key")
+    chosen = columns.choose(list(schema.names), (), asked.content, str(path), "--images-key")
     if chosen is None:
         marked = [name for name in like if features.get(name, {}).get("_type") == "Image"] or like
         chosen = marked[0] if len(marked) == 1 else columns.choose(marked, columns.IMAGES)
@@ -270,18 +256,6 @@ def _image_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: 
             "Images are columns of bytes, or of {bytes, path}; --images-key NAME names one",
         )
     return chosen
-
-
-def _label_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: Path) -> str | None:
-    """The column asked for, else the one of a usual name, else the only ``ClassLabel``."""
-    if asked.label:
-        return columns.choose([f.name for f in schema if _is_scalar(f)], (), asked.label, str(path), "--label-key")
-    marked = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
-    scalars = [f.name for f in schema if _is_scalar(f)]
-    found = columns.choose(marked, columns.LABELS) or columns.choose(scalars, columns.LABELS)
-    if found is None and len(marked) > 1:
-        raise UsageError(f"{path} has several columns of classes: {', '.join(marked)}.", "--label-key NAME names one")
-    return found or (marked[0] if marked else None)
 
 
 def _is_scalar(field: Any) -> bool:
@@ -304,22 +278,21 @@ def _kind_of(field: Any) -> str:
     return str(field.type).partition("<")[0] or "another type"
 
 
-def _rows(
-    files: Sequence[RecordFile], split: int | None, image: str, label: str | None, features: Mapping[str, Any]
-) -> TableRows:
+def _rows(files: Sequence[RecordFile], split: int | None, image: str, features: dict[str, dict[str, Any]]) -> TableRows:
     """The rows of a split: all columns but the images are read."""
-    wanted = [f.name for f in files[0].schema if _is_scalar(f) and f.name != image]
-    held = {name: _column(files, name, is_label=name == label) for name in wanted}
-    domain = columns.choose([n for n in wanted if n != label], columns.DOMAINS)
-    given = (
-        None if split is not None else columns.choose([n for n in wanted if n not in (label, domain)], columns.SPLITS)
-    )
-    groups = {}
-    for name in wanted:
-        if name in (label, domain, given):
+    held: dict[str, Column] = {}
+    names = class_names_of(features)
+    for field in files[0].schema:
+        if field.name == image:
             continue
-        names = features.get(name, {}).get("names")
-        groups[name] = _words(held[name], names) if names and held[name].dtype.kind in "iu" else held[name]
+        if not _is_scalar(field):
+            held[field.name] = Unread((), str(field.type), f"{_kind_of(field)}, no single value a row")
+            continue
+        column = _column(files, field.name)
+        listed = names.get(field.name)
+        if listed and isinstance(column, np.ndarray):
+            column = with_names(column, listed, f"{files[0].path}: {field.name}")
+        held[field.name] = column
     sources: list[Source] = []
     for file in files:
         stat = file.path.stat()
@@ -329,49 +302,18 @@ def _rows(
             ArrowRows(file.path, stamp, image) if arrow else ParquetRows(file.path, stamp, image, file.groups)
         )
     count = sum(file.rows for file in files)
-    unused = {f.name: f"{_kind_of(f)}, no single value a row" for f in files[0].schema if not _is_scalar(f)}
-    unused.pop(image, None)
-    return TableRows(
-        columns.row_names(count, split),
-        Shards(sources, [file.rows for file in files]),
-        None if label is None else held[label],
-        split,
-        None if given is None else held[given],
-        None if domain is None else held[domain],
-        groups,
-        unused,
-    )
+    return TableRows(columns.row_names(count, split), Shards(sources, [file.rows for file in files]), held, split)
 
 
-def _column(files: Sequence[RecordFile], name: str, *, is_label: bool) -> Any:
-    """A column of all files: numbers as an array, words in one of objects with None for empty ones.
-
-    No label is ``UNKNOWN``.
-    """
-    import pyarrow as pa
+def _column(files: Sequence[RecordFile], name: str) -> Column:
+    """A column of all files."""
     import pyarrow.parquet as pq
 
-    chunks: list[Any] = []
+    found = GatheredColumn()
     for file in files:
         with explain_damage(file.path):
             arrow = file.path.suffix == ".arrow"
             table = open_arrow(file.path) if arrow else pq.read_table(file.path, columns=[name], partitioning=None)
-            chunks += table.column(name).chunks
-    with explain_damage(files[0].path):
-        whole = pa.chunked_array(chunks, type=files[0].schema.field(name).type)
-        if pa.types.is_dictionary(whole.type):
-            whole = whole.cast(whole.type.value_type)
-        if pa.types.is_uint64(whole.type) and not whole.null_count:
-            return whole.to_numpy()  # which may fit no int64
-        if pa.types.is_integer(whole.type) and (is_label or not whole.null_count):
-            return whole.cast(pa.int64(), safe=False).fill_null(UNKNOWN).to_numpy()
-        if pa.types.is_floating(whole.type) or (pa.types.is_boolean(whole.type) and not whole.null_count):
-            return whole.to_numpy()
-        return np.array(whole.cast(pa.string()).to_pylist(), dtype=object)
-
-
-def _words(numbers: Any, names: Sequence[str]) -> Any:
-    """The names of classes by number; a number without a name is none."""
-    table = np.array([*names, ""], dtype=object)
-    index = np.asarray(numbers, dtype=np.int64)
-    return table[np.where((index >= 0) & (index < len(names)), index, len(names))]
+            for chunk in table.column(name).chunks:
+                found.add(chunk)
+    return found.column(text=False)

@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 from fedcache.errors import CorruptionError, FedcacheError, UsageError
 from fedcache.extract.datasets import columns, tree
 from fedcache.extract.datasets.array_files import MOST_COLUMN
-from fedcache.extract.datasets.columns import Asked, TableRows
-from fedcache.extract.datasets.dataset import SPLIT_WORDS, Context, Dataset, Source
+from fedcache.extract.datasets.columns import LABEL, Asked, TableRows
+from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.row_sources import BLOCK, BlockRows, FixedRows, Packed, PackedBlocks, layout_of
 from fedcache.extract.digests import stat_key
+from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS
+from fedcache.tables.words import Column
 
 _IMAGES = re.compile(r"(?P<stem>.*?)(?P<split>train|t10k|test)?-?images[-.]idx\d-ubyte(?P<gz>\.gz)?", re.IGNORECASE)
 _DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
@@ -49,8 +51,8 @@ def load(rest: str, context: Context) -> Dataset:
         f"idx:{rest}",
         place.parent / place.name.split(".")[0] if place.is_file() else place,
         [part for part, _ in parts],
-        asked=Asked(rest),
-        class_names=(),
+        asked=columns.with_label(Asked(rest), [part for part, _ in parts]),
+        class_names=None,
         how=f"images {' and '.join(sizes)} from {', '.join(file.name for file in files)}",
         facts=facts,
         context=context,
@@ -93,7 +95,7 @@ def _locate(rest: str, context: Context) -> list[Path]:
 
 def _word(split: str) -> str:
     """The word of a split in the names of rows; empty for a file that names none."""
-    return SPLIT_WORDS[columns.SPLIT_CODES[split]] if split else ""
+    return SPLIT_NAMES[SPLIT_WORDS[split]] if split else ""
 
 
 def _labels_beside(images: Path, context: Context) -> Path | None:
@@ -122,17 +124,19 @@ def _part(images: Path, *, alone: bool, context: Context) -> tuple[TableRows, st
         if stamp[0] != start + math.prod(shape):
             raise _damaged(images, f"it has {stamp[0]:,} bytes; {start + math.prod(shape):,} were expected")
         source = FixedRows(images.absolute(), stamp, start, layout)
-    file, groups, label = _labels_beside(images, context), {}, None
+    file = _labels_beside(images, context)
+    found: dict[str, Column] = {}
     if file is not None:
         label = _numbers(file)
         if len(label) != shape[0]:
             raise _damaged(file, f"it has {len(label):,} labels for {shape[0]:,} images")
-        if label.ndim == 2:
-            groups, label = ({"writer": label[:, _WRITER]} if label.shape[1] > _WRITER else {}), label[:, 0]
+        found[LABEL] = label if label.ndim == 1 else label[:, 0]
+        if label.ndim == 2 and label.shape[1] > _WRITER:
+            found["writer"] = label[:, _WRITER]
     match = _IMAGES.fullmatch(images.name)
     word = (match["split"] or "").lower() if match else ""
-    split = columns.SPLIT_CODES[word] if word and not (alone and word != "train") else None
-    return TableRows(columns.row_names(shape[0], split), source, label, split, groups=groups), str(layout)
+    split = SPLIT_WORDS[word] if word and not (alone and word != "train") else None
+    return TableRows(columns.row_names(shape[0], split), source, found, split), str(layout)
 
 
 def _open(path: Path) -> IO[bytes]:

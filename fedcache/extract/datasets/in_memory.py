@@ -20,12 +20,15 @@ from PIL import Image
 
 from fedcache.errors import UsageError
 from fedcache.extract.datasets import columns
-from fedcache.extract.datasets.columns import Asked, TableRows
-from fedcache.extract.datasets.dataset import SPLIT_WORDS, Context, Dataset, uid_of
+from fedcache.extract.datasets.columns import LABEL, Asked, TableRows
+from fedcache.extract.datasets.dataset import Context, Dataset, uid_of
 from fedcache.extract.datasets.row_sources import layout_of
 from fedcache.extract.datasets.specs import HELD
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import from_pillow
+from fedcache.tables.roles import LABELS
+from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS
+from fedcache.tables.words import Column, objects_of
 
 """Kind of the spec of such a dataset, which names no place."""
 
@@ -59,9 +62,10 @@ def load(source: Any, context: Context) -> Dataset:
         how = f"images of a {type(items).__name__}"
     first = next(iter(_by_split(source)))[1]
     named = getattr(first, "classes", ())
-    named = tuple(named) if isinstance(named, list | tuple) and all(isinstance(n, str) for n in named) else ()
+    listed = isinstance(named, list | tuple) and len(named) > 0 and all(isinstance(n, str) for n in named)
     return columns.assemble(
-        f"{HELD}:images", Path("images"), parts, asked=Asked(""), class_names=named, how=how, facts=[], context=context,
+        f"{HELD}:images", Path("images"), parts, asked=columns.with_label(Asked(""), parts),
+        class_names=tuple(named) if listed else None, how=how, facts=[], context=context,
         uid=np.concatenate(uids),
     )  # fmt: skip
 
@@ -80,14 +84,14 @@ def can_travel(source: Any) -> str | None:
 def _by_split(source: Any) -> list[tuple[int | None, Any]]:
     """The items of each split, in the order of the splits' words; of None where none is named."""
     if isinstance(source, Mapping):
-        wrong = [name for name in source if str(name).lower() not in columns.SPLIT_CODES]
+        wrong = [name for name in source if str(name).lower() not in SPLIT_WORDS]
         if wrong or not source:
             raise UsageError(
                 f"The dictionary has the keys {', '.join(map(repr, list(source)[:5]))}, and no splits alone.",
                 f"Expected {_EXPECTED}",
             )
-        coded = {columns.SPLIT_CODES[str(name).lower()]: items for name, items in source.items()}
-        return [(code, _checked(coded[code])) for code in sorted(coded, key=SPLIT_WORDS.__getitem__)]
+        coded = {SPLIT_WORDS[str(name).lower()]: items for name, items in source.items()}
+        return [(code, _checked(coded[code])) for code in sorted(coded, key=SPLIT_NAMES.__getitem__)]
     return [(None, _checked(source))]
 
 
@@ -118,9 +122,12 @@ def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, N
         fields.append(others)
         if context.progress is not None:
             context.progress(row + 1, count)
-    groups = {name: [held.get(name) for held in fields] for held in fields[:1] for name in held}
+    fields_of_all = dict.fromkeys(name for held in fields for name in held)
+    found: dict[str, Column] = {name: objects_of([held.get(name) for held in fields]) for name in fields_of_all}
+    if any(label is not None for label in labels):
+        found[LABEL] = objects_of(labels)
     return (
-        TableRows(names, ItemSource(items), _column(labels), split, groups=groups),
+        TableRows(names, ItemSource(items), found, split),
         np.frombuffer(bytes(uid), dtype=np.uint8).reshape(-1, 16),
     )
 
@@ -144,7 +151,7 @@ def _split_item(item: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
         return item[0], item[1], {}
     if isinstance(item, Mapping):
         names = [str(name) for name in item]
-        image, label = columns.choose(names, columns.IMAGES), columns.choose(names, columns.LABELS)
+        image, label = columns.choose(names, columns.IMAGES), columns.choose(names, LABELS)
         if image is None:
             raise UsageError(f"Item {row} has the keys {', '.join(names[:8])}.", "Expected image and label among them")
         others = {n: v for n, v in item.items() if n not in (image, label) and isinstance(v, str | int | float | bool)}
@@ -194,12 +201,3 @@ def _plain(label: Any, row: int) -> Any:
     if label is None or isinstance(label, str | int | float):
         return label
     raise UsageError(f"The label of item {row} is a {type(label).__name__}.", "Expected a number, a word or None")
-
-
-def _column(labels: list[Any]) -> Any:
-    """Labels as a column: numbers where all are numbers, else words; None is unknown."""
-    if any(isinstance(label, str) for label in labels):
-        return np.array(["" if label is None else str(label) for label in labels], dtype=object)
-    if all(isinstance(label, bool) for label in labels):
-        return np.array(labels, dtype=bool)
-    return np.array([float("nan") if label is None else label for label in labels], dtype=np.float64)

@@ -1,6 +1,6 @@
 """Datasets that are pickles of plain data: the content of one, and the images in it.
 
-What a pickle may hold, and why nothing in it is run, is in ``store/plain_pickle.py``.
+What a pickle may hold, and why nothing in it is run, is in ``tables/plain_pickle.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedcache.errors import CorruptionError, FedcacheError, MachineError
 from fedcache.extract.datasets.paper import damaged
 from fedcache.extract.image_files import BadImage
-from fedcache.store.plain_pickle import load_plain
+from fedcache.tables.plain_pickle import load_plain
 
 
 def load(path: Path) -> Any:

@@ -25,13 +25,13 @@ USUAL = ("rows", "waves", "waveforms", "audio", "signals", "samples", "data", "x
 
 def key(rest: str, context: Context) -> list[Any]:
     """The place, the columns that the spec names, and the stat of every file."""
-    asked = columns.parse_rest(rest, columns.ROW_KEYS)
+    asked = columns.parse_rest(rest, "rows")
     return ["rows", *arrays.facts_of(asked, context)]
 
 
 def load(rest: str, context: Context) -> Dataset:
     """The dataset of ``rows:FILE``; errors as of ``arrays:FILE``."""
-    asked = columns.parse_rest(rest, columns.ROW_KEYS)
+    asked = columns.parse_rest(rest, "rows")
     return arrays.load_arrays(NUMBERS, f"rows:{rest}", asked, key(rest, context), context)
 
 

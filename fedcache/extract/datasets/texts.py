@@ -13,8 +13,7 @@ Each process holds the column in memory, once.
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,28 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import MachineError, UsageError, unknown
-from fedcache.extract.datasets import columns, dataset
-from fedcache.extract.datasets.columns import Asked
-from fedcache.extract.datasets.dataset import ONE_DOMAIN, Context, Dataset
+from fedcache.extract.datasets import columns
+from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.inputs import TEXTS
-from fedcache.extract.recipe import slug as safe
-from fedcache.store.embedding_columns import (
-    DOMAINS,
-    LABELS,
-    codes_of,
-    find_column,
-    find_names,
-    find_splits,
-    groups_of,
-    groups_sentence,
-    unlabelled_sentence,
-)
-from fedcache.store.embedding_columns import TEXTS as USUAL_TEXTS
-from fedcache.store.file_rows import ending_of, explain_damage, stem_of
-from fedcache.store.table_readers import BATCH, read_others
-from fedcache.store.tables import TABLES, Table, are_words, arrow
+from fedcache.tables.file_rows import ending_of, explain_damage
+from fedcache.tables.roles import TEXTS as USUAL_TEXTS
+from fedcache.tables.roles import find_column, find_names, read_roles
+from fedcache.tables.table_files import TABLES, Table, are_words, arrow
+from fedcache.tables.table_readers import BATCH, read_others
 
 HOLDS = TEXTS
 MOST = 4 << 30
@@ -54,8 +41,8 @@ MOST = 4 << 30
 
 def key(rest: str, context: Context) -> list[Any]:
     """The columns that the spec names, and the stat of the file."""
-    asked = columns.parse_rest(rest, columns.TEXT_KEYS)
-    return ["texts", [list(pair) for pair in sorted(asked.said.items())], *stat_key(_locate(asked.place))]
+    asked = columns.parse_rest(rest, "texts")
+    return ["texts", asked.facts, *stat_key(_locate(asked.place))]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -63,10 +50,14 @@ def load(rest: str, context: Context) -> Dataset:
 
     Raises UsageError for a missing or damaged file, and for columns that make no sense.
     """
-    asked, facts = columns.parse_rest(rest, columns.TEXT_KEYS), key(rest, context)
+    asked, facts = columns.parse_rest(rest, "texts"), key(rest, context)
     path = _locate(asked.place)
-    raw, column, source = _read(path, asked.said.get("text"))
-    return _assembled(f"texts:{rest}", path, raw, column, source, asked, facts, context)
+    raw, column, source = _read(path, asked.content or None)
+    roles = read_roles(path, raw, len(source), asked.choice)
+    how = f"texts from {column}"
+    return columns.dataset_of_rows(
+        f"texts:{rest}", path, source, roles, {}, how=how, facts=facts, context=context, holds=TEXTS
+    )
 
 
 def open_texts(path: Path) -> tuple[list[str], TextSource]:
@@ -99,79 +90,6 @@ def _explained(path: Path) -> Iterator[None]:
             raise
         hint = "Write it again as UTF-8; a text with commas or line breaks stands in quotes."
         raise UsageError(error.message, hint) from error
-
-
-def _assembled(
-    spec: str,
-    path: Path,
-    raw: dict[str, Any],
-    column: str,
-    source: TextSource,
-    asked: Asked,
-    facts: list[Any],
-    context: Context,
-) -> Dataset:
-    """The dataset of the columns of a table, its rows in the order of their names."""
-    said, count = asked.said, len(source)
-    label_key = find_column(path, raw, said.get("label"), LABELS, "--label-key")
-    label: NDArray[np.int32] = np.full(count, -1, np.int32)
-    classes: tuple[str, ...] = ()
-    lost: dict[str, int] = {}
-    if label_key is not None:
-        label, classes, lost = codes_of(path, label_key, raw[label_key], (), "classes", count, unknown_code=-1)
-    domain_key = find_column(path, raw, said.get("domain"), DOMAINS, "?domain")
-    domain: NDArray[np.int32] = np.zeros(count, np.int32)
-    domains: tuple[str, ...] = (ONE_DOMAIN,)
-    if domain_key is not None:
-        domain, domains, _ = codes_of(path, domain_key, raw[domain_key], (), "domains", count, unknown_code=0)
-    split_key, given, told = find_splits(path, raw, said.get("split"), count)
-    name_key, names, more = find_names(path, raw, said.get("name"), count)
-    if twice := [name for name, n in Counter(names).items() if n > 1]:
-        raise UsageError(f"{path}: the name {twice[0]!r} is there twice.", "Name another column: ?name=COLUMN")
-    meanings = {label_key: "class", domain_key: "domain", split_key: "split", name_key: "name"}
-    taken = {name: what for name, what in meanings.items() if name is not None}
-    groups, left = groups_of(path, raw, taken, count, asked.groups)
-    order = np.array(sorted(range(count), key=names.__getitem__), dtype=np.int64)
-    ordered = dataset.RowsSource(source, order)
-    sorted_names = [names[row] for row in order.tolist()]
-    uid, unreadable = dataset.read_uids(ordered, sorted_names, facts, context)
-    # Classes are those that have a row, as of images: codes that no row has are not among them.
-    label, classes = _used(label[order], classes)
-    domain_codes = dataset.domain_column(domain[order].astype(np.int64), domains)
-    split, note = columns.complete_split(
-        None if given is None else given[order], label, domain_codes, uid, path, holds=TEXTS
-    )
-    notes = [
-        f"{path.name}: texts from {column}" + (f", labels from {label_key}" if label_key else ", no labels"),
-        dataset.counts(split, classes, domains, TEXTS),
-        note,
-        f"{unreadable:,} without a text, which will be quarantined" if unreadable else "",
-        *(line.rstrip(".") for line in (*told, *more, *unlabelled_sentence(lost, count))),
-        *(line.rstrip(".") for line in groups_sentence(groups, left)),
-    ]
-    return Dataset(
-        spec=spec,
-        slug=safe(stem_of(path))[:64].lstrip(".") or "texts",
-        classes=classes,
-        domains=domains,
-        names=tuple(sorted_names),
-        label=label,
-        domain=domain_codes,
-        split=split,
-        uid=uid,
-        template=None,
-        reading="; ".join(note for note in notes if note),
-        source=ordered,
-        groups={name: group.take(order) for name, group in groups.items()},
-        holds=TEXTS,
-    )
-
-
-def _used(label: NDArray[np.int32], classes: Sequence[str]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Labels and classes without classes that no row has."""
-    used = np.unique(label[label >= 0])
-    coded = np.where(label >= 0, np.searchsorted(used, label), -1).astype(np.int32)
-    return coded, tuple(classes[code] for code in used.tolist())
 
 
 def _locate(place: str) -> Path:

@@ -24,14 +24,15 @@ import numpy as np
 
 from fedcache.errors import UsageError
 from fedcache.extract.datasets import archives, columns, tree
-from fedcache.extract.datasets.class_labels import UNKNOWN
-from fedcache.extract.datasets.columns import Asked, TableRows
+from fedcache.extract.datasets.columns import LABEL, Asked, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.datasets.hf import split_in
 from fedcache.extract.datasets.record_sources import Shards
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import EXTENSIONS, BadImage
 from fedcache.parsing import parse_json
+from fedcache.tables.roles import LABELS
+from fedcache.tables.words import Unread
 
 MOST_TEXT = 1 << 20
 """Largest .cls, .txt or .json that is read, in bytes."""
@@ -59,9 +60,8 @@ class _Shard:
 
 def key(rest: str, context: Context) -> list[Any]:
     """The columns that the spec names, and the stat of every shard."""
-    asked = columns.parse_rest(rest)
-    named = ["webdataset", asked.images, asked.label, None if asked.groups is None else list(asked.groups)]
-    return [*named, [stat_key(path) for path in _shards(asked.place, context)[1]]]
+    asked = columns.parse_rest(rest, "webdataset")
+    return ["webdataset", asked.facts, [stat_key(path) for path in _shards(asked.place, context)[1]]]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -70,33 +70,28 @@ def load(rest: str, context: Context) -> Dataset:
     Raises UsageError for a pattern that matches nothing, samples without images or compressed shards, CorruptionError
     for damaged or hostile ones.
     """
-    asked, facts = columns.parse_rest(rest), key(rest, context)
+    asked, facts = columns.parse_rest(rest, "webdataset"), key(rest, context)
     top, paths = _shards(asked.place, context)
     left: Counter[str] = Counter()
     shards = [_read_shard(top, path, asked, left) for path in paths]
     known = [shard for shard in shards if shard.split is not None]
     left_out = [shard.name for shard in shards if known and shard.split is None]
     shards = known or shards
-    labels = _plain([label for shard in shards for label in shard.labels])
-    _check_captions(labels)
-    ends = np.cumsum([len(shard.keys) for shard in shards])
-    by_split: dict[int | None, list[int]] = {}
-    for i, shard in enumerate(shards):
-        by_split.setdefault(shard.split, []).append(i)
-    parts = [
-        _rows([shards[i] for i in which], np.concatenate([labels[: ends[i]][-len(shards[i].keys) :] for i in which]))
-        for which in by_split.values()
-    ]
+    _check_captions([label for shard in shards for label in shard.labels])
+    by_split: dict[int | None, list[_Shard]] = {}
+    for shard in shards:
+        by_split.setdefault(shard.split, []).append(shard)
+    parts = [_rows(of_split) for of_split in by_split.values()]
     how = f"{len(shards)} shard{'s' if len(shards) > 1 else ''}"
-    how += f", labels from {asked.label}" if asked.label else ""
     if left_out:
         how += f"; left out, as no split of theirs is known: {', '.join(left_out[:4])}{', ...' if left_out[4:] else ''}"
     if left:
         how += "; not used: " + ", ".join(f"{n:,} .{ending}" for ending, n in left.most_common(6))
     where = paths[0] if len(paths) == 1 else top  # what the dataset is called after
     return columns.assemble(
-        f"webdataset:{rest}", where, parts, asked=asked, class_names=(), how=how, facts=facts, context=context
-    )
+        f"webdataset:{rest}", where, parts, asked=columns.with_label(asked, parts), class_names=None, how=how,
+        facts=facts, context=context,
+    )  # fmt: skip
 
 
 def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
@@ -167,7 +162,7 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
         if not sample:  # hidden
             continue
         whole, ending = f"{folder}/{sample}" if folder else sample, ending.lower()
-        if ending == asked.images.lower().lstrip(".") if asked.images else f".{ending}" in EXTENSIONS:
+        if ending == asked.content.lower().lstrip(".") if asked.content else f".{ending}" in EXTENSIONS:
             if whole in images:
                 first = entries.names[images[whole]]
                 raise UsageError(
@@ -212,13 +207,15 @@ def _said(
             fields = {str(k): v for k, v in held.items() if isinstance(v, str | int | float | bool)}
             nested |= {str(k): "lists" for k, v in held.items() if isinstance(v, list)}
             nested |= {str(k): "objects" for k, v in held.items() if isinstance(v, dict)}
-    if asked.label:
-        if asked.label in ("cls", "txt"):
-            return (_text(reader, parts[asked.label], path).strip() if asked.label in parts else None), fields
-        return fields.pop(asked.label, None), fields
+    if asked.choice.label:
+        if asked.choice.label in ("cls", "txt"):
+            return (
+                _text(reader, parts[asked.choice.label], path).strip() if asked.choice.label in parts else None
+            ), fields
+        return fields.pop(asked.choice.label, None), fields
     if "cls" in parts:
         return _text(reader, parts["cls"], path).strip(), fields
-    field = columns.choose(list(fields), columns.LABELS)
+    field = columns.choose(list(fields), LABELS)
     if field is not None:
         return fields.pop(field), fields
     return (_text(reader, parts["txt"], path).strip() if "txt" in parts else None), fields
@@ -234,27 +231,9 @@ def _text(reader: archives.ArchiveSource, i: int, path: Path) -> str:
         raise UsageError(f"{name} in {path} is no text in UTF-8.", "Write it again") from None
 
 
-def _plain(values: Sequence[Any]) -> Any:
-    """Values of samples as a column: whole numbers, also as texts, where all are such, else words.
-
-    ``UNKNOWN`` is none among numbers.
-    """
-    known = [value for value in values if value is not None]
-    if known and all(re.fullmatch(r"-?\d{1,18}", str(value)) for value in known):
-        return np.array([UNKNOWN if value is None else int(value) for value in values], dtype=np.int64)
-    return np.array(["" if value is None else str(value) for value in values], dtype=object)
-
-
-def _grouped(values: Sequence[Any]) -> Any:
-    """A field as a column that may be a group: numbers stay numbers, NaN where there is none."""
-    if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
-        return np.array([float("nan") if value is None else value for value in values], dtype=np.float64)
-    return np.array(values, dtype=object)
-
-
-def _check_captions(labels: Any) -> None:
+def _check_captions(labels: Sequence[Any]) -> None:
     """Refuse texts that are captions and not classes: most samples have one of their own, of several words."""
-    known = [label for label in labels.tolist() if label] if labels.dtype == object else []
+    known = [label for label in labels if isinstance(label, str) and label]
     if len(known) > FEW and 2 * len(set(known)) > len(known) and any(" " in label for label in known):
         raise UsageError(
             f"{len(set(known)):,} of {len(known):,} samples have a text of their own, such as {known[0][:60]!r}: these "
@@ -263,20 +242,20 @@ def _check_captions(labels: Any) -> None:
         )
 
 
-def _rows(shards: Sequence[_Shard], labels: Any) -> TableRows:
+def _rows(shards: Sequence[_Shard]) -> TableRows:
     """The rows of the shards of a split."""
     fields = [held for shard in shards for held in shard.fields]
-    names = list(dict.fromkeys(name for held in fields for name in held))
-    table = {name: [held.get(name) for held in fields] for name in names}
-    domain = columns.choose(names, columns.DOMAINS)
-    given = None if shards[0].split is not None else columns.choose(names, columns.SPLITS)
+    names = dict.fromkeys(name for held in fields for name in held)
+    found = {name: columns.column_of([held.get(name) for held in fields]) for name in names}
+    for shard in shards:
+        for name, what in shard.nested.items():
+            found.setdefault(name, Unread((), what, what))
+    labels = [label for shard in shards for label in shard.labels]
+    if any(label is not None for label in labels):
+        found[LABEL] = columns.column_of(labels)
     return TableRows(
         [tree.name_of(f"{s.name.removesuffix('.tar')}/{sample}") for s in shards for sample in s.keys],
         Shards([archives.ArchiveSource(shard.entries) for shard in shards], [len(shard.keys) for shard in shards]),
-        labels,
+        found,
         shards[0].split,
-        None if given is None else np.array(table[given], dtype=object),
-        None if domain is None else ["" if word is None else word for word in table[domain]],
-        {name: _grouped(values) for name, values in table.items() if name not in (domain, given)},
-        {name: what for shard in shards for name, what in shard.nested.items()},
     )

@@ -17,6 +17,7 @@ from fedcache.extract.datasets.specs import known_names
 from fedcache.extract.planning.own_groups import bring_groups, has_groups_of
 from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.recipe import slug
+from fedcache.parsing import slug_of
 from fedcache.progress import Observer, Silent
 from fedcache.store.catalog import (
     extracted_later,
@@ -30,7 +31,7 @@ from fedcache.store.catalog import (
 from fedcache.store.journal import journals
 from fedcache.store.own_names import bare_name
 from fedcache.store.samples import INGESTED
-from fedcache.store.store import Store, slug_of
+from fedcache.store.store import Store
 
 
 def locate_store(

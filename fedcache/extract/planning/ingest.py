@@ -28,13 +28,13 @@ from fedcache.store.catalog import (
 )
 from fedcache.store.content import Content, arrange, usable_name
 from fedcache.store.content_array import NOT_FINITE_HINT
-from fedcache.store.embedding_columns import ColumnChoice
-from fedcache.store.embedding_files import open_embeddings
 from fedcache.store.files import make_private
 from fedcache.store.groups import put_groups
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store
+from fedcache.tables.embeddings import open_embeddings
+from fedcache.tables.roles import CHOOSE_LABELS, ColumnChoice, need_labels
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,14 @@ def ingest_file(
     again = shlex.join([*words, *choice.options()])
     try:
         found = open_embeddings(file, choice)
+        if found.may_be_labels:
+            raise need_labels(file.name, found.may_be_labels)
         for line in found.notes:
             observer.note(line)
         content = arrange(found, name, drop_nan=drop_nan, observer=observer)
     except FedcacheError as error:
-        # Where the answer is another command, nothing follows it.
-        mended = file.is_file() and not error.hint.startswith("fedcache extract")
+        # Where the answer is another command or an option, the same command does not help.
+        mended = file.is_file() and not error.hint.startswith(("fedcache extract", CHOOSE_LABELS))
         hint = f"{error.hint}\nThen:  {again}" if mended else error.hint
         if error.hint == NOT_FINITE_HINT:
             hint = f"Mend these rows of the file, or leave them out:  {again} --drop-nan"
@@ -168,7 +170,7 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
         lines.append(f"No {gone} rows, so nothing can be trained and scored; {mend}, or add rows.")
         return lines, ingest_command(store)
     if not known.any() and not store.texts:
-        lines.append("No labels and no text features, which every method needs one of: add labels to the file.")
+        lines.append("This store has neither labels nor text features, and every method needs one of them.")
         return lines, ingest_command(store)
     method = "fedavg" if known.any() else "clip-zs"
     # NAME alone may mean something else.

@@ -16,8 +16,9 @@ import numpy as np
 from fedcache.errors import FedcacheError
 from fedcache.extract.datasets import Dataset, asked_for, holds_of, open_dataset
 from fedcache.progress import Observer, told_as
-from fedcache.store.groups import Group, group_digests, replace_groups
+from fedcache.store.groups import group_digests, replace_groups
 from fedcache.store.store import Store
+from fedcache.tables.groups import Group
 
 
 def has_groups_of(store: Store, spec: str, where: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from fedcache.federate.partition.rows import TEST, TRAIN, VALIDATION, Columns
 from fedcache.federate.partition.scheme import VALIDATION as ARGUMENT
 from fedcache.federate.partition.scheme import Value
 from fedcache.federate.partition.validation import with_validation
-from fedcache.store.groups import Group
+from fedcache.tables.groups import Group
 
 NAME = "given"
 PARTS = ("train", "test", "validation")

@@ -26,8 +26,8 @@ from fedcache.federate.partition.scheme import (
     number_of,
 )
 from fedcache.federate.partition.schemes import SCHEMES
-from fedcache.store.groups import Group
 from fedcache.store.samples import held_out
+from fedcache.tables.groups import Group
 
 NAME = "natural"
 NAMED = 10

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedcache.errors import CorruptionError, UsageError, unknown
 from fedcache.store.files import canonical_json
-from fedcache.store.groups import Group
+from fedcache.tables.groups import Group
 
 TRAIN, TEST, VALIDATION = 0, 1, 2
 SPLITS = {TRAIN: "training", TEST: "test"}

@@ -15,7 +15,7 @@ from fedcache.errors import UsageError
 from fedcache.federate.partition.client_table import ClientTable, Validation
 from fedcache.federate.partition.row_lists import RowLists, is_among
 from fedcache.federate.partition.rows import VALIDATION, Columns
-from fedcache.store.groups import Group
+from fedcache.tables.groups import Group
 
 OWN_SPLIT = "split"
 """The word for the dataset's own split, in the place of a share."""

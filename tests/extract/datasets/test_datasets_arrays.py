@@ -18,9 +18,9 @@ from refusal import refused
 
 import fedcache as fc
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import class_labels, open_dataset, peek
-from fedcache.extract.datasets.class_labels import UNKNOWN, coded_labels, joined_labels
-from fedcache.extract.datasets.columns import coded_splits, parse_rest, with_keys
+from fedcache.extract.datasets import columns as column_names
+from fedcache.extract.datasets import open_dataset, peek
+from fedcache.extract.datasets.columns import parse_rest, with_keys
 from fedcache.extract.datasets.listing import info
 from fedcache.extract.datasets.row_sources import layout_of
 from fedcache.extract.digests import DigestMemory
@@ -164,25 +164,26 @@ def test_other_columns_are_groups_domains_and_splits(tmp_path: Path, memory: Dig
     assert data.domains == ("0", "1")
     assert {n: g.words for n, g in data.groups.items()} == {"hospital": ("0", "1", "2"), "site": ("x", "y")}
     assert data.groups["hospital"].codes.tolist() == [0, 1, 2] * 6 + [0, 1]
-    assert "not used: bbox (4 values a row), names_of_things (3 values for 20 rows), age (floats that" in data.reading
-    assert "5 without a label" in data.reading
+    assert "Not used: age (floats that are not whole), bbox (4 values a row), names_of_things (3 values" in data.reading
+    assert "5 of 20 rows are unlabelled" in data.reading
     assert list(opened(path, memory, "?group=site").groups) == ["site"]
-    refused(lambda: opened(path, memory, "?group=age"), "'age'", "not whole")
+    refused(lambda: opened(path, memory, "?group=age"), "age", "not whole")
     refused(lambda: opened(path, memory, "?group=sites"), "Did you mean 'site'")
-    refused(lambda: opened(path, memory, "?group=bbox"), "'bbox'", "no group: it has 4 values a row")
-    assert "not used" not in opened(path, memory, "?group=site").reading  # what was not asked for
+    refused(lambda: opened(path, memory, "?group=bbox"), "bbox cannot be a group: 4 values a row")
+    assert "Not used" not in opened(path, memory, "?group=site").reading  # what was not asked for
 
 
 def test_columns_without_a_split_beside_those_with_one_are_named(tmp_path: Path, memory: DigestMemory) -> None:
     columns = {"x_train": RGB, "y_train": LABELS, "x_test": GRAY, "y_test": LABELS, "meta": np.arange(7)}
     data = opened(write(tmp_path / "a.npz", **columns), memory)
-    assert "not used: meta (no split in its name)" in data.reading
+    assert "Not used: meta (no split in its name)" in data.reading
     named = opened(write(tmp_path / "c.npz", **columns, class_names=np.array(["w", "x", "y", "z"])), memory)
     assert named.classes == ("w", "x", "y", "z")
-    assert named.reading.count("not used") == 1
+    assert named.reading.count("Not used") == 1
     assert "class_names" not in named.reading
     many = {f"m{i:02d}": np.arange(7) for i in range(20)}
-    assert "m11 (7 values for 20 rows), 8 more" in opened(write(tmp_path / "b.npz", x=RGB, **many), memory).reading
+    reading = opened(write(tmp_path / "b.npz", x=RGB, **many), memory).reading
+    assert all(f"{name} (7 values for 20 rows)" in reading for name in many)
 
 
 def test_groups_are_no_part_of_the_digest_and_labels_are(tmp_path: Path, memory: DigestMemory) -> None:
@@ -196,67 +197,36 @@ def test_large_numbers_of_several_files_stay_apart(tmp_path: Path, memory: Diges
     large = np.where(LABELS < 2, np.uint64(2**63), np.uint64(2**63 + 1))
     path = write(tmp_path / "a.npz", x_train=RGB, y_train=large, x_test=GRAY, y_test=LABELS - 1)
     with_words = opened(path, memory)
-    assert with_words.classes == ("0", "1", "2", "9223372036854775808", "9223372036854775809")
-    assert (with_words.label < 0).sum() == 5  # the rows of -1
+    assert with_words.classes == ("-1", "0", "1", "2", "9223372036854775808", "9223372036854775809")
     small = write(tmp_path / "b.npz", x_train=RGB, y_train=LABELS.astype(np.uint64), x_test=RGB, y_test=LABELS - 1)
-    assert opened(small, memory).classes == ("0", "1", "2", "3")
-    assert sorted(opened(small, memory).label.tolist()) == [-1] * 5 + [0] * 10 + [1] * 10 + [2] * 10 + [3] * 5
+    assert opened(small, memory).classes == ("-1", "0", "1", "2", "3")
+    assert sorted(opened(small, memory).label.tolist()) == [0] * 5 + [1] * 10 + [2] * 10 + [3] * 10 + [4] * 5
+    assert opened(small, memory, "?no-label=-1").classes == ("0", "1", "2", "3")
 
 
-def test_parts_without_labels_are_no_class() -> None:
-    for parts, classes in (([[1, 1], None], ("1",)), ([None, ["a"]], ("a",)), ([[1.0, 3.0], None], ("1", "3"))):
-        label, found = coded_labels(
-            joined_labels(parts, [2 if part is None else len(part) for part in parts]), (), "here"
-        )
-        assert found == classes
-        assert (label == -1).tolist() == [part is None for part in parts for _ in (part or "12")]
+def test_rows_of_a_split_without_labels_are_no_class(tmp_path: Path, memory: DigestMemory) -> None:
+    for labels in (LABELS, LABELS.astype(float), np.array(list("abcd"))[LABELS]):
+        data = opened(write(tmp_path / "a.npz", x_train=RGB, y_train=labels, x_test=GRAY), memory)
+        assert len(data.classes) == 4
+        assert ((data.label < 0) == (data.split == 1)).all()
 
 
 def test_class_names_are_those_of_the_file(tmp_path: Path, memory: DigestMemory) -> None:
     data = opened(write(tmp_path / "a.npz", x=RGB, y=LABELS * 2, class_names=np.array(list("abcdefg"))), memory)
-    assert data.classes == ("a", "c", "e", "g")
+    # All of them, also those without a row: the file says which classes there are.
+    assert data.classes == tuple("abcdefg")
+    assert data.label.tolist() == (LABELS * 2).tolist()
     short = write(tmp_path / "b.npz", x=RGB, y=LABELS, class_names=np.array(["a", "b"]))
-    refused(lambda: opened(short, memory), "label 3", "2 class names")
-
-
-@pytest.mark.parametrize(
-    ("values", "named", "expected", "classes"),
-    [
-        ([3, -1, 10, 3], (), [0, -1, 1, 0], ("3", "10")),
-        ([1, -1, 1], (), [1, 0, 1], ("-1", "1")),
-        ([1.0, -1.0, 1.0], (), [1, 0, 1], ("-1", "1")),
-        ([1, -1, 0], (), [1, -1, 0], ("0", "1")),
-        ([1, UNKNOWN, -1], (), [0, -1, -1], ("1",)),
-        ([1.0, float("nan"), -1.0], (), [0, -1, -1], ("1",)),
-        (np.array([1, -1, 0], np.int8), (), [1, -1, 0], ("0", "1")),
-        ([1, -1], ("x", "y"), [0, -1], ("y",)),
-        (
-            np.array([2**63 + 1, 2**63, 7, 2**63], np.uint64),
-            (),
-            [2, 1, 0, 1],
-            ("7", "9223372036854775808", "9223372036854775809"),
-        ),
-        ([0.0, float("nan"), 2.0], (), [0, -1, 1], ("0", "2")),
-        ([True, False], (), [1, 0], ("False", "True")),
-        (["b ", "", "a"], (), [1, -1, 0], ("a", "b")),
-        ([0, 1, 1], ("x", "x"), [0, 1, 1], ("x #0", "x #1")),
-    ],
-)
-def test_labels_are_numbered_by_class(values, named, expected, classes) -> None:
-    label, found = coded_labels(values, named, "here")
-    assert (label.tolist(), found) == (expected, classes)
+    refused(lambda: opened(short, memory), "the label '2'", "2 class names")
 
 
 def test_labels_and_splits_that_make_no_sense_are_refused(tmp_path: Path, memory: DigestMemory) -> None:
-    refused(lambda: coded_labels([0.5], (), "here"), "0.5", "--label-key")
-    refused(lambda: coded_labels([3, -7, 10], (), "here"), "hold -7", "only -1", "Write -1")
-    refused(lambda: coded_labels([2.0**63, 1.0], (), "here"), "floats beyond 2^53")
-    refused(lambda: coded_labels(np.eye(4), (), "here"), "argmax")
-    refused(lambda: coded_splits(["train", "trian"], "here"), "Did you mean 'train'")
-    refused(lambda: coded_splits([0, 3], "here"), "0, 1 and 2")
-    assert coded_splits([True, False], "here").tolist() == [1, 0]
-    refused(lambda: opened(write(tmp_path / "a.npz", x=RGB, y=np.eye(4)[LABELS]), memory), "[20, 4]", "argmax")
-    refused(lambda: opened(write(tmp_path / "b.npz", x=RGB, y=LABELS[:5]), memory), "20 images", "[5]")
+    for labels, words in ((LABELS + 0.5, "not whole"), (LABELS + 2.0**63, "not whole")):
+        refused(lambda labels=labels: opened(write(tmp_path / "l.npz", x=RGB, y=labels), memory), words, "--label-key")
+    for split in (np.array(["train", "trian"] * 10), np.array([0, 3] * 10)):
+        refused(lambda split=split: opened(write(tmp_path / "s.npz", x=RGB, split=split), memory), "split")
+    refused(lambda: opened(write(tmp_path / "a.npz", x=RGB, y=np.eye(4)[LABELS]), memory), "(20, 4)", "argmax")
+    refused(lambda: opened(write(tmp_path / "b.npz", x=RGB, y=LABELS[:5]), memory), "(5,)", "each of 20 rows")
     refused(lambda: opened(write(tmp_path / "c.npz", x_test=RGB, y_test=LABELS), memory), "no training images")
 
 
@@ -305,14 +275,14 @@ def test_pickled_labels_are_refused_and_nothing_in_them_runs(tmp_path: Path, mem
 
 @pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a"])
 def test_labels_that_are_python_words_are_read_and_missing_ones_are_unknown(tmp_path, memory, name) -> None:
-    words = np.array(["cat", None, "dog", "?", float("nan")] * 4, dtype=object)
+    words = np.array(["cat", None, "dog", "", float("nan")] * 4, dtype=object)
     data = opened(
         write(tmp_path / name, images=RGB, labels=words, site=np.array(["a", "b"] * 10, dtype=object)), memory
     )
     assert data.classes == ("cat", "dog")
     assert data.label.tolist() == [0, -1, 1, -1, -1] * 4
     assert data.groups["site"].words == ("a", "b")
-    assert "12 without a label" in data.reading
+    assert "12 of 20 rows are unlabelled" in data.reading
 
 
 @pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a.h5"])
@@ -389,12 +359,15 @@ def test_missing_files_other_endings_and_odd_specs_are_refused(tmp_path: Path, m
 
 
 def test_options_write_the_columns_into_the_spec() -> None:
-    assert with_keys("arrays:a.npz", "A", None, "b,c") == "arrays:a.npz?images=A&group=b,c"
-    assert with_keys("arrays:a.npz?images=A", None, "y", None) == "arrays:a.npz?images=A&label=y"
-    assert with_keys("digits", None, None, None) == "digits"
-    refused(lambda: with_keys("folder:x", None, "y", None), "--label-key", "arrays:")
+    assert with_keys("arrays:a.npz", {"--images-key": "A", "--group-key": "b,c"}) == "arrays:a.npz?images=A&group=b,c"
+    assert (
+        with_keys("arrays:a.npz?images=A", {"--label-key": "y", "--no-label": None}) == "arrays:a.npz?images=A&label=y"
+    )
+    assert with_keys("digits", {"--label-key": None}) == "digits"
+    refused(lambda: with_keys("digits", {"--label-key": "y"}), "--label-key", "arrays:")
+    refused(lambda: with_keys("folder:x.csv", {"--images-key": "y"}), "--images-key", "arrays:")
     asked = parse_rest("a.npz?images=A&group=b, c")
-    assert (asked.place, asked.images, asked.groups) == ("a.npz", "A", ("b", "c"))
+    assert (asked.place, asked.content, asked.choice.groups) == ("a.npz", "A", ("b", "c"))
 
 
 def test_what_was_opened_is_remembered_until_the_file_or_the_columns_change(
@@ -406,7 +379,7 @@ def test_what_was_opened_is_remembered_until_the_file_or_the_columns_change(
     assert peek(f"arrays:{path}", memory=memory) == (data.slug, data.digest) == ("a", data.digest)
     assert peek(f"arrays:{path}?label=z", memory=memory) is None
     with monkeypatch.context() as earlier:  # a release that numbered the same labels otherwise
-        earlier.setattr(class_labels, "READING", 1)
+        earlier.setattr(column_names, "READING", 1)
         assert peek(f"arrays:{path}", memory=memory) is None
     write(path, x=GRAY, y=LABELS)
     assert peek(f"arrays:{path}", memory=memory) is None

@@ -496,7 +496,7 @@ def test_a_csv_needs_only_paths_and_an_empty_label_is_unknown(tmp_path, memory):
     assert data.classes == ()
     assert data.label.tolist() == [-1] * 5
     assert Counter(data.split.tolist()) == {0: 4, 1: 1}
-    assert "5 without a label" in data.reading
+    assert "no labels" in data.reading
 
 
 def test_a_missing_image_of_a_csv_keeps_its_row(tmp_path, memory):
@@ -523,8 +523,8 @@ def test_a_missing_image_of_a_csv_keeps_its_row(tmp_path, memory):
         ("path,label\n../x.png,a\n", ["Row 1", "'../x.png'", "relative"]),
         ("path,label\n/etc/x.png,a\n", ["Row 1", "'/etc/x.png'"]),
         ("path,label\nnone/0.png,a\n", ["None of the 1 images", "none/0.png"]),
-        ("path,split\nimg/0.png,train\nimg/1.png,tset\n", ["'tset'", "Did you mean 'test'"]),
-        ("path,split\nimg/0.png,train\nimg/1.png,\n", ["split", "every row"]),
+        ("path,split\nimg/0.png,train\nimg/1.png,tset\n", ["'tset'", "row 1"]),
+        ("path,split\nimg/0.png,train\nimg/1.png,\n", ["split ''", "row 1"]),
         ('path,label\n"img/0.png,a\n', ["not a CSV"]),
     ],
 )
@@ -607,7 +607,7 @@ def test_other_columns_of_a_csv_are_groups_with_empty_values_unknown(tmp_path, m
     assert words_of(both, "hospital") == ["north", "south", "north", None] * 2
 
 
-@pytest.mark.parametrize("column", ["lable", "splits", "Domains"])
+@pytest.mark.parametrize("column", ["lable", "splitt", "Domian"])
 def test_a_misspelt_column_of_a_csv_is_refused_and_no_group(tmp_path, memory, column):
     root = write_directory(tmp_path / "images", tree(["0.png", "1.png"]))
     (root / "list.csv").write_text(f"path,{column}\n0.png,a\n1.png,b\n")

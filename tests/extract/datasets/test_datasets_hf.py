@@ -85,7 +85,7 @@ def test_shards_of_parquet_are_one_dataset_with_the_splits_of_their_names(tmp_pa
     data = opened(root, memory)
     check(data)
     check(opened(root / "data", memory))
-    assert "images from image, labels from label, of 3 parquet files" in data.reading
+    assert "images from image, of 3 parquet files, labels from label" in data.reading
     copy = pickle.loads(pickle.dumps(data.source))
     assert [copy.read(row) for row in (39, 0, 12)] == [data.source.read(row) for row in (39, 0, 12)]
     assert peek(f"hf:{root}", memory=memory) == ("mine", data.digest)
@@ -147,7 +147,7 @@ def test_other_columns_are_groups_by_name_and_nested_ones_are_not(tmp_path, memo
         "day": ("2019-04-14", "2019-04-15"),
     }  # fmt: skip
     assert data.groups["writer"].codes.tolist()[3:6] == [0, -1, 1]
-    assert "boxes (list, no single value a row), score (floats that are not whole" in data.reading
+    assert "score (floats that are not whole), boxes (list, no single value a row)" in data.reading
     other = opened(path, memory, "?label=coarse&group=site")
     assert (other.classes, list(other.groups)) == (("thing", "animal"), ["site"])
 

@@ -28,7 +28,7 @@ A fine day.,weather,train,north,0.5
 more rain",weather,train,south,1.5
 Eggs and ham,food,test,north,2.25
  ,food,train,south,3.5
-Bread,?,train,,0.5
+Bread,,train,,0.5
 Ünïcode soup,food,train,north,0.5
 """
 
@@ -62,7 +62,8 @@ def test_a_csv_is_read_as_ingest_reads_one(table, tmp_path):
     ]
     assert data.source.read(1) == b"Rain, and\nmore rain"
     assert data.source.read(5) == "Ünïcode soup".encode()
-    for told in ("6 texts (5 train, 1 test)", "1 of 6 rows are unlabelled: 1 '?'", "1 without a text", "site (2 values",
+    for told in ("6 texts (5 train, 1 test)",
+                 "1 of 6 rows are unlabelled: 1 empty", "1 without a text", "site (2 values",
                  "length (floats that are not whole)"):  # fmt: skip
         assert told in data.reading
     assert "image" not in data.reading
@@ -175,7 +176,7 @@ def test_a_source_travels_without_its_texts_and_refuses_a_file_that_has_changed(
         ("x.parquet", b"PAR1 not one", "", "could not be read as .parquet"),
         ("x.csv.gz", b"\x1f\x8b broken", "", "could not be read as .csv.gz"),
         ("x.txt", b"text\n", "", "Unknown file ending '.txt'"),
-        ("x.csv", b"text,name\na,1\nb,1\n", "?name=name", "the name '1' is there twice"),
+        ("x.csv", b"text,name\na,1\nb,1\n", "?name=name", "two texts named '1'"),
         ("x.csv", b"text,split\na,morning\nb,train\n", "", "1 rows have the split 'morning'"),
     ],
 )

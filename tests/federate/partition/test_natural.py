@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedcache.errors import FedcacheError
 from fedcache.federate.partition.natural import NATURAL, with_column
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition, make
-from fedcache.store.groups import Group
+from fedcache.tables.groups import Group
 
 WARDS = ("north", "south", "east")
 

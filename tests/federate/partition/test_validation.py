@@ -19,7 +19,7 @@ from fedcache.federate.partition.row_lists import RowLists
 from fedcache.federate.partition.validation import by_group_and_uid, hold_out
 from fedcache.store.array_file import pack, unpack
 from fedcache.store.files import digest_of
-from fedcache.store.groups import Group
+from fedcache.tables.groups import Group
 
 PLAIN = make("dirichlet", even_columns(30, 9, 3), clients=4, alpha=0.5)
 OWN = make("dirichlet", even_columns(30, 9, 3), clients=4, alpha=0.5, validation=0.2)

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError
 from fedcache.optional import need_h5py
 from fedcache.parsing import parse_json
-from fedcache.store.file_rows import FileRows, ending_of, explain_damage
-from fedcache.store.plain_pickle import load_plain
-from fedcache.store.table_readers import read_table
-from fedcache.store.tables import TABLES
-from fedcache.store.words import Unread, Words, as_column, objects_of
+from fedcache.tables.file_rows import FileRows, ending_of, explain_damage
+from fedcache.tables.plain_pickle import load_plain
+from fedcache.tables.table_files import TABLES
+from fedcache.tables.table_readers import read_table
+from fedcache.tables.words import Unread, Words, as_column, objects_of
 
 Found = dict[str, Any]
 """Columns by name: numbers [N], ``Words``, ``FileRows`` of matrices of floats, and ``Unread``."""
@@ -59,7 +59,7 @@ def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], si
         floats = dtype.kind == "f" and len(shape) in (2, 3)
         if floats and not fortran:
             return FileRows(path, shape, dtype, partial(_npy_parts, opened, start, shape, dtype))
-    if len(shape) > 1 and not floats:
+    if len(shape) > 1 and not floats and shape[1:] != (1,):
         return as_column(np.broadcast_to(np.zeros((), dtype), shape))  # its shape alone; nothing is read
     with opened() as file:
         return as_column(np.lib.format.read_array(file, allow_pickle=False))
@@ -67,7 +67,7 @@ def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], si
 
 def _objects(shape: tuple[int, ...], file: IO[bytes]) -> Any:
     """A column of Python objects, which numpy keeps as a pickle; ``file`` is where that begins."""
-    if len(shape) != 1:
+    if len(shape) != 1 and shape[1:] != (1,):
         return Unread(shape, "objects", "objects")
     try:
         held = load_plain(file)
@@ -75,7 +75,7 @@ def _objects(shape: tuple[int, ...], file: IO[bytes]) -> Any:
         return Unread(shape, "objects", f"a pickle of more than words and numbers: {error}"[:160])
     if not isinstance(held, np.ndarray) or held.shape != shape:
         return Unread(shape, "objects", "a pickle of something else")
-    return objects_of(held.tolist())
+    return objects_of(held.ravel().tolist())
 
 
 def _npy_parts(
@@ -150,9 +150,11 @@ def _read_h5(path: Path) -> Found:
 
 
 def _h5_column(item: Any, text: bool) -> Any:
-    if item.shape is None or len(item.shape) != 1 or (item.dtype.kind not in "iufbS" and not text):
+    one_each = item.shape is not None and (len(item.shape) == 1 or item.shape[1:] == (1,))
+    if not one_each or (item.dtype.kind not in "iufbS" and not text):
         return Unread(item.shape or (), str(item.dtype), f"{item.dtype} with shape {item.shape or ()}")
-    return objects_of(item[()].tolist()) if text else as_column(np.asarray(item[()]))
+    values = np.asarray(item[()])
+    return objects_of(values.ravel().tolist()) if text else as_column(values)
 
 
 def _h5_parts(path: Path, key: str, count: int, rows: int) -> Iterator[NDArray[Any]]:
@@ -176,8 +178,8 @@ def _read_safetensors(path: Path) -> Found:
             if dtype is not None and len(shape) in (2, 3):
                 parts = partial(_safetensors_parts, path, name, shape[0])
                 found[name] = FileRows(path, shape, np.dtype(dtype), parts)
-            elif len(shape) == 1 and (dtype is not None or kind == "BOOL" or kind[0] in "IU"):
-                found[name] = file.get_tensor(name)
+            elif (len(shape) == 1 or shape[1:] == (1,)) and (dtype is not None or kind == "BOOL" or kind[0] in "IU"):
+                found[name] = as_column(file.get_tensor(name))
             else:
                 found[name] = Unread(shape, kind, f"{kind} with shape {shape}")
     # Such a file has no words: those of a group are in its head, and its column holds their numbers.

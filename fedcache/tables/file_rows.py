@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +17,20 @@ FEATURES = ("features", "embeddings", "x", "feature", "embedding", "emb", "embs"
 """Columns that are features without being told, in small letters; and ``features/NAME``."""
 
 
+DATA = "data"
+"""A column that is features where none of ``FEATURES`` is there."""
+
+
+def last_level(name: str) -> str:
+    """The last level of a column's name, in small letters: of ``train/Labels`` in an HDF5 file ``labels``."""
+    if name.startswith(("features/", "text/", "group/")):
+        return name.lower()
+    return name.lower().rpartition("/")[2]
+
+
 def is_feature(name: str) -> bool:
     """Whether a column of this name is features, if it has the shape."""
-    return name.lower() in FEATURES or name.startswith("features/")
+    return last_level(name) in FEATURES or name.startswith("features/")
 
 
 def ending_of(path: Path) -> str:
@@ -114,3 +125,22 @@ class FileRows:
             out[start : start + len(block)] = block
             start += len(block)
         return out
+
+
+def joined_rows(path: Path, name: str, parts: Sequence[FileRows | NDArray[Any]]) -> FileRows:
+    """Matrices of several splits, one after another, which stay in their file.
+
+    Raises UsageError for rows of different shapes.
+    """
+    shapes = {tuple(part.shape[1:]) for part in parts}
+    if len(shapes) > 1:
+        told = " and ".join(str(list(shape)) for shape in sorted(shapes))
+        raise UsageError(f"{path}: the rows of {name} have the shapes {told}.", "All splits need the same features.")
+    count = sum(len(part) for part in parts)
+
+    def rows(size: int) -> Iterator[NDArray[Any]]:
+        for part in parts:
+            yield from blocks_of(part, size)
+
+    dtype = np.result_type(*(part.dtype for part in parts))
+    return FileRows(path, (count, *shapes.pop()), dtype, rows)

@@ -14,7 +14,7 @@ import numpy as np
 from fedcache.errors import UsageError
 from fedcache.optional import need_arrow
 from fedcache.parsing import parse_json
-from fedcache.store.file_rows import ending_of
+from fedcache.tables.file_rows import ending_of
 
 TEXT_BLOCK = 8 << 20
 """Bytes of a CSV that are parsed at a time; no row may have more."""
@@ -40,6 +40,7 @@ class Table:
     count: int | None  # of its rows; None where it takes reading
     meta: dict[str, Any] = field(default_factory=dict)  # what ``export`` wrote beside the columns
     is_text: bool = False  # whether it is a CSV, whose columns are words until all of them are read
+    class_names: dict[str, list[str]] = field(default_factory=dict)  # of columns of ClassLabel of Hugging Face
     measured: frozenset[str] = frozenset()  # of a CSV, columns whose first rows hold floats that are not whole
 
 
@@ -72,6 +73,33 @@ def _meta_of(schema: Any) -> dict[str, Any]:
     return dict(parse_json((schema.metadata or {}).get(b"fedcache", b"{}")))
 
 
+def hugging_face_features(schema: Any) -> dict[str, dict[str, Any]]:
+    """What Hugging Face says in a file of its columns, by their names; nothing where it says nothing that is whole."""
+    try:
+        held = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
+    except ValueError:
+        return {}
+    info = held.get("info") if isinstance(held, dict) else None
+    return usable_features(info.get("features") if isinstance(info, dict) else None)
+
+
+def usable_features(found: Any) -> dict[str, dict[str, Any]]:
+    """Descriptions of columns as Hugging Face writes them, without class names that are no words."""
+    if not isinstance(found, dict):
+        return {}
+    features = {name: feature for name, feature in found.items() if isinstance(feature, dict)}
+    for feature in features.values():
+        names = feature.get("names")
+        if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            feature.pop("names", None)
+    return features
+
+
+def class_names_of(features: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """The class names of every column that lists them."""
+    return {name: feature["names"] for name, feature in features.items() if feature.get("names")}
+
+
 def _parquet(path: Path) -> Table:
     pa = arrow()
 
@@ -81,7 +109,8 @@ def _parquet(path: Path) -> Table:
 
     with pa.parquet.ParquetFile(path) as file:
         schema = file.schema_arrow
-        return Table(path, _checked(path, schema), batches, file.metadata.num_rows, _meta_of(schema))
+        names = class_names_of(hugging_face_features(schema))
+        return Table(path, _checked(path, schema), batches, file.metadata.num_rows, _meta_of(schema), class_names=names)
 
 
 def _feather(path: Path) -> Table:
@@ -98,8 +127,9 @@ def _feather(path: Path) -> Table:
 
     with pa.OSFile(str(path)) as raw, pa.ipc.open_file(raw) as file:
         types, meta = _checked(path, file.schema), _meta_of(file.schema)
+        class_names = class_names_of(hugging_face_features(file.schema))
     names = list(types)
-    return Table(path, types, batches, None, meta)
+    return Table(path, types, batches, None, meta, class_names=class_names)
 
 
 def _text(path: Path) -> Table:
@@ -143,7 +173,7 @@ def _text(path: Path) -> Table:
             measured |= {name} if (values[np.isfinite(values)] % 1 != 0).any() else set()
         elif pa.types.is_string(kind) and is_list_text(column):
             types[name] = pa.list_(pa.float64())
-    return Table(path, types, batches, None, {}, True, frozenset(measured))
+    return Table(path, types, batches, None, {}, True, measured=frozenset(measured))
 
 
 def is_number(word: str) -> bool:

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError
-from fedcache.store.embedding_columns import TEXTS
-from fedcache.store.file_rows import FileRows, ending_of, is_feature, stem_of
-from fedcache.store.tables import (
+from fedcache.tables.file_rows import FileRows, ending_of, is_feature, stem_of
+from fedcache.tables.labels import with_names
+from fedcache.tables.roles import TEXTS
+from fedcache.tables.table_files import (
     EMPTY_CELLS,
     TABLES,
     Batches,
@@ -35,7 +36,7 @@ from fedcache.store.tables import (
     list_kind,
     numbers_in,
 )
-from fedcache.store.words import Column, Unread, Words, as_column, dates_of
+from fedcache.tables.words import Column, Unread, Words, as_column, dates_of
 
 LONGEST = 4096
 """Characters of a word; what is longer is a text or a thumbnail, which sorts nothing."""
@@ -300,7 +301,7 @@ def _uneven(path: Path, name: str, lengths: set[int]) -> FedcacheError:
 
 
 @dataclass
-class _Collected:
+class GatheredColumn:
     """One column while its batches come in: numbers, dates, or places of words."""
 
     place: dict[str, int] = field(default_factory=dict)  # of a word among those seen
@@ -335,6 +336,9 @@ class _Collected:
             self.known.append(np.asarray(column.is_valid()))
         elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
             self.parts.append(column.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False))
+        elif _are_single(column):
+            self.rows -= len(column)
+            self.add(column.flatten())
         elif not pa.types.is_null(kind):
             self.why = "lists" if list_kind(kind) is not None else self.kind
 
@@ -375,13 +379,21 @@ class _Collected:
         return dates_of(values) if values.dtype.kind == "M" else as_column(values)
 
 
+def _are_single(column: Any) -> bool:
+    """Whether a column of lists is one of single values: every row has a list of one."""
+    if list_kind(column.type) is None or column.null_count:
+        return False
+    compute = arrow().compute
+    return bool(compute.all(compute.equal(column.value_lengths(), 1)).as_py())
+
+
 def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int]:
     """Columns by name, and the number of rows. Of a CSV all are read at once, of other tables each by itself."""
     found: dict[str, Any] = {}
     count = table.count
     wanted = [n for n in names if n not in table.measured] or list(names)[:1]
     for some in [wanted] if table.is_text else [[n] for n in wanted]:
-        columns = {name: _Collected() for name in some}
+        columns = {name: GatheredColumn() for name in some}
         for batch in table.batches(some, BATCH, floats=False):
             for name, column in columns.items():
                 column.add(batch.column(name))
@@ -390,6 +402,9 @@ def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int
         for name, column in columns.items():
             column.rows = count = column.rows if count is None else count
             found[name] = column.column(text=table.is_text)
+    for name, class_names in table.class_names.items():
+        if isinstance(found.get(name), np.ndarray):
+            found[name] = with_names(found[name], class_names, f"{table.path}: {name}")
     for name in table.measured.intersection(names):
         found[name] = Unread((count or 0,), "float64", "floats that are not whole")
     return found, count or 0

@@ -14,13 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-NO_VALUE = frozenset({"", "nan", "NaN", "None", "NaT", "<NA>"})
-"""What Python and pandas write where there is no value; ``MISSING`` is what people write."""
+from fedcache.tables.file_rows import FileRows
 
-MISSING = frozenset({"", "nan", "none", "nat", "<na>", "na", "n/a", "null", "?"})
-"""Labels, in small letters, that say that none is known."""
+NO_NUMBER = frozenset({"", "na", "n/a", "nan", "null", "none", "nat", "<na>", "?"})
+"""Words, in small letters, that stand for a missing value where all other words of a text file's column are numbers.
 
-_INTEGER = re.compile(r"0|-?[1-9]\d{0,17}")
+In a column of words they are words: a class may be called none, and a country NA.
+"""
+
+_INTEGER = re.compile(r"0|-?[1-9]\d*")
+_SHORT = 18
+"""Digits that always fit an integer of 64 bits."""
+
 _DIGITS = re.compile(r"-?\d+")
 _FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 
@@ -35,6 +40,7 @@ class Words:
 
     codes: NDArray[np.int32]  # [N], index into ``words``; -1 where there is nothing
     words: tuple[str, ...]  # distinct, in the order in which they come
+    declared: bool = False  # whether the file itself lists the words, in this order, with those that no row has
 
     @classmethod
     def of(cls, values: Sequence[str | None]) -> Words:
@@ -72,30 +78,32 @@ class Words:
         return {**told, "": told.get("", 0) + found[0]} if found[0] else told
 
     def typed(self) -> NDArray[Any] | Words:
-        """Numbers or truth values where every word is one, as a text file means them; else itself.
+        """Numbers where every word is one, as a text file means them; else itself.
 
-        Floats hold NaN for rows without a value. Integers that a float would round stay words.
+        Floats hold NaN for rows without a value. Integers that a float or 64 bits would change stay words.
         """
-        known = {w: w.strip() for w in self.words if w.strip().lower() not in MISSING}
-        gone = len(known) < len(self.words) or bool((self.codes < 0).any())
-        values: list[Any]
-        if not known:
+        numbers = {}
+        for word in self.words:
+            if word.strip().lower() not in NO_NUMBER:
+                numbers[word] = word.strip()
+        if not numbers:
             return self
-        if all(_INTEGER.fullmatch(w) for w in known.values()):
-            largest = max(abs(int(w)) for w in known.values())
-            if gone and largest >= 1 << 53:
+        gone = len(numbers) < len(self.words) or bool((self.codes < 0).any())
+        values: list[Any]
+        if all(map(is_integer, numbers.values())):
+            longest = max(map(len, numbers.values()))
+            if longest > _SHORT or (gone and max(abs(int(w)) for w in numbers.values()) >= 1 << 53):
                 return self
-            values = [int(known[w]) if w in known else math.nan for w in self.words]
-        elif all(_DIGITS.fullmatch(w) for w in known.values()):
-            return self  # numbers of patients and postal codes: longer than an integer, or with zeros before them
-        elif all(_FLOAT.fullmatch(w) for w in known.values()):
-            values = [float(known[w]) if w in known else math.nan for w in self.words]
-        elif not gone and {w.lower() for w in known.values()} <= {"true", "false"}:
-            values = [w.strip().lower() == "true" for w in self.words]
+            values = [int(numbers[word]) if word in numbers else math.nan for word in self.words]
+        elif all(_DIGITS.fullmatch(word) for word in numbers.values()):
+            return self  # numbers of patients and postal codes with zeros before them
+        elif all(_FLOAT.fullmatch(word) for word in numbers.values()):
+            values = [float(numbers[word]) if word in numbers else math.nan for word in self.words]
         else:
             return self
-        # The last one is the value of rows without a word.
-        return np.array([*values, math.nan] if gone else values)[self.codes]
+        if gone:
+            values.append(math.nan)  # the last one is the value of rows without a word
+        return np.array(values)[self.codes]
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,7 @@ Column = NDArray[Any] | Words | Unread
 
 
 def is_integer(word: str) -> bool:
-    """Whether a word is a whole number as Python writes it, and fits 64 bits."""
+    """Whether a word is a whole number as Python writes it."""
     return _INTEGER.fullmatch(word) is not None
 
 
@@ -125,7 +133,12 @@ def is_missing(value: Any) -> bool:
 
 
 def as_column(values: NDArray[Any]) -> Column:
-    """An array as a column: numbers stay, what means words becomes ``Words``, and the rest is ``Unread``."""
+    """An array as a column: numbers stay, what means words becomes ``Words``, and the rest is ``Unread``.
+
+    [N, 1] is a column of N values; of floats it may also be a feature, and stays as it is.
+    """
+    if values.ndim == 2 and values.shape[1] == 1 and values.dtype.kind != "f":
+        values = values[:, 0]
     kind, shape = values.dtype.kind, values.shape
     if kind in "iufb" and values.ndim == 1:
         return values
@@ -182,6 +195,70 @@ def sorted_words(words: Iterable[str]) -> list[str]:
     return sorted(distinct, key=int) if all(map(is_integer, distinct)) else sorted(distinct)
 
 
-def signs_alone(values: NDArray[Any]) -> bool:
-    """Whether labels are -1 and 1 and nothing else, as those of two classes often are: -1 is then no missing label."""
-    return values.dtype.kind in "if" and bool(np.array_equal(np.unique(values), [-1, 1]))
+def vector(column: Any) -> Any:
+    """A column [N, 1] as [N], which is the same column; others as they are."""
+    if isinstance(column, Words | Unread) or len(column.shape) != 2 or column.shape[1] != 1:
+        return column
+    whole = column.whole() if isinstance(column, FileRows) else column
+    return whole[:, 0]
+
+
+def shape_of(column: Any) -> str:
+    """A column for messages: ``int64 with shape (3, 2)``."""
+    kind = "words"
+    if isinstance(column, Unread):
+        kind = column.kind
+    elif not isinstance(column, Words):
+        kind = str(column.dtype)
+    return f"{kind} with shape {column.shape}"
+
+
+def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Column:
+    """A column of several tables, one after another; a table without the column is None, and has no values.
+
+    Numbers stay numbers where a number can say all of them, else they become words.
+    """
+    if len(parts) == 1 and parts[0] is not None:
+        return parts[0]
+    for part, length in zip(parts, lengths, strict=True):
+        if isinstance(part, Unread):
+            return Unread((sum(lengths),), part.kind, part.why)
+        if part is not None and part.shape != (length,):
+            return Unread((sum(lengths),), shape_of(part), f"{part.shape[0]:,} values for {length:,} rows of a split")
+    numbers = [part for part in parts if isinstance(part, np.ndarray)]
+    if len(numbers) == len(parts) and len({number.dtype.kind for number in numbers}) == 1:
+        return np.concatenate(numbers)
+    if all(part is None or _fits_float(part) for part in parts):
+        return np.concatenate(
+            [
+                np.full(length, np.nan) if part is None else np.asarray(part, np.float64)
+                for part, length in zip(parts, lengths, strict=True)
+            ]
+        )
+    words: list[str | None] = []
+    for part, length in zip(parts, lengths, strict=True):
+        words += [None] * length if part is None else _as_words(part)
+    return Words.of(words)
+
+
+def _fits_float(column: Column) -> bool:
+    """Whether a column holds numbers that a float does not round."""
+    if not isinstance(column, np.ndarray) or column.dtype.kind not in "iuf":
+        return False
+    return column.dtype.kind == "f" or not len(column) or int(np.abs(column.astype(np.float64)).max()) < 1 << 53
+
+
+def _as_words(column: Column) -> list[str | None]:
+    """The values of a column as words; None where there is none."""
+    if isinstance(column, Unread):
+        return [None] * column.shape[0]
+    if isinstance(column, Words):
+        every: list[str | None] = [*column.words, None]
+        return [every[code] for code in column.codes.tolist()]
+    if column.dtype.kind != "f":
+        return [str(value) for value in column.tolist()]
+    found: list[str | None] = []
+    for value in column.tolist():
+        whole = math.isfinite(value) and value == round(value)
+        found.append(None if math.isnan(value) else str(int(value) if whole else value))
+    return found

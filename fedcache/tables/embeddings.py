@@ -1,0 +1,196 @@
+"""Files of embeddings, as what their columns mean.
+
+One layout for npz, npy, h5, parquet and safetensors: ``features/<name>`` [N, D] (or [N, V, D]) per backbone,
+``labels``, ``domain``, ``split`` [N], and ``name`` where the format has strings, with the class and domain names, a
+column for each group, and class text features, ``text/<name>`` [C, D]. What ``export`` writes, ``ingest`` reads; it
+also reads tables as other programs write them (``table_readers``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import CorruptionError, UsageError, unknown
+from fedcache.tables.file_rows import DATA, FileRows, ending_of, is_feature, joined_rows, last_level
+from fedcache.tables.groups import Group
+from fedcache.tables.read import ENDINGS, read_columns
+from fedcache.tables.roles import (
+    CLASS_NAMES,
+    DOMAINS,
+    ColumnChoice,
+    features_of,
+    read_roles,
+    unused_sentence,
+    wide_sentence,
+)
+from fedcache.tables.splits import by_split
+from fedcache.tables.table_files import TABLES
+from fedcache.tables.words import Unread, Words, joined_columns, shape_of, vector
+
+
+@dataclass
+class Embeddings:
+    """What a file holds."""
+
+    features: dict[str, Any]  # [N, V, D] per backbone name: arrays, or ``FileRows`` that stay in the file
+    labels: NDArray[np.int32]  # int [N], -1 unknown
+    domains: NDArray[np.int16]  # int [N]
+    splits: NDArray[np.uint8] | None  # int [N], 0 train, 1 test, 2 validation; None when the file does not say
+    names: Sequence[str]  # N names
+    classes: tuple[str, ...]  # class names
+    domain_names: tuple[str, ...]  # domain names
+    # [C, D] per backbone name, features of the class names
+    texts: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)  # columns that sort the rows, by name
+    left_out: dict[str, str] = field(default_factory=dict)  # columns that are not used, and why
+    # where no column is one of labels: those that may be, and how many values each has
+    may_be_labels: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # what a user should hear of how columns were understood
+
+
+def open_embeddings(path: Path, choice: ColumnChoice | None = None) -> Embeddings:
+    """A file of embeddings whose features stay in it, to be read by block.
+
+    Columns are found as ``roles`` says, unless ``choice`` names them; without labels every row is -1.
+    Raises UsageError, for a missing file, an unknown ending, features that are a pickle, or columns that do not fit.
+    """
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file.", f"fedcache ingest FILE --name NAME   takes {', '.join(ENDINGS)}")
+    if ending_of(path) not in ENDINGS:
+        raise unknown("file ending", ending_of(path), ENDINGS)
+    choice = choice or ColumnChoice()
+    return assemble(path, read_columns(path, choice.features), choice)
+
+
+def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice | None = None) -> Embeddings:
+    """What columns mean; ``path`` is for messages. Raises UsageError, for columns that do not fit."""
+    choice = choice or ColumnChoice()
+    raw, splits, unused = _joined_splits(path, raw, choice)
+    features, keys = features_of(path, raw, choice.features)
+    rows = {len(values) for values in features.values()}
+    (count,) = rows if len(rows) == 1 else (0,)
+    if not count:
+        raise UsageError(
+            f"{path} has features of {' and '.join(map(str, sorted(rows)))} rows.", "All need the same, at least 1."
+        )
+    taken = dict.fromkeys(keys, "features")
+    texts = {}
+    for key, values in raw.items():
+        if _is_text_features(key, values):
+            taken[key] = "text features"
+            name, matrix = _text_of(path, key, values, features)
+            texts[name] = matrix
+    roles = read_roles(
+        path,
+        raw,
+        count,
+        choice,
+        taken=taken,
+        splits=splits,
+        # Labels that are integers index the text features, which say how many classes there are.
+        class_count=len(next(iter(texts.values()))) if texts else None,
+    )
+    unused = {**roles.unused, **unused}
+    for name, matrix in texts.items():
+        if len(matrix) != len(roles.classes):
+            raise UsageError(
+                f"{path}: text/{name} has {len(matrix)} rows for {len(roles.classes)} classes.",
+                "Give one row per class, in the order of classes.",
+            )
+    return Embeddings(
+        features=features,
+        labels=roles.labels,
+        domains=roles.domains.astype(np.int16),
+        splits=roles.splits,
+        names=roles.names,
+        classes=roles.classes,
+        domain_names=roles.domain_names,
+        texts=texts,
+        groups=roles.groups,
+        left_out=unused,
+        may_be_labels={} if texts else roles.may_be_labels,
+        notes=[*wide_sentence(features), *roles.notes, *unused_sentence(unused)],
+    )
+
+
+def _joined_splits(
+    path: Path, raw: dict[str, Any], choice: ColumnChoice
+) -> tuple[dict[str, Any], NDArray[np.uint8] | None, dict[str, str]]:
+    """The columns of all rows, the split of each row, and columns that belong to no rows, where names say the split.
+
+    ``X_train``, ``y_train``, ``X_test`` become X and y, the rows of test before those of train. A table has all its
+    columns for all rows. Raises UsageError for features of different widths.
+    """
+
+    def has_rows(held: Mapping[str, Any]) -> bool:
+        asked = [key for key in choice.features if key in held]
+        usual = [key for key in held if is_feature(key) or last_level(key) == DATA]
+        return any(isinstance(held[key], FileRows) or len(held[key].shape) > 1 for key in asked or usual)
+
+    if ending_of(path) in TABLES or any(key in raw for key in choice.features):
+        return raw, None, {}
+    hint = "Say which are meant: --features-key NAME"
+    tables = by_split(raw, has_rows, str(path), hint)
+    if len(tables) == 1:
+        return raw, None, {}
+    *of_splits, (_, others) = tables
+    lengths = []
+    for _, held in of_splits:
+        keys = features_of(path, held, choice.features)[1]
+        lengths.append(len(held[min(keys)]))
+    names = dict.fromkeys(name for _, held in of_splits for name in held)  # in the order of the file
+    joined: dict[str, Any] = {}
+    for name in names:
+        parts: list[Any] = [held.get(name) for _, held in of_splits]
+        matrices = all(part is not None and not isinstance(part, Words | Unread) and part.ndim > 1 for part in parts)
+        if matrices:
+            joined[name] = joined_rows(path, name, parts)
+        else:
+            joined[name] = joined_columns([None if part is None else vector(part) for part in parts], lengths)
+    unused = {}
+    for name, values in others.items():
+        if last_level(name) in (*CLASS_NAMES, *DOMAINS[1:]) or name == "text" or name.startswith("text/"):
+            joined[name] = values
+        else:
+            unused[name] = "no split in its name"
+    splits = np.repeat(np.array([split for split, _ in of_splits], np.uint8), lengths)
+    return joined, splits, unused
+
+
+def _is_text_features(key: str, values: Any) -> bool:
+    """Whether a column holds text features of the classes; a column of words that is called text does not."""
+    if key.startswith("text/"):
+        return True
+    return key == "text" and not isinstance(values, Words | Unread) and len(values.shape) > 1
+
+
+def _text_of(path: Path, key: str, values: Any, features: Mapping[str, Any]) -> tuple[str, NDArray[np.float32]]:
+    """``text/<name>`` of a backbone of the file, or ``text`` of its only one, as unit rows."""
+    name = key.removeprefix("text/") if key != "text" else next(iter(features))
+    if name not in features or (key == "text" and len(features) > 1):
+        raise UsageError(
+            f"{path}: {key} belongs to none of the features {', '.join(features)}.",
+            f"Name it text/{next(iter(features))}.",
+        )
+    width = features[name].shape[2]
+    values = values.whole() if isinstance(values, FileRows) else values
+    wrong = isinstance(values, Words | Unread) or values.dtype.kind != "f" or values.ndim != 2
+    if wrong or values.shape[1] != width:
+        raise UsageError(
+            f"{path}: {key} is {shape_of(values)}, expected floats [classes, {width}].",
+            "Text features are as wide as the features they go with.",
+        )
+    norm = np.linalg.norm(values.astype(np.float64), axis=1, keepdims=True)
+    usable = np.isfinite(norm) & (norm > 0)
+    if not np.all(usable):
+        row = int(np.flatnonzero(~usable)[0])
+        raise CorruptionError(
+            f"{path}: row {row} of {key} is zero or not finite.", "Compute these text features again."
+        )
+    return name, (values / norm).astype(np.float32)

@@ -1,0 +1,114 @@
+"""Groups: columns that came with the data and sort its rows, such as a hospital, a writer or a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import UsageError
+from fedcache.parsing import SAFE, slug_of
+from fedcache.tables.words import Unread, Words, as_column, sorted_words
+
+RESERVED = ("domain", "class", "split")
+"""Columns every store has; a group of such a name would hide them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """One value for each row, or none.
+
+    >>> Group.of(["b", "a", "", "b"]).words
+    ('a', 'b')
+    """
+
+    codes: NDArray[np.int32]  # [N], index into ``words``; -1 where no value is known
+    words: tuple[str, ...]  # K distinct values as words, sorted
+
+    @classmethod
+    def of(cls, values: Any) -> Group:
+        """A column of N words or numbers; an empty word, None and NaN are no value, and whole floats are integers.
+
+        Raises UsageError for other shapes, and for numbers that are measurements: floats that are not whole.
+        """
+        column = values if isinstance(values, Words) else np.asarray(values)
+        if len(column.shape) != 1:
+            raise UsageError(f"A group is one value for each row, not {column.shape}.", "Give a column.")
+        if isinstance(column, Words):
+            return cls.of_words(column)
+        if column.dtype.kind == "f":
+            known = ~np.isnan(column)
+            # Beyond 2^53 a float no longer tells whole numbers apart.
+            if not ((np.abs(column[known]) < 1 << 53) & (column[known] == np.rint(column[known]))).all():
+                raise UsageError("Floats that are not whole sort no rows.", "Give words, or integers.")
+            column = np.where(known, column, 0).astype(np.int64)
+        elif column.dtype.kind in "iub":
+            known = np.ones(len(column), bool)
+        else:
+            made = as_column(column)
+            if isinstance(made, Unread):
+                raise UsageError(f"A group is a word or number for each row, not {made.why}.", "Give words.")
+            return cls.of(made)
+        # Numbers are sorted as numbers (writer 2 before writer 10).
+        distinct, inverse = np.unique(column[known], return_inverse=True)
+        codes = np.full(len(column), -1, np.int32)
+        codes[known] = inverse
+        return cls(codes, tuple(map(str, distinct.tolist())))
+
+    @classmethod
+    def of_words(cls, column: Words) -> Group:
+        """The same of words; an empty word is no value, and space around a word no part of it."""
+        used = np.unique(column.codes).tolist()
+        clean = [w.strip() for w in column.words]
+        words = sorted_words(clean[i] for i in used if i >= 0 and clean[i])
+        place = {word: i for i, word in enumerate(words)}
+        to = np.array([*(place.get(word, -1) for word in clean), -1], np.int32)  # the last: rows without a word
+        return cls(to[column.codes], tuple(words))
+
+    def values(self) -> list[str | None]:
+        """The value of each row, None where none is known."""
+        words = [*self.words, None]
+        return [words[code] for code in self.codes.tolist()]
+
+    def take(self, rows: NDArray[np.int64]) -> Group:
+        """The values of some rows; -1 is a row without a value. The words stay."""
+        codes = np.append(self.codes, np.int32(-1))[rows]  # -1 picks the last
+        return Group(codes, self.words)
+
+    def equals(self, other: Group) -> bool:
+        """Whether every row has the same value."""
+        return self.words == other.words and np.array_equal(self.codes, other.codes)
+
+
+def joined(parts: Sequence[Mapping[str, Group]], rows: Sequence[int]) -> dict[str, Group]:
+    """Groups of several datasets, one after another; rows of a dataset without a group have no value of it.
+
+    ``rows`` are the rows of each dataset.
+    """
+    made = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        words = tuple(dict.fromkeys(word for part in parts if name in part for word in part[name].words))
+        place = {word: i for i, word in enumerate(words)}
+        codes = [np.full(count, -1, np.int32) for count in rows]
+        for at, part in enumerate(parts):
+            if name in part:
+                to = np.array([*(place[word] for word in part[name].words), -1], np.int32)
+                codes[at] = to[part[name].codes]
+        made[name] = Group(np.concatenate(codes), words)
+    return made
+
+
+def usable_group_name(name: str) -> str:
+    """The name of a column as that of a group. Raises UsageError for one that is taken or has no letter."""
+    slug = slug_of(name.strip())
+    if slug.lower() in RESERVED or not SAFE.fullmatch(slug):
+        raise UsageError(
+            f"A group cannot be called {name!r}: {', '.join(RESERVED)} are columns of every store."
+            if slug.lower() in RESERVED
+            else f"A group cannot be called {name!r}.",
+            "A name begins with a letter or digit and has at most 128 characters.",
+        )
+    return slug

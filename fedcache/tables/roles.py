@@ -1,0 +1,536 @@
+"""Roles: what the columns of a table mean, for every command that reads one.
+
+A column is found by its name, as in most tables, or by the name that the user gives. Every other column that has a word
+or whole number for each row is a group. The notes say which column has which role, and name every column without one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import FedcacheError, UsageError, unknown
+from fedcache.option_info import DATA, option
+from fedcache.tables.equal_strings import numbered
+from fedcache.tables.file_rows import DATA as DATA_COLUMN
+from fedcache.tables.file_rows import FEATURES, FileRows, is_feature, last_level, stem_of
+from fedcache.tables.groups import Group, usable_group_name
+from fedcache.tables.labels import Coded, distinct_names, read_domains, read_labels, unlabelled_sentence, with_names
+from fedcache.tables.splits import OF_TEST, OF_TRAIN, SPLITS, find_split_column
+from fedcache.tables.words import Unread, Words, shape_of, sorted_words, vector
+
+LABELS = (
+    "labels", "label", "y", "target", "targets", "class", "cls", "category", "fine_label", "fine_labels",
+)  # fmt: skip
+TEXTS = ("text", "texts", "sentence", "sentences", "review", "content", "body", "document")
+NAMES = ("name", "sample_id", "id", "filename", "file_name", "path")
+DOMAINS = ("domain", "domains")
+CLASS_NAMES = ("classes", "class_names", "label_names")
+"""Usual names of columns, compared without case; the first that is there is taken."""
+
+GROUP = "group/"
+"""What a column's name begins with that is a group whatever it is called."""
+
+ONE_DOMAIN = "all"
+"""Name of the domain of rows that have none. Not the dataset's name: that depends on where its files are."""
+
+MOST_LETTERS = 1 << 26
+"""Of all words of a group together: its file holds them."""
+
+
+@dataclass(frozen=True)
+class ColumnChoice:
+    """Columns that the user names; the others are found by their names."""
+
+    features: tuple[str, ...] = option(
+        (), "Columns of features, or what those of a wide table begin with.", DATA, names=("--features-key",)
+    )
+    label: str | None = option(None, "Column of labels.", DATA, names=("--label-key",))
+    split: str | None = option(None, "Column of train, test, validation.", DATA, names=("--split-key",))
+    row_name: str | None = option(None, "Column that names the rows.", DATA, names=("--name-key",))
+    domain: str | None = option(None, "Column of domains.", DATA, names=("--domain-key",))
+    groups: tuple[str, ...] | None = option(
+        None, "The only columns to keep as groups.", DATA, names=("--group-key",), said="all that can be"
+    )
+    no_label: tuple[str, ...] = option(
+        (), "Labels that mean that none is known, e.g. -1 or NA,?.", DATA, said="empty values"
+    )
+    unlabelled: bool = option(False, "The file has no labels, whatever its columns are called.", DATA)
+
+    def options(self) -> list[str]:
+        """The same as options of ``ingest``."""
+        one_each = {
+            "--features-key": ",".join(self.features) or None,
+            "--label-key": self.label,
+            "--split-key": self.split,
+            "--name-key": self.row_name,
+            "--domain-key": self.domain,
+            "--group-key": None if self.groups is None else ",".join(self.groups),
+            "--no-label": ",".join(self.no_label) or None,
+        }
+        words = [word for key, name in one_each.items() if name is not None for word in (key, name)]
+        return [*words, "--unlabelled"] if self.unlabelled else words
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What the columns of N rows mean."""
+
+    labels: NDArray[np.int32]  # [N], index into ``classes``; -1 where no label is known
+    classes: tuple[str, ...]
+    domains: NDArray[np.int32]  # [N], index into ``domain_names``
+    domain_names: tuple[str, ...]
+    splits: NDArray[np.uint8] | None  # [N]: 0 train, 1 test, 2 validation; None where nothing says it
+    names: Sequence[str]  # [N]
+    groups: dict[str, Group]  # columns that sort the rows, by name
+    unused: dict[str, str]  # columns without a role, and why
+    label_key: str | None  # the column of labels
+    may_be_labels: dict[str, int]  # where there is no column of labels: those that may be it, and how many values
+    notes: list[str]  # which column has which role, as sentences
+
+
+def has_a_meaning(name: str) -> bool:
+    """Whether a column of this name has a role other than that of a group."""
+    usual = (*FEATURES, *LABELS, *SPLITS, *OF_TRAIN, *OF_TEST, *NAMES, *DOMAINS, *CLASS_NAMES)
+    return name.lower() in (*usual, "names", "text", "shapes")
+
+
+def read_roles(
+    where: Path | str,
+    raw: Mapping[str, Any],
+    count: int,
+    choice: ColumnChoice,
+    *,
+    taken: Mapping[str, str] | None = None,
+    splits: NDArray[np.uint8] | None = None,
+    names: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    class_count: int | None = None,
+) -> Roles:
+    """The roles of the columns of ``count`` rows, and what each row has of them.
+
+    Args:
+        where: the file, for messages.
+        raw: columns by name: numbers, ``Words``, ``FileRows`` of matrices, or ``Unread``.
+        count: of rows.
+        choice: the columns that the user names.
+        taken: columns that have a role already, and which.
+        splits: of each row, where the names of files or columns say it.
+        names: of each row, where no column says them.
+        classes: class names, where something else than a column of the file lists them.
+        class_count: how many classes text features have, which labels that are integers index.
+
+    Raises UsageError for columns that make no sense.
+    """
+    roles = dict(taken or {})
+    columns = {key: values for key, values in raw.items() if key not in roles}
+    label_key = _label_column(where, columns, choice, count)
+    domain_key = find_column(where, columns, choice.domain, _of_rows(columns, DOMAINS, count), "--domain-key")
+    class_key = _class_names_column(columns, label_key, count)
+    if class_key is not None and classes is None:
+        classes = words_in(columns[class_key])
+    if classes is None and class_count is not None and _index_classes(columns.get(label_key or ""), class_count):
+        classes = [str(index) for index in range(class_count)]
+    roles |= {} if class_key is None else {class_key: "class names"}
+    coded, notes = _labels(where, columns, label_key, classes, count, choice)
+    domains, domain_names, said = _domains(where, columns, domain_key, count)
+    roles |= {key: "domain names" for key in columns if key.lower() == "domains" and key != domain_key}
+    split_key = find_column(where, columns, choice.split, SPLITS, "--split-key")
+    if splits is None:
+        split_key, splits, more = find_split_column(str(where), columns, choice.split, split_key, count)
+        said += more
+    elif split_key is not None:
+        raw = {**raw, split_key: Unread((count,), "", "the names of the files or columns say the split")}
+        split_key = None
+    name_key = None
+    if names is None:
+        name_key, names, more = find_names(where, columns, choice.row_name, count)
+        said += more
+    for key, role in ((label_key, "class"), (domain_key, "domain"), (split_key, "split"), (name_key, "name")):
+        roles |= {} if key is None else {key: role}
+    groups, unused = groups_of(where, raw, roles, count, choice.groups)
+    may_be_labels = {}
+    if label_key is None and not choice.unlabelled:
+        declared = [*(choice.groups or ()), *(key.removeprefix(GROUP) for key in raw if key.startswith(GROUP))]
+        may_be_labels = _may_be_labels(groups, declared)
+    return Roles(
+        labels=coded.codes,
+        classes=coded.words,
+        domains=domains,
+        domain_names=domain_names,
+        splits=splits,
+        names=names,
+        groups=groups,
+        unused=unused,
+        label_key=label_key,
+        may_be_labels=may_be_labels,
+        notes=[*said, *unlabelled_sentence(coded), *notes, *groups_sentence(groups)],
+    )
+
+
+def find_column(
+    where: Path | str, raw: Mapping[str, Any], asked: str | None, usual: Sequence[str], option: str
+) -> str | None:
+    """The column that is asked for, else the first of a usual name, in capitals or not; None where there is none.
+
+    Of an HDF5 file, whose names have levels, the last level is compared. Raises UsageError for a column that is asked
+    for by ``option`` and that the file does not have.
+    """
+    if asked is not None:
+        if asked not in raw:
+            name = where.name if isinstance(where, Path) else where
+            hint = f"{name} has the columns {', '.join(raw)}."
+            raise UsageError(unknown("column", asked, raw, hint=hint).message + f" It was given with {option}.", hint)
+        return asked
+    lowered = {last_level(key): key for key in reversed([*raw])}
+    return next((lowered[name] for name in usual if name in lowered), None)
+
+
+def need_labels(where: Path | str, may_be_labels: Mapping[str, int], also: str = "") -> FedcacheError:
+    """The error of a table without a column of labels that has columns which may be it.
+
+    ``also`` is another way to name a column, beside the option.
+    """
+    likely = next(iter(may_be_labels))
+    shown = ", ".join(f"{name} has {counted(n)}" for name, n in list(may_be_labels.items())[:6])
+    more = f", and {len(may_be_labels) - 6} more columns may be labels" if len(may_be_labels) > 6 else ""
+    return UsageError(
+        f"{where} has no column called {', '.join(LABELS[:7])} or {LABELS[7]}; {shown}{more}.",
+        f"{CHOOSE_LABELS} --label-key {likely}{also}; or say that there are none: --unlabelled",
+    )
+
+
+CHOOSE_LABELS = "Name the column of labels:"
+
+
+def counted(n: int) -> str:
+    """``1 value``, ``1,000 values``."""
+    return f"{n:,} value{'' if n == 1 else 's'}"
+
+
+# Labels and domains
+
+
+def _of_rows(columns: Mapping[str, Any], usual: Sequence[str], count: int) -> list[str]:
+    """The usual names of columns that have a value for each row."""
+    fit = [last_level(key) for key, values in columns.items() if vector(values).shape == (count,)]
+    return [name for name in usual if name in fit]
+
+
+def _label_column(where: Path | str, columns: Mapping[str, Any], choice: ColumnChoice, count: int) -> str | None:
+    """The column of labels: the one that is asked for, or the first of a usual name with a value for each row.
+
+    Columns whose file lists their class names come first. A column of a usual name and another shape is taken where
+    there is no better one, so that its shape is refused.
+    """
+    if choice.unlabelled:
+        return None
+    marked = {key: values for key, values in columns.items() if isinstance(values, Words) and values.declared}
+    key = find_column(where, columns, choice.label, (), "--label-key")
+    key = key or find_column(where, marked, None, LABELS, "--label-key")
+    key = key or find_column(where, columns, None, _of_rows(columns, LABELS, count), "--label-key")
+    key = key or find_column(where, columns, None, LABELS, "--label-key")
+    if key is None and len(marked) > 1:
+        raise UsageError(f"{where} has several columns of classes: {', '.join(marked)}.", "--label-key NAME names one")
+    return key or next(iter(marked), None)
+
+
+def _class_names_column(columns: Mapping[str, Any], label_key: str | None, count: int) -> str | None:
+    """The column that lists the names of the classes, which has one word for each class and not for each row."""
+    for usual in CLASS_NAMES:
+        for key, values in columns.items():
+            if key == label_key or last_level(key) != usual:
+                continue
+            column = vector(values)
+            if len(column.shape) != 1 or isinstance(column, Unread | FileRows):
+                continue
+            if column.shape != (count,) or _fits_as_names(column, columns.get(label_key or "")):
+                return key
+    return None
+
+
+def _fits_as_names(names: Any, labels: Any) -> bool:
+    """Whether as many words as rows are the names of classes: all are different, and labels are their numbers."""
+    if len(set(words_in(names))) < len(words_in(names)):
+        return False
+    column = vector(labels) if labels is not None else None
+    if column is None or isinstance(column, Words | Unread) or column.dtype.kind not in "iu":
+        return len(names.shape) == 1 and len(words_in(names)) == 1
+    return int(column.min()) >= -1 and int(column.max()) < len(words_in(names))
+
+
+def _index_classes(labels: Any, class_count: int) -> bool:
+    """Whether labels are absent, or integers that index so many classes."""
+    if labels is None:
+        return True
+    column = vector(labels)
+    if isinstance(column, Words | Unread) or column.dtype.kind not in "iuf" or not len(column):
+        return False
+    return bool(np.nanmin(column) >= -1 and np.nanmax(column) < class_count)
+
+
+def words_in(values: Any) -> list[str]:
+    """The words of a column one after another, as class names are listed."""
+    if isinstance(values, Words):
+        return values.every()
+    return list(map(str, np.asarray(values).ravel().tolist()))
+
+
+def _labels(
+    where: Path | str,
+    columns: Mapping[str, Any],
+    key: str | None,
+    classes: Sequence[str] | None,
+    count: int,
+    choice: ColumnChoice,
+) -> tuple[Coded, list[str]]:
+    """The class of each row, and what the user should know of it."""
+    if key is None:
+        return Coded(np.full(count, -1, np.int32), distinct_names(classes or ())), []
+    column = vector(columns[key])
+    place = f"{where}: {key}"
+    if classes is not None and column.shape == (count,) and not isinstance(column, Unread):
+        column = with_names(column, classes, place)
+    return read_labels(place, column, count, choice.no_label)
+
+
+def _domains(
+    where: Path | str, columns: Mapping[str, Any], key: str | None, count: int
+) -> tuple[NDArray[np.int32], tuple[str, ...], list[str]]:
+    """The domain of each row, the names of the domains, and what the user should know of them.
+
+    Raises UsageError for names of several domains that no column tells apart.
+    """
+    names_key = next((name for name in columns if name.lower() == "domains" and name != key), None)
+    names = None if names_key is None else words_in(columns[names_key])
+    if key is None:
+        if names is not None and len(names) > 1:
+            raise UsageError(
+                f"{where}: {names_key} names {len(names):,} domains, and no column says which row is of which.",
+                f"Add domain, one integer or word for each of the {count:,} rows.",
+            )
+        return np.zeros(count, np.int32), tuple(names or (ONE_DOMAIN,)), []
+    column = columns[key]
+    if names is not None:
+        twice = sorted(name for name in set(names) if names.count(name) > 1)
+        if twice:
+            raise UsageError(
+                f"{where}: the domain name {twice[0]!r} is there twice.", "Give every domain a name of its own."
+            )
+        column = with_names(vector(column), names, f"{where}: {key}")
+    coded = read_domains(f"{where}: {key}", column, count)
+    without = coded.codes < 0
+    if not without.any():
+        return coded.codes, coded.words, []
+    words = sorted_words([*coded.words, ONE_DOMAIN])
+    target = np.array([*(words.index(word) for word in (*coded.words, ONE_DOMAIN))], np.int32)  # the last: no domain
+    codes = target[coded.codes]
+    note = f"{int(without.sum()):,} rows have no {key}; they are in the domain {ONE_DOMAIN}."
+    return codes, tuple(words), [note]
+
+
+def _may_be_labels(groups: Mapping[str, Group], declared: Sequence[str]) -> dict[str, int]:
+    """Groups that may be the labels, and how many values each has: words before numbers, few values before many."""
+    found = {}
+    for name, group in groups.items():
+        if name not in declared and len(group.words) > 1:
+            numbers = all(word.lstrip("-").isdigit() for word in group.words)
+            found[name] = (numbers, len(group.words))
+    return {name: found[name][1] for name in sorted(found, key=found.__getitem__)}
+
+
+# Features
+
+
+def features_of(path: Path, raw: Mapping[str, Any], asked: Sequence[str]) -> tuple[dict[str, Any], set[str]]:
+    """Features [N, V, D] by backbone, and the columns they are. Raises UsageError for none, and for what are no floats.
+
+    ``asked`` are those that the user names: columns, or what the names of a wide table's columns begin with.
+    """
+    wide = [key for key, values in raw.items() if isinstance(values, FileRows) and values.columns]
+    keys: dict[str, str] = {}
+    for word in asked:
+        key = word if word in raw or not wide else wide[0]
+        find_column(path, raw, key, (), "--features-key")
+        keys[key] = _backbone(path, key)
+    if not asked:
+        keys = {key: _backbone(path, key) for key in raw if key.startswith("features/") or _is_matrix(key, raw)}
+    if not keys:
+        keys = {key: _backbone(path, key) for key in raw if last_level(key) == DATA_COLUMN and len(raw[key].shape) > 1}
+    # One number for each row is no feature, whatever it is called; where there is nothing else it is said to be wrong.
+    keys = keys or {key: _backbone(path, key) for key in raw if is_feature(key)}
+    found: dict[str, Any] = {}
+    for key, name in keys.items():
+        values = raw[key]
+        floats = not isinstance(values, Words | Unread) and values.dtype.kind == "f"
+        if not floats or len(values.shape) not in (2, 3) or not all(values.shape[1:]):
+            raise UsageError(
+                f"{path}: {key} is {shape_of(values)}.",
+                "Features are floats [N, D] or [N, V, D], D at least 1; numpy: .astype('float32').",
+            )
+        if name in found:
+            raise UsageError(
+                f"{path}: {key} and another column are both features of {name!r}.",
+                f"Name each features/<backbone>, or say which one is meant: --features-key {key}",
+            )
+        if isinstance(values, FileRows):
+            found[name] = values.with_views()
+        else:
+            found[name] = values[:, None] if values.ndim == 2 else values
+    if not found and (texts := [k for k, v in raw.items() if k.lower() in TEXTS and isinstance(v, Words | Unread)]):
+        raise UsageError(
+            f"{path} has no features; its column {texts[0]} holds texts, which a sentence encoder reads.",
+            f"fedcache extract --dataset texts:{path} --backbones hf:FOLDER",
+        )
+    if not found:
+        raise UsageError(
+            f"{path} has no features; it has {', '.join(sorted(raw)) or 'nothing'}.",
+            "Name them features/<backbone>, or features, embeddings or X, or say which they are: --features-key NAME. "
+            "In a table they are one column of lists, or columns f0, f1, f2, ..",
+        )
+    return found, set(keys)
+
+
+def _backbone(path: Path, key: str) -> str:
+    if key.startswith("features/"):
+        return key.removeprefix("features/")
+    return stem_of(path) if is_feature(key) or last_level(key) == DATA_COLUMN else key
+
+
+def _is_matrix(key: str, raw: Mapping[str, Any]) -> bool:
+    return is_feature(key) and len(raw[key].shape) > 1
+
+
+def wide_sentence(features: Mapping[str, Any]) -> list[str]:
+    """Which columns of a wide table the features are."""
+    wide = (v.columns for v in features.values() if isinstance(v, FileRows) and v.columns)
+    return [f"{len(names):,} columns {names[0]} .. {names[-1]} are the features." for names in wide]
+
+
+# Names
+
+
+def find_names(
+    where: Path | str, raw: Mapping[str, Any], asked: str | None, count: int
+) -> tuple[str | None, Sequence[str], list[str]]:
+    """The column that names the rows, their names, and what should be said; without a column rows are numbered.
+
+    A column that only sounds like names, and repeats or has empty rows, is none. Integers are filled up with zeros, so
+    that rows stay in their order. Raises UsageError for names of another shape.
+    """
+    key = find_column(where, raw, asked, NAMES[:1], "--name-key")
+    if key is not None:
+        values = vector(raw[key])
+        if isinstance(values, Unread | FileRows) or values.shape != (count,):
+            raise UsageError(
+                f"{where}: {key} has shape {values.shape} for {count} rows.", "Give one name per row, or none."
+            )
+        return key, _names(values), []
+    said: list[str] = []
+    for key in (key for name in NAMES[1:] for key in raw if last_level(key) == name):
+        values = vector(raw[key])
+        if isinstance(values, Unread | FileRows) or values.shape != (count,):
+            continue
+        names = _names(values) if isinstance(values, Words) or values.dtype.kind in "iu" else ()
+        if "" not in names and len(set(names)) == count:
+            return key, names, said
+        said.append(f"{key} repeats or is empty, so it names no rows.")
+    return None, numbered(count), said
+
+
+def _names(values: Any) -> tuple[str, ...]:
+    if isinstance(values, Words):
+        return tuple(values.every())
+    if values.dtype.kind not in "iu":
+        return tuple(map(str, values.tolist()))
+    width = max(len(str(values.min())), len(str(values.max())))
+    return tuple(map(f"{{:0{width}d}}".format, values.tolist()))
+
+
+# Groups
+
+
+def groups_of(
+    where: Path | str, raw: Mapping[str, Any], taken: Mapping[str, str], count: int, asked: Sequence[str] | None
+) -> tuple[dict[str, Group], dict[str, str]]:
+    """Groups by name, and why each column that is nothing else is none.
+
+    ``taken`` are columns with another meaning, and the meaning. Raises UsageError for one that the user asks for, or
+    that begins with ``group/``, and that cannot be a group.
+    """
+    for name in asked or ():
+        find_column(where, raw, name, (), "--group-key")
+        if taken.get(name) in ("class", "domain"):
+            hint = f"--by {taken[name]} makes a client of each."
+            raise UsageError(f"{where}: {name} is the {taken[name]} of each row, which every store has.", hint)
+    found: dict[str, Group] = {}
+    left: dict[str, str] = {}
+    for key, values in raw.items():
+        if (key in taken and key not in (asked or ())) or (asked is not None and key not in asked):
+            continue
+        try:
+            name = usable_group_name(key.removeprefix(GROUP))
+            if name in found:
+                raise UsageError(f"The group {name!r} is there twice.", "Give every column a name of its own.")
+            group = _group(vector(values), count)
+            # Sentences, paths and times sort nothing, and may say who a row is of.
+            if asked is None and not key.startswith(GROUP) and _differs_in_every_row(group):
+                left[key] = f"{len(group.words):,} different values in {count:,} rows; --group-key {key} keeps it"
+                continue
+            found[name] = group
+        except FedcacheError as error:
+            if asked is not None or key.startswith(GROUP):
+                raise UsageError(f"{where}: {key} cannot be a group: {error.message}", error.hint) from error
+            left[key] = _short(error.message)
+    return found, left
+
+
+def _group(values: Any, count: int) -> Group:
+    if isinstance(values, Unread):
+        raise UsageError(f"{values.why}.", "Groups are words or whole numbers.")
+    if len(values.shape) != 1:
+        raise UsageError(f"a matrix {' x '.join(map(str, values.shape))}.", "Groups are words or whole numbers.")
+    if values.shape != (count,):
+        raise UsageError(f"{values.shape[0]:,} values for {count:,} rows.", "Groups have a value for each row.")
+    made = Group.of(values)
+    if not made.words:
+        raise UsageError("no row has a value.", "Groups have values.")
+    if sum(map(len, made.words)) > MOST_LETTERS:
+        raise UsageError(f"its {len(made.words):,} values are too long.", "Groups have short values.")
+    return made
+
+
+def _differs_in_every_row(group: Group) -> bool:
+    """Whether nine of ten rows, or more, have a value of their own."""
+    known = int((group.codes >= 0).sum())
+    return known > 1 and 10 * len(group.words) > 9 * known
+
+
+def _short(message: str) -> str:
+    return re.sub(r" sort no rows\.$|\.$", "", message[:1].lower() + message[1:])
+
+
+def groups_sentence(groups: Mapping[str, Group]) -> list[str]:
+    """Which columns are groups, with their numbers of values."""
+    lines = []
+    if groups:
+        parts = []
+        for name, group in groups.items():
+            none = int((group.codes < 0).sum())
+            more = f", {none:,} row{'' if none == 1 else 's'} without" if none else ""
+            parts.append(f"{name} ({counted(len(group.words))}{more})")
+        lines.append(f"Groups: {', '.join(parts)}.")
+    return lines
+
+
+def unused_sentence(unused: Mapping[str, str]) -> list[str]:
+    """Which columns are not used, and why."""
+    if not unused:
+        return []
+    return [f"Not used: {', '.join(f'{name or repr(name)} ({why})' for name, why in unused.items())}."]
