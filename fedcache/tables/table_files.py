@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import numpy as np
 from fedcache.errors import UsageError
 from fedcache.optional import need_arrow
 from fedcache.parsing import parse_json
-from fedcache.tables.file_rows import ending_of
+from fedcache.tables.csv_files import dialect_of
 
 TEXT_BLOCK = 8 << 20
 """Bytes of a CSV that are parsed at a time; no row may have more."""
@@ -42,6 +41,8 @@ class Table:
     is_text: bool = False  # whether it is a CSV, whose columns are words until all of them are read
     class_names: dict[str, list[str]] = field(default_factory=dict)  # of columns of ClassLabel of Hugging Face
     measured: frozenset[str] = frozenset()  # of a CSV, columns whose first rows hold floats that are not whole
+    separator: str = ""  # of a CSV, what stands between its cells
+    encoding: str = "utf8"  # of a CSV
 
 
 def arrow() -> Any:
@@ -64,9 +65,12 @@ def _checked(path: Path, schema: Any) -> dict[str, Any]:
             raise UsageError(
                 f"{path}: column {f.name} has an extension type.", "Write plain numbers, words and lists of numbers."
             )
-    if twice := [name for name in schema.names if schema.names.count(name) > 1]:
-        raise UsageError(f"{path}: the column {twice[0]!r} is there twice.", "Give every column a name of its own.")
-    return {f.name: f.type for f in schema}
+    found: dict[str, Any] = {}
+    for f in schema:
+        if f.name in found:
+            raise UsageError(f"{path}: the column {f.name!r} is there twice.", "Give every column a name of its own.")
+        found[f.name] = f.type
+    return found
 
 
 def _meta_of(schema: Any) -> dict[str, Any]:
@@ -136,15 +140,9 @@ def _text(path: Path) -> Table:
     """A CSV; all that is no dimension is read as words, whose meaning is looked at when all are there."""
     pa = arrow()
     csv = pa.csv
-    opened = gzip.open if ending_of(path).endswith(".gz") else open
-    with opened(path, "rb") as file:
-        line = file.readline(TEXT_BLOCK).decode("utf-8-sig")
-    if not line:
-        raise UsageError(f"{path} is empty.", "Its first line names the columns, for example f0,f1,f2,label")
-    marks = {mark: line.count(mark) for mark in (",", ";", "\t")}
-    mark = "\t" if ending_of(path).startswith(".tsv") else max(marks, key=lambda m: marks[m])
-    parsing = csv.ParseOptions(delimiter=mark, newlines_in_values=True)
-    reading = csv.ReadOptions(block_size=TEXT_BLOCK)
+    dialect = dialect_of(path)
+    parsing = csv.ParseOptions(delimiter=dialect.separator, newlines_in_values=True)
+    reading = csv.ReadOptions(block_size=TEXT_BLOCK, encoding=dialect.encoding, skip_rows=dialect.skip)
 
     def opened_csv(types: dict[str, Any], columns: Sequence[str] | None) -> Any:
         converting = csv.ConvertOptions(
@@ -173,7 +171,16 @@ def _text(path: Path) -> Table:
             measured |= {name} if (values[np.isfinite(values)] % 1 != 0).any() else set()
         elif pa.types.is_string(kind) and is_list_text(column):
             types[name] = pa.list_(pa.float64())
-    return Table(path, types, batches, None, {}, True, measured=frozenset(measured))
+    return Table(
+        path,
+        types,
+        batches,
+        None,
+        is_text=True,
+        measured=frozenset(measured),
+        separator=dialect.separator,
+        encoding=dialect.encoding,
+    )
 
 
 def is_number(word: str) -> bool:

@@ -33,6 +33,7 @@ from fedcache.store.groups import put_groups
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store
+from fedcache.tables.conversion import BEGIN
 from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.roles import CHOOSE_LABELS, ColumnChoice, need_labels
 
@@ -81,7 +82,7 @@ def ingest_file(
         content = arrange(found, name, drop_nan=drop_nan, observer=observer)
     except FedcacheError as error:
         # Where the answer is another command or an option, the same command does not help.
-        mended = file.is_file() and not error.hint.startswith(("fedcache extract", CHOOSE_LABELS))
+        mended = file.is_file() and not error.hint.startswith(("fedcache extract", CHOOSE_LABELS, BEGIN))
         hint = f"{error.hint}\nThen:  {again}" if mended else error.hint
         if error.hint == NOT_FINITE_HINT:
             hint = f"Mend these rows of the file, or leave them out:  {again} --drop-nan"
