@@ -6,6 +6,8 @@ import os
 import secrets
 import shlex
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +30,9 @@ from fedcache.store.catalog import (
 )
 from fedcache.store.content import Content, arrange, usable_name
 from fedcache.store.content_array import NOT_FINITE_HINT
-from fedcache.store.files import make_private
+from fedcache.store.files import digest_of, make_private
 from fedcache.store.groups import put_groups
+from fedcache.store.lock import hold_lock
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store
@@ -87,30 +90,43 @@ def ingest_file(
         if error.hint == NOT_FINITE_HINT:
             hint = f"Mend these rows of the file, or leave them out:  {again} --drop-nan"
         raise FedcacheError(error.code, error.message, hint) from error
-    target, old = _place(home, path, slug, content)
-    notes = list(found.notes)
-    if old is None or not is_ingested(old):
-        made = Store.from_content(content, target, observer)  # which refuses a store of something else
-    elif holds_content(old, content):
-        changes = _changed_groups(old, content)
-        notes += changes
-        for line in changes or ["the same content: nothing to do."]:
-            observer.note(f"{name} is there already, with {line}" if not changes else line)
-        made = old
-    elif holds_part_of(old, content):
-        made = Store.from_content(content, old.path, observer)
-    elif replace:
-        observer.note(f"Replacing {old.path} ({old.rows:,} rows), with its partitions.")
-        made = _replaced(old.path, content, target, observer)
-    else:
-        raise UsageError(
-            f"{old.dataset['slug']} is already a dataset of {old.rows:,} rows ({old.path}), and {file} holds other "
-            f"content ({len(content.samples.name):,} rows).",
-            f"Choose another --name, or drop what is there and its partitions:  {again} --replace",
-        )
+    with _alone(home, slug, path, replace=replace):
+        target, old = _place(home, path, slug, content)
+        notes = list(found.notes)
+        if old is None or not is_ingested(old):
+            made = Store.from_content(content, target, observer)  # which refuses a store of something else
+        elif holds_content(old, content):
+            changes = _changed_groups(old, content)
+            notes += changes
+            for line in changes or ["the same content: nothing to do."]:
+                observer.note(f"{name} is there already, with {line}" if not changes else line)
+            made = old
+        elif holds_part_of(old, content):
+            made = Store.from_content(content, old.path, observer)
+        elif replace:
+            observer.note(f"Replacing {old.path} ({old.rows:,} rows), with its partitions.")
+            made = _replaced(old.path, content, target, observer)
+        else:
+            raise UsageError(
+                f"{old.dataset['slug']} is already a dataset of {old.rows:,} rows ({old.path}), and {file} holds other "
+                f"content ({len(content.samples.name):,} rows).",
+                f"Choose another --name, or drop what is there and its partitions:  {again} --replace",
+            )
     clean_up(made)  # a journal that an earlier call was killed before it removed
     remember_last(home, made.path, f"{INGESTED}:{name}")
     return Ingested(made, notes, found.left_out)
+
+
+@contextmanager
+def _alone(home: Home, slug: str, path: Path | None, *, replace: bool) -> Iterator[None]:
+    """Let one ``ingest`` at a time look at the store of a name and write or replace it; others wait for it."""
+    if path is not None and not replace:
+        yield  # the writers of one store wait for each other anyway
+        return
+    make_private(home.root)
+    place = slug if path is None else digest_of(str(resolve_path(home, path)))[:16]
+    with hold_lock(home.root / "locks" / f"ingest-{place}.lock", f"the dataset {slug}", wait=True):
+        yield
 
 
 def _place(home: Home, path: Path | None, slug: str, content: Content) -> tuple[Path, Store | None]:
