@@ -1,8 +1,9 @@
-"""Files of rows and named columns: parquet, CSV and TSV (also .gz), and feather, opened to be read in batches."""
+"""Files of rows and named columns, opened to be read in batches: parquet, CSV and TSV (also .gz), feather, and JSON."""
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from fedcache.errors import UsageError
 from fedcache.optional import need_arrow
 from fedcache.parsing import parse_json
+from fedcache.tables.conversion import conversion
 from fedcache.tables.csv_files import dialect_of
 
 TEXT_BLOCK = 8 << 20
@@ -52,6 +54,7 @@ def arrow() -> Any:
     import pyarrow.compute
     import pyarrow.csv
     import pyarrow.feather
+    import pyarrow.json
     import pyarrow.parquet
 
     return pyarrow
@@ -242,6 +245,80 @@ def are_words(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or is_binary(kind))
 
 
+def _json(path: Path) -> Table:
+    """Records: one a line, or a list of them; or LEAF's ``users`` and ``user_data``. Read whole."""
+    pa = arrow()
+    with path.open("rb") as file:
+        start = file.read(4096).lstrip()
+    whole = None if path.suffix.lower() == ".jsonl" else _whole_json(path, start)
+    if whole is None:
+        rows = _json_lines(path)
+    elif isinstance(whole, dict):
+        rows = pa.table(_leaf_columns(path, whole))
+    else:
+        names = dict.fromkeys(name for record in whole for name in record)
+        rows = pa.table({name: [record.get(name) for record in whole] for name in names})
+    types = _checked(path, rows.schema)
+
+    def batches(columns: Sequence[str], size: int, *, floats: bool) -> Iterator[Any]:
+        yield from rows.select(list(columns)).combine_chunks().to_batches(size)
+
+    return Table(path, types, batches, rows.num_rows)
+
+
+def _whole_json(path: Path, start: bytes) -> Any:
+    """A list of records, or a dict of LEAF; None for records one a line. Raises UsageError for another dict."""
+    try:
+        found = parse_json(path.read_bytes())
+    except ValueError:
+        if start.startswith(b"{"):
+            return None  # more than one value: lines
+        raise
+    if isinstance(found, list) and all(isinstance(record, dict) for record in found):
+        return found
+    if isinstance(found, dict) and isinstance(found.get("user_data"), dict):
+        return found
+    if isinstance(found, dict) and not any(isinstance(value, dict | list) for value in found.values()):
+        return [found]
+    out = path.with_name(f"{path.stem}.parquet")
+    raise UsageError(
+        f"{path} holds neither records, as pandas' to_json(FILE, orient='records') writes them, nor users of LEAF.",
+        conversion(
+            ["import pandas", f"pandas.read_json({str(path)!r}).to_parquet({str(out)!r})"],
+            f"fedcache ingest {shlex.quote(str(out))} --name NAME",
+        ),
+    )
+
+
+def _json_lines(path: Path) -> Any:
+    pa = arrow()
+    reading = pa.json.ReadOptions(block_size=TEXT_BLOCK)
+    rows = pa.json.read_json(path, read_options=reading)
+    dates = [f.name for f in rows.schema if pa.types.is_timestamp(f.type)]
+    if not dates:
+        return rows
+    # Words that look like dates stay as they are written.
+    words = pa.json.ParseOptions(explicit_schema=pa.schema([(name, pa.string()) for name in dates]))
+    return pa.json.read_json(path, read_options=reading, parse_options=words)
+
+
+def _leaf_columns(path: Path, held: dict[str, Any]) -> dict[str, list[Any]]:
+    """The rows of all users of LEAF's JSON; ``x`` is called ``text`` where it is one. Raises UsageError."""
+    found: dict[str, list[Any]] = {"x": [], "y": [], "client": []}
+    for user, rows in held["user_data"].items():
+        x, y = rows.get("x"), rows.get("y")
+        if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+            raise UsageError(
+                f"{path}: the user {user!r} has no x and y of the same length.", "Write the file with LEAF again."
+            )
+        found["x"] += x
+        found["y"] += y
+        found["client"] += [user] * len(x)
+    if found["x"] and isinstance(found["x"][0], str):
+        return {"text": found["x"], "y": found["y"], "client": found["client"]}
+    return found
+
+
 TABLES: dict[str, Callable[[Path], Table]] = {
     ".parquet": _parquet,
     ".csv": _text,
@@ -250,4 +327,6 @@ TABLES: dict[str, Callable[[Path], Table]] = {
     ".tsv.gz": _text,
     ".feather": _feather,
     ".arrow": _feather,
+    ".jsonl": _json,
+    ".json": _json,
 }

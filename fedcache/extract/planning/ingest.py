@@ -16,6 +16,7 @@ import numpy as np
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.planning.find_store import ingested_path
+from fedcache.extract.planning.torch_embeddings import open_any
 from fedcache.progress import Observer, Silent
 from fedcache.store.catalog import (
     clean_up,
@@ -37,7 +38,6 @@ from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store
 from fedcache.tables.conversion import BEGIN
-from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.roles import CHOOSE_LABELS, ColumnChoice, need_labels
 
 
@@ -77,7 +77,7 @@ def ingest_file(
     words = ["fedcache", "ingest", str(file), "--name", name, *(["--store", str(path)] if path else [])]
     again = shlex.join([*words, *choice.options()])
     try:
-        found = open_embeddings(file, choice)
+        found = open_any(file, choice)
         if found.may_be_labels:
             raise need_labels(file.name, found.may_be_labels)
         for line in found.notes:
