@@ -395,7 +395,7 @@ MEANINGS: Mapping[Exit, Meaning] = {
         "store missing, locked, incompatible, or without the features asked for",
         "There is no such store, another process writes to it, another version of fedcache made it, or the features a "
         "method reads are not in it.",
-        "Run the extraction that the message prints; for a locked array wait, or say --wait.",
+        "Run the extraction that the message prints; for a locked array wait, or use `extract --wait`.",
         "fedcache inspect no-such-store",
     ),
     Exit.CORRUPT: Meaning(

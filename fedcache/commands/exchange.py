@@ -23,7 +23,11 @@ def ingest(
     observer: TerminalObserver,
     given: Given,
     file: Annotated[
-        Path, typer.Argument(help="npz, npy, h5, parquet, csv, tsv, feather or safetensors with features and labels.")
+        Path,
+        typer.Argument(
+            help="npz, npy, h5, parquet, csv, tsv, feather, json, jsonl, safetensors or pt with features and labels; "
+            "or a folder of clip-retrieval."
+        ),
     ],
     name: Annotated[str, typer.Option("--name", help="Name of the dataset, then --dataset NAME.")],
     store: StoreDir = None,

@@ -84,7 +84,10 @@ class Content:
         return dict.fromkeys(np.flatnonzero(self.samples.ok == 0).tolist(), NOT_FINITE)
 
     def write_into(self, store: ContentStore, observer: Observer) -> None:
-        """Groups, text features and arrays into a store of these rows; what is there already is not written again."""
+        """Groups, text features and arrays into a store of these rows; what is there already is not written again.
+
+        Another writer of the same content is waited for: what it writes is what would be written here.
+        """
         put_groups(store, self.groups)
         for name, matrix in self.texts.items():
             if not store.has_text(name):
@@ -94,7 +97,7 @@ class Content:
             fresh = begun is not None and begun["chunk_rows"] != size  # by a version that chose other chunks
             with store.writer(
                 key, shape=array.shape, dtype=array.dtype, chunk_rows=size, recipe=array.recipe,
-                how={"source": INGESTED}, fresh=fresh,
+                how={"source": INGESTED}, fresh=fresh, wait=True,
             ) as writer:  # fmt: skip
                 observer.start(f"Writing {array.name}", array.shape[0], "rows")
                 array.write_missing(writer, observer)

@@ -76,6 +76,7 @@ def write_shard(
             chunk_rows=info.chunk_rows,
             recipe=info.recipe,
             how=info.how,
+            wait=True,  # another process that cuts this shard writes the same rows
         ) as writer:
             for chunk in writer.missing():
                 first = chunk * writer.chunk_rows

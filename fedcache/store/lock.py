@@ -58,9 +58,11 @@ def lock_holder(path: Path) -> str:
     """Who holds a lock, in words."""
     try:
         found = parse_json(path.with_suffix(".json").read_bytes())
+        if found == this_process():
+            return "another thread of this process"
         return f"process {int(found['pid'])} on {found['host']}"
     except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
+        return "another process or thread"  # it has not written yet who it is
 
 
 @contextmanager
@@ -97,7 +99,7 @@ def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
     except Timeout as error:
         raise StoreError(
             f"{what} is being written by {lock_holder(path)}.",
-            "Wait for it with --wait, or end it; its finished chunks are kept.",
+            "Try again when that has ended. fedcache extract --wait waits for it. Finished chunks are kept.",
         ) from error
     except (OSError, NotImplementedError) as error:
         raise MachineError(

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import CorruptionError, UsageError, unknown
+from fedcache.errors import CorruptionError, UsageError
 from fedcache.tables.file_rows import DATA, FileRows, ending_of, is_feature, joined_rows, last_level
+from fedcache.tables.foreign_files import REFUSED
 from fedcache.tables.groups import Group
 from fedcache.tables.read import ENDINGS, read_columns
 from fedcache.tables.roles import (
@@ -60,10 +61,13 @@ def open_embeddings(path: Path, choice: ColumnChoice | None = None) -> Embedding
     Columns are found as ``roles`` says, unless ``choice`` names them; without labels every row is -1.
     Raises UsageError, for a missing file, an unknown ending, features that are a pickle, or columns that do not fit.
     """
-    if not path.is_file():
-        raise UsageError(f"{path} is not a file.", f"fedcache ingest FILE --name NAME   takes {', '.join(ENDINGS)}")
-    if ending_of(path) not in ENDINGS:
-        raise unknown("file ending", ending_of(path), ENDINGS)
+    takes = f"fedcache ingest FILE --name NAME   takes {', '.join(ENDINGS)}"
+    if not path.exists():
+        raise UsageError(f"{path} is not there.", takes)
+    if ending_of(path) in REFUSED and path.is_file():
+        raise REFUSED[ending_of(path)](path)
+    if ending_of(path) not in ENDINGS and not path.is_dir():
+        raise UsageError(f"Unknown file ending {ending_of(path)!r}.", takes)
     choice = choice or ColumnChoice()
     return assemble(path, read_columns(path, choice.features), choice)
 

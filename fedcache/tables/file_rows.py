@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +42,17 @@ def ending_of(path: Path) -> str:
 def stem_of(path: Path) -> str:
     """The name of a file without its ending."""
     return path.name[: -len(ending_of(path))] if ending_of(path) else path.name
+
+
+def some_names(names: Iterable[str], most: int = 20) -> str:
+    """The first names of columns, and how many more there are.
+
+    >>> some_names(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    every = list(names)
+    more = f" and {len(every) - most:,} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more
 
 
 Parts = Callable[[int], Iterator[NDArray[Any]]]

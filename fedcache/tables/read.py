@@ -8,6 +8,8 @@ Each format's library is imported by the function that needs it.
 from __future__ import annotations
 
 import math
+import re
+import shlex
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,13 +20,14 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import UsageError
+from fedcache.errors import FedcacheError, UsageError
 from fedcache.optional import need_h5py
 from fedcache.parsing import parse_json
-from fedcache.tables.file_rows import FileRows, ending_of, explain_damage
+from fedcache.tables.file_rows import FileRows, ending_of, explain_damage, some_names
+from fedcache.tables.foreign_files import end_to_end, joined_clients, pickled_dict
 from fedcache.tables.plain_pickle import load_plain
 from fedcache.tables.table_files import TABLES
-from fedcache.tables.table_readers import read_table
+from fedcache.tables.table_readers import read_others, read_table
 from fedcache.tables.words import Unread, Words, as_column, objects_of
 
 Found = dict[str, Any]
@@ -38,6 +41,8 @@ def read_columns(path: Path, features: Sequence[str] = ()) -> Found:
     begin with.
     """
     with explain_damage(path):
+        if path.is_dir():
+            return _read_folder(path)
         if ending_of(path) in TABLES:
             return read_table(path, features)
         return READERS[ending_of(path)](path)
@@ -111,6 +116,8 @@ def _read_npz(path: Path) -> Found:
             if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
                 raise UsageError(f"{path}: {name} is not an array.", "Write it with numpy.savez.")
         found[name] = _npy(path, partial(_member, path, member), size)
+        if isinstance(found[name], Unread) and found[name].kind == "objects" and found[name].shape == ():
+            raise pickled_dict(path, name)
     return found
 
 
@@ -146,7 +153,7 @@ def _read_h5(path: Path) -> Found:
             else:
                 text = item.shape is not None and h5py.check_string_dtype(item.dtype) is not None
                 found[key] = _h5_column(item, text)
-    return found
+    return joined_clients(path, found)
 
 
 def _h5_column(item: Any, text: bool) -> Any:
@@ -198,6 +205,49 @@ def _safetensors_parts(path: Path, name: str, count: int, rows: int) -> Iterator
         part = file.get_slice(name)
         for first in range(0, count, rows):
             yield part[first : min(first + rows, count)]
+
+
+def _read_folder(path: Path) -> Found:
+    """A folder of clip-retrieval: ``img_emb/*.npy``, ``text_emb/*.npy`` and ``metadata/*.parquet``, part by part.
+
+    Raises UsageError for other folders, with what they hold.
+    """
+    found: Found = {}
+    for name in ("img_emb", "text_emb"):
+        parts = _parts_of(path / name, ".npy")
+        if parts:
+            found[f"features/{name}"] = end_to_end(path, name, [_read_npy(part)["features"] for part in parts])
+    if not found:
+        raise _no_embeddings(path)
+    tables = []
+    for part in _parts_of(path / "metadata", ".parquet"):
+        table = TABLES[".parquet"](part)
+        tables.append(read_others(table, [*table.types])[0])
+    for name in tables[0] if tables else ():
+        if all(name in table for table in tables):
+            found[name] = end_to_end(path, name, [table[name] for table in tables])
+    return found
+
+
+def _parts_of(folder: Path, ending: str) -> list[Path]:
+    """The files of a folder in the order of the numbers in their names: part 2 before part 10."""
+    files = [file for file in folder.glob(f"*{ending}") if file.is_file()]
+    return sorted(files, key=lambda file: [int(n) if n.isdigit() else n for n in re.split(r"(\d+)", file.name)])
+
+
+def _no_embeddings(path: Path) -> FedcacheError:
+    """The error of a folder that is none of clip-retrieval, with what to give in its place."""
+    clients = sorted([*path.glob("train/*.npz"), *path.glob("test/*.npz"), *path.glob("*.npz")])
+    if clients:
+        _read_npz(clients[0])  # which says how files of clients are converted
+    names = sorted(file.name for file in path.iterdir())
+    readable = [name for name in names if ending_of(Path(name)) in ENDINGS]
+    hint = (
+        f"For example  fedcache ingest {shlex.quote(str(path / readable[0]))} --name NAME"
+        if readable
+        else (f"Give one file: {', '.join(ENDINGS)}. Images:  fedcache extract --dataset folder:{path}")
+    )
+    return UsageError(f"{path} is a folder, and none that clip-retrieval wrote; it holds {some_names(names)}.", hint)
 
 
 READERS: dict[str, Callable[[Path], Found]] = {

@@ -19,7 +19,7 @@ from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.option_info import DATA, option
 from fedcache.tables.equal_strings import numbered
 from fedcache.tables.file_rows import DATA as DATA_COLUMN
-from fedcache.tables.file_rows import FEATURES, FileRows, is_feature, last_level, stem_of
+from fedcache.tables.file_rows import FEATURES, FileRows, is_feature, last_level, some_names, stem_of
 from fedcache.tables.groups import Group, usable_group_name
 from fedcache.tables.labels import Coded, distinct_names, read_domains, read_labels, unlabelled_sentence, with_names
 from fedcache.tables.splits import OF_TEST, OF_TRAIN, SPLITS, find_split_column
@@ -185,7 +185,7 @@ def find_column(
     if asked is not None:
         if asked not in raw:
             name = where.name if isinstance(where, Path) else where
-            hint = f"{name} has the columns {', '.join(raw)}."
+            hint = f"{name} has the columns {some_names(raw)}."
             raise UsageError(unknown("column", asked, raw, hint=hint).message + f" It was given with {option}.", hint)
         return asked
     lowered = {last_level(key): key for key in reversed([*raw])}
@@ -390,7 +390,7 @@ def features_of(path: Path, raw: Mapping[str, Any], asked: Sequence[str]) -> tup
         )
     if not found:
         raise UsageError(
-            f"{path} has no features; it has {', '.join(sorted(raw)) or 'nothing'}.",
+            f"{path} has no features; it has {some_names(sorted(raw)) or 'nothing'}.",
             "Name them features/<backbone>, or features, embeddings or X, or say which they are: --features-key NAME. "
             "In a table they are one column of lists, or columns f0, f1, f2, ..",
         )

@@ -1,9 +1,9 @@
-"""Files of rows and named columns: parquet, CSV and TSV (also .gz), and feather, opened to be read in batches."""
+"""Files of rows and named columns, opened to be read in batches: parquet, CSV and TSV (also .gz), feather, and JSON."""
 
 from __future__ import annotations
 
-import gzip
 import math
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,8 @@ import numpy as np
 from fedcache.errors import UsageError
 from fedcache.optional import need_arrow
 from fedcache.parsing import parse_json
-from fedcache.tables.file_rows import ending_of
+from fedcache.tables.conversion import conversion
+from fedcache.tables.csv_files import dialect_of
 
 TEXT_BLOCK = 8 << 20
 """Bytes of a CSV that are parsed at a time; no row may have more."""
@@ -42,6 +43,8 @@ class Table:
     is_text: bool = False  # whether it is a CSV, whose columns are words until all of them are read
     class_names: dict[str, list[str]] = field(default_factory=dict)  # of columns of ClassLabel of Hugging Face
     measured: frozenset[str] = frozenset()  # of a CSV, columns whose first rows hold floats that are not whole
+    separator: str = ""  # of a CSV, what stands between its cells
+    encoding: str = "utf8"  # of a CSV
 
 
 def arrow() -> Any:
@@ -51,6 +54,7 @@ def arrow() -> Any:
     import pyarrow.compute
     import pyarrow.csv
     import pyarrow.feather
+    import pyarrow.json
     import pyarrow.parquet
 
     return pyarrow
@@ -64,9 +68,12 @@ def _checked(path: Path, schema: Any) -> dict[str, Any]:
             raise UsageError(
                 f"{path}: column {f.name} has an extension type.", "Write plain numbers, words and lists of numbers."
             )
-    if twice := [name for name in schema.names if schema.names.count(name) > 1]:
-        raise UsageError(f"{path}: the column {twice[0]!r} is there twice.", "Give every column a name of its own.")
-    return {f.name: f.type for f in schema}
+    found: dict[str, Any] = {}
+    for f in schema:
+        if f.name in found:
+            raise UsageError(f"{path}: the column {f.name!r} is there twice.", "Give every column a name of its own.")
+        found[f.name] = f.type
+    return found
 
 
 def _meta_of(schema: Any) -> dict[str, Any]:
@@ -136,15 +143,9 @@ def _text(path: Path) -> Table:
     """A CSV; all that is no dimension is read as words, whose meaning is looked at when all are there."""
     pa = arrow()
     csv = pa.csv
-    opened = gzip.open if ending_of(path).endswith(".gz") else open
-    with opened(path, "rb") as file:
-        line = file.readline(TEXT_BLOCK).decode("utf-8-sig")
-    if not line:
-        raise UsageError(f"{path} is empty.", "Its first line names the columns, for example f0,f1,f2,label")
-    marks = {mark: line.count(mark) for mark in (",", ";", "\t")}
-    mark = "\t" if ending_of(path).startswith(".tsv") else max(marks, key=lambda m: marks[m])
-    parsing = csv.ParseOptions(delimiter=mark, newlines_in_values=True)
-    reading = csv.ReadOptions(block_size=TEXT_BLOCK)
+    dialect = dialect_of(path)
+    parsing = csv.ParseOptions(delimiter=dialect.separator, newlines_in_values=True)
+    reading = csv.ReadOptions(block_size=TEXT_BLOCK, encoding=dialect.encoding, skip_rows=dialect.skip)
 
     def opened_csv(types: dict[str, Any], columns: Sequence[str] | None) -> Any:
         converting = csv.ConvertOptions(
@@ -173,7 +174,16 @@ def _text(path: Path) -> Table:
             measured |= {name} if (values[np.isfinite(values)] % 1 != 0).any() else set()
         elif pa.types.is_string(kind) and is_list_text(column):
             types[name] = pa.list_(pa.float64())
-    return Table(path, types, batches, None, {}, True, measured=frozenset(measured))
+    return Table(
+        path,
+        types,
+        batches,
+        None,
+        is_text=True,
+        measured=frozenset(measured),
+        separator=dialect.separator,
+        encoding=dialect.encoding,
+    )
 
 
 def is_number(word: str) -> bool:
@@ -235,6 +245,80 @@ def are_words(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or is_binary(kind))
 
 
+def _json(path: Path) -> Table:
+    """Records: one a line, or a list of them; or LEAF's ``users`` and ``user_data``. Read whole."""
+    pa = arrow()
+    with path.open("rb") as file:
+        start = file.read(4096).lstrip()
+    whole = None if path.suffix.lower() == ".jsonl" else _whole_json(path, start)
+    if whole is None:
+        rows = _json_lines(path)
+    elif isinstance(whole, dict):
+        rows = pa.table(_leaf_columns(path, whole))
+    else:
+        names = dict.fromkeys(name for record in whole for name in record)
+        rows = pa.table({name: [record.get(name) for record in whole] for name in names})
+    types = _checked(path, rows.schema)
+
+    def batches(columns: Sequence[str], size: int, *, floats: bool) -> Iterator[Any]:
+        yield from rows.select(list(columns)).combine_chunks().to_batches(size)
+
+    return Table(path, types, batches, rows.num_rows)
+
+
+def _whole_json(path: Path, start: bytes) -> Any:
+    """A list of records, or a dict of LEAF; None for records one a line. Raises UsageError for another dict."""
+    try:
+        found = parse_json(path.read_bytes())
+    except ValueError:
+        if start.startswith(b"{"):
+            return None  # more than one value: lines
+        raise
+    if isinstance(found, list) and all(isinstance(record, dict) for record in found):
+        return found
+    if isinstance(found, dict) and isinstance(found.get("user_data"), dict):
+        return found
+    if isinstance(found, dict) and not any(isinstance(value, dict | list) for value in found.values()):
+        return [found]
+    out = path.with_name(f"{path.stem}.parquet")
+    raise UsageError(
+        f"{path} holds neither records, as pandas' to_json(FILE, orient='records') writes them, nor users of LEAF.",
+        conversion(
+            ["import pandas", f"pandas.read_json({str(path)!r}).to_parquet({str(out)!r})"],
+            f"fedcache ingest {shlex.quote(str(out))} --name NAME",
+        ),
+    )
+
+
+def _json_lines(path: Path) -> Any:
+    pa = arrow()
+    reading = pa.json.ReadOptions(block_size=TEXT_BLOCK)
+    rows = pa.json.read_json(path, read_options=reading)
+    dates = [f.name for f in rows.schema if pa.types.is_timestamp(f.type)]
+    if not dates:
+        return rows
+    # Words that look like dates stay as they are written.
+    words = pa.json.ParseOptions(explicit_schema=pa.schema([(name, pa.string()) for name in dates]))
+    return pa.json.read_json(path, read_options=reading, parse_options=words)
+
+
+def _leaf_columns(path: Path, held: dict[str, Any]) -> dict[str, list[Any]]:
+    """The rows of all users of LEAF's JSON; ``x`` is called ``text`` where it is one. Raises UsageError."""
+    found: dict[str, list[Any]] = {"x": [], "y": [], "client": []}
+    for user, rows in held["user_data"].items():
+        x, y = rows.get("x"), rows.get("y")
+        if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+            raise UsageError(
+                f"{path}: the user {user!r} has no x and y of the same length.", "Write the file with LEAF again."
+            )
+        found["x"] += x
+        found["y"] += y
+        found["client"] += [user] * len(x)
+    if found["x"] and isinstance(found["x"][0], str):
+        return {"text": found["x"], "y": found["y"], "client": found["client"]}
+    return found
+
+
 TABLES: dict[str, Callable[[Path], Table]] = {
     ".parquet": _parquet,
     ".csv": _text,
@@ -243,4 +327,6 @@ TABLES: dict[str, Callable[[Path], Table]] = {
     ".tsv.gz": _text,
     ".feather": _feather,
     ".arrow": _feather,
+    ".jsonl": _json,
+    ".json": _json,
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError
-from fedcache.tables.file_rows import FileRows, ending_of, is_feature, stem_of
+from fedcache.tables.conversion import conversion
+from fedcache.tables.file_rows import FileRows, ending_of, is_feature, some_names, stem_of
 from fedcache.tables.labels import with_names
-from fedcache.tables.roles import TEXTS
+from fedcache.tables.roles import TEXTS, has_a_meaning
 from fedcache.tables.table_files import (
     EMPTY_CELLS,
     TABLES,
@@ -44,6 +46,18 @@ LONGEST = 4096
 BATCH = 1 << 16
 """Rows that are looked at at a time where only words and numbers are read."""
 
+MANY_NUMBERS = 16
+"""Columns of numbers from which on a table most likely holds features, whatever they are called."""
+
+COLUMNS = 4096
+"""Columns of words and numbers that are read in one pass over a table."""
+
+CELLS = 16 * BATCH
+"""Cells that are looked at at a time."""
+
+FIRST_ROWS = 64
+"""Rows by which a column of long texts or pictures is known."""
+
 NOT_FEATURES = ("y", "label", "labels", "target", "class", "category", "id", "index", "fold")
 """What the names of the dimensions of a wide table never begin with."""
 
@@ -58,7 +72,8 @@ def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
     matrices = [name for name in table.types if _is_matrix(table, name, features)]
     if wide is None and not matrices:
         _refuse_almost_features(table, features)
-    others = [name for name in table.types if name not in matrices and (wide is None or name not in wide[1])]
+    of_features = {*matrices, *(wide[1] if wide else ())}
+    others = [name for name in table.types if name not in of_features]
     columns, count = read_others(table, others or [*matrices, *(wide[1] if wide else ())][:1])
     if not count:
         raise UsageError(f"{path} has 0 rows.", "At least 1 is needed.")
@@ -167,6 +182,33 @@ def _refuse_almost_features(table: Table, asked: Sequence[str]) -> None:
             f"{path}: {gone} is missing between {names[0]} and {names[-1]}, so these are not taken for features.",
             f"Add the column {gone}, or number the columns without a gap.",
         )
+    numbers = [name for name, kind in types.items() if is_number_kind(kind) and not has_a_meaning(name)]
+    if not asked and len(numbers) >= MANY_NUMBERS:
+        raise _own_names(table, numbers)
+
+
+def _own_names(table: Table, numbers: Sequence[str]) -> FedcacheError:
+    """The error of a table whose dimensions have names of their own, such as genes, with the lines that number them."""
+    path = table.path
+    out = path.with_name(f"{stem_of(path)}-numbered.parquet")
+    reader = {".parquet": "parquet", ".feather": "feather", ".arrow": "feather"}.get(ending_of(path), "csv")
+    options = f", sep={table.separator!r}" if table.separator not in ("", ",") else ""
+    options += f", encoding={table.encoding!r}" if table.encoding != "utf8" else ""
+    kept = [name for name, kind in table.types.items() if is_number_kind(kind) and has_a_meaning(name)]
+    return UsageError(
+        f"{path} has {len(numbers):,} columns of numbers with names of their own, {some_names(numbers, 3)}: which of "
+        "them are dimensions of the features is not known.",
+        conversion(
+            [
+                "import pandas",
+                f"table = pandas.read_{reader}({str(path)!r}{options})",
+                f"numbers = table.select_dtypes('number').columns.drop({kept!r})  # or a list of columns",
+                "table = table.rename(columns={name: f'f{i}' for i, name in enumerate(numbers)})",
+                f"table.to_parquet({str(out)!r})",
+            ],
+            f"fedcache ingest {shlex.quote(str(out))} --name NAME",
+        ),
+    )
 
 
 def _no_numbers(table: Table, name: str) -> FedcacheError:
@@ -388,23 +430,42 @@ def _are_single(column: Any) -> bool:
 
 
 def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """Columns by name, and the number of rows. Of a CSV all are read at once, of other tables each by itself."""
-    found: dict[str, Any] = {}
-    count = table.count
+    """Columns by name, and the number of rows. A CSV is read once; of other tables many columns at a time."""
     wanted = [n for n in names if n not in table.measured] or list(names)[:1]
-    for some in [wanted] if table.is_text else [[n] for n in wanted]:
-        columns = {name: GatheredColumn() for name in some}
-        for batch in table.batches(some, BATCH, floats=False):
-            for name, column in columns.items():
-                column.add(batch.column(name))
-            if count is not None and all(column.why for column in columns.values()):
+    columns = {name: GatheredColumn() for name in wanted}
+    left = wanted if table.is_text else _of_use(table, columns)
+    count = table.count
+    # Every pass opens the table and reads the description of all its columns, and a CSV whole.
+    width = max(1, len(left)) if table.is_text else COLUMNS
+    for start in range(0, len(left), width):
+        some = left[start : start + width]
+        for batch in table.batches(some, max(1, CELLS // len(some)), floats=False):
+            for name in some:
+                columns[name].add(batch.column(name))
+            if count is not None and all(columns[name].why for name in some):
                 break
-        for name, column in columns.items():
-            column.rows = count = column.rows if count is None else count
-            found[name] = column.column(text=table.is_text)
+        count = columns[some[0]].rows if count is None else count
+    found: dict[str, Any] = {}
+    for name, column in columns.items():
+        column.rows = count or 0
+        found[name] = column.column(text=table.is_text)
     for name, class_names in table.class_names.items():
         if isinstance(found.get(name), np.ndarray):
             found[name] = with_names(found[name], class_names, f"{table.path}: {name}")
     for name in table.measured.intersection(names):
         found[name] = Unread((count or 0,), "float64", "floats that are not whole")
     return found, count or 0
+
+
+def _of_use(table: Table, columns: dict[str, GatheredColumn]) -> list[str]:
+    """The columns that may be of use, by their first rows; the others, long texts and pictures, are not read on."""
+    for batch in table.batches([*columns], FIRST_ROWS, floats=False):
+        for name, column in columns.items():
+            column.add(batch.column(name))
+        break
+    left = [name for name, column in columns.items() if not column.why]
+    if table.count is None and not left:
+        left = [*columns][:1]  # one has to be read for the number of rows
+    for name in left:
+        columns[name] = GatheredColumn()
+    return left

@@ -151,7 +151,7 @@ def test_repair_refuses_an_array_that_is_being_written(place: Path) -> None:
     fill(store, KEYS[0], chunks=2)
     with writer(store, KEYS[0]) as w:
         (w.path / "c/1/0/0").write_bytes(b"?")
-        with pytest.raises(FedcacheError, match="is being written by process") as caught:
+        with pytest.raises(FedcacheError, match="is being written by another thread of this process") as caught:
             repair(store.path)
     assert caught.value.code is Exit.STORE
 

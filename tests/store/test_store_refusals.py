@@ -72,13 +72,13 @@ def test_the_start_of_a_process_is_a_number_also_where_the_system_does_not_say(m
 
 def test_the_holder_of_a_lock_is_named_where_it_is_known(place: Path) -> None:
     path = place / "locks" / "x.lock"
-    assert lock.lock_holder(path) == "another process"
+    assert lock.lock_holder(path) == "another process or thread"
     path.parent.mkdir()
     for said, holder in (
         ({"pid": 7, "host": "a"}, "process 7 on a"),
-        ({"pid": "x", "host": "a"}, "another process"),
-        ({"pid": 7}, "another process"),
-        ([], "another process"),
+        ({"pid": "x", "host": "a"}, "another process or thread"),
+        ({"pid": 7}, "another process or thread"),
+        ([], "another process or thread"),
     ):
         path.with_suffix(".json").write_text(json.dumps(said))
         assert lock.lock_holder(path) == holder

@@ -125,17 +125,7 @@ def _read_npz(path: Path) -> Mapping[str, Any]:
 
 
 def _read_torch(path: Path) -> Mapping[str, Any]:
-    import torch
-
-    try:
-        with torch.serialization.safe_globals(_numpy_scalars()):
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # the parser is fed untrusted bytes: whatever it raises means the same
-        raise _refuse(
-            path,
-            f"it is not a checkpoint of tensors alone ({_cause(error)})",
-            f"If you trust where it came from, convert it in a sandbox:  python {SCRIPT} {path} OUT.safetensors",
-        ) from error
+    loaded = load_torch(path)
     if not isinstance(loaded, Mapping):
         raise _refuse(
             path,
@@ -143,6 +133,21 @@ def _read_torch(path: Path) -> Mapping[str, Any]:
             "Save model.state_dict() with safetensors.torch.save_file.",
         )
     return loaded
+
+
+def load_torch(path: Path) -> Any:
+    """Tensors and plain data of a torch file. Raises MachineError for a file that would run code."""
+    import torch
+
+    try:
+        with torch.serialization.safe_globals(_numpy_scalars()):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the parser is fed untrusted bytes: whatever it raises means the same
+        raise _refuse(
+            path,
+            f"it is not a checkpoint of tensors alone ({_cause(error)})",
+            f"If you trust where it came from, convert it in a sandbox:  python {SCRIPT} {path} OUT.safetensors",
+        ) from error
 
 
 def _cause(error: Exception) -> str:

@@ -22,6 +22,7 @@ from fedcache.extract.datasets.row_sources import BLOCK, BlockRows, FixedRows, H
 from fedcache.extract.digests import stat_key
 from fedcache.optional import need_h5py
 from fedcache.tables.file_rows import explain_damage
+from fedcache.tables.foreign_files import clients_of, pickled_dict, refuse_client_images
 from fedcache.tables.plain_pickle import load_plain
 from fedcache.tables.read import h5_items
 
@@ -135,6 +136,9 @@ def _npz(path: Path, context: Context) -> dict[str, FileArray]:
     for i, name in enumerate(entries.names):
         if name.endswith(".npy"):
             found[name.removesuffix(".npy")] = _member(path.absolute(), entries, i)
+    for name, array in found.items():
+        if array.shape == () and array.dtype.hasobject:
+            raise pickled_dict(path, name, images=True)
     return found
 
 
@@ -195,4 +199,10 @@ def _h5(path: Path) -> dict[str, FileArray]:
             dtype = np.dtype("U1") if words else item.dtype
             count, chunk = (item.shape[0] if item.shape else 0), (item.chunks[0] if item.chunks else 1)
             found[key] = FileArray(tuple(item.shape), dtype, partial(column, key), rows(key, count, chunk))
+    clients = clients_of([*found])
+    if clients:
+        raise refuse_client_images(path, [*next(iter(clients.values()))]) or UsageError(
+            f"{path} keeps the rows of each client apart, under examples/CLIENT.",
+            f"Of embeddings:  fedcache ingest {path} --name NAME",
+        )
     return found

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import MachineError, UsageError, unknown
+from fedcache.errors import MachineError, UsageError
 from fedcache.extract.datasets import columns
 from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.digests import stat_key
@@ -100,7 +100,7 @@ def _locate(place: str) -> Path:
             "Give the table of the texts: --dataset texts:FILE.csv",
         )
     if ending_of(path) not in TABLES:
-        raise unknown("file ending", ending_of(path), TABLES, hint=f"texts:FILE takes {', '.join(TABLES)}")
+        raise UsageError(f"Unknown file ending {ending_of(path)!r}.", f"texts:FILE takes {', '.join(TABLES)}")
     return path
 
 

@@ -6,6 +6,8 @@ import os
 import secrets
 import shlex
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import numpy as np
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.planning.find_store import ingested_path
+from fedcache.extract.planning.torch_embeddings import open_any
 from fedcache.progress import Observer, Silent
 from fedcache.store.catalog import (
     clean_up,
@@ -28,12 +31,13 @@ from fedcache.store.catalog import (
 )
 from fedcache.store.content import Content, arrange, usable_name
 from fedcache.store.content_array import NOT_FINITE_HINT
-from fedcache.store.files import make_private
+from fedcache.store.files import digest_of, make_private
 from fedcache.store.groups import put_groups
+from fedcache.store.lock import hold_lock
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store
-from fedcache.tables.embeddings import open_embeddings
+from fedcache.tables.conversion import BEGIN
 from fedcache.tables.roles import CHOOSE_LABELS, ColumnChoice, need_labels
 
 
@@ -73,7 +77,7 @@ def ingest_file(
     words = ["fedcache", "ingest", str(file), "--name", name, *(["--store", str(path)] if path else [])]
     again = shlex.join([*words, *choice.options()])
     try:
-        found = open_embeddings(file, choice)
+        found = open_any(file, choice)
         if found.may_be_labels:
             raise need_labels(file.name, found.may_be_labels)
         for line in found.notes:
@@ -81,35 +85,48 @@ def ingest_file(
         content = arrange(found, name, drop_nan=drop_nan, observer=observer)
     except FedcacheError as error:
         # Where the answer is another command or an option, the same command does not help.
-        mended = file.is_file() and not error.hint.startswith(("fedcache extract", CHOOSE_LABELS))
+        mended = file.is_file() and not error.hint.startswith(("fedcache extract", CHOOSE_LABELS, BEGIN))
         hint = f"{error.hint}\nThen:  {again}" if mended else error.hint
         if error.hint == NOT_FINITE_HINT:
             hint = f"Mend these rows of the file, or leave them out:  {again} --drop-nan"
         raise FedcacheError(error.code, error.message, hint) from error
-    target, old = _place(home, path, slug, content)
-    notes = list(found.notes)
-    if old is None or not is_ingested(old):
-        made = Store.from_content(content, target, observer)  # which refuses a store of something else
-    elif holds_content(old, content):
-        changes = _changed_groups(old, content)
-        notes += changes
-        for line in changes or ["the same content: nothing to do."]:
-            observer.note(f"{name} is there already, with {line}" if not changes else line)
-        made = old
-    elif holds_part_of(old, content):
-        made = Store.from_content(content, old.path, observer)
-    elif replace:
-        observer.note(f"Replacing {old.path} ({old.rows:,} rows), with its partitions.")
-        made = _replaced(old.path, content, target, observer)
-    else:
-        raise UsageError(
-            f"{old.dataset['slug']} is already a dataset of {old.rows:,} rows ({old.path}), and {file} holds other "
-            f"content ({len(content.samples.name):,} rows).",
-            f"Choose another --name, or drop what is there and its partitions:  {again} --replace",
-        )
+    with _alone(home, slug, path, replace=replace):
+        target, old = _place(home, path, slug, content)
+        notes = list(found.notes)
+        if old is None or not is_ingested(old):
+            made = Store.from_content(content, target, observer)  # which refuses a store of something else
+        elif holds_content(old, content):
+            changes = _changed_groups(old, content)
+            notes += changes
+            for line in changes or ["the same content: nothing to do."]:
+                observer.note(f"{name} is there already, with {line}" if not changes else line)
+            made = old
+        elif holds_part_of(old, content):
+            made = Store.from_content(content, old.path, observer)
+        elif replace:
+            observer.note(f"Replacing {old.path} ({old.rows:,} rows), with its partitions.")
+            made = _replaced(old.path, content, target, observer)
+        else:
+            raise UsageError(
+                f"{old.dataset['slug']} is already a dataset of {old.rows:,} rows ({old.path}), and {file} holds other "
+                f"content ({len(content.samples.name):,} rows).",
+                f"Choose another --name, or drop what is there and its partitions:  {again} --replace",
+            )
     clean_up(made)  # a journal that an earlier call was killed before it removed
     remember_last(home, made.path, f"{INGESTED}:{name}")
     return Ingested(made, notes, found.left_out)
+
+
+@contextmanager
+def _alone(home: Home, slug: str, path: Path | None, *, replace: bool) -> Iterator[None]:
+    """Let one ``ingest`` at a time look at the store of a name and write or replace it; others wait for it."""
+    if path is not None and not replace:
+        yield  # the writers of one store wait for each other anyway
+        return
+    make_private(home.root)
+    place = slug if path is None else digest_of(str(resolve_path(home, path)))[:16]
+    with hold_lock(home.root / "locks" / f"ingest-{place}.lock", f"the dataset {slug}", wait=True):
+        yield
 
 
 def _place(home: Home, path: Path | None, slug: str, content: Content) -> tuple[Path, Store | None]:

@@ -169,7 +169,7 @@ def test_a_source_travels_without_its_texts_and_refuses_a_file_that_has_changed(
         ("x.csv", b"text,b\n1,2\n", "?text=body", "Unknown column 'body'"),
         ("x.csv", b"text,b\n1,2\n", "?size=3", "word behind '\\?'"),
         ("x.csv", b"text,label\na,b,c\n", "", "could not be read as .csv"),
-        ("x.csv", "text,label\nÜber,b\n".encode("latin-1"), "", "could not be read as .csv"),
+        ("x.csv", "text,label\nÜber,b\n".encode("latin-1"), "", "is not in UTF-8"),
         ("x.csv", b'text,label\n"open,a\nb,c\n', "", "could not be read as .csv"),
         ("x.csv", b"text,label\n", "", "0 rows"),
         ("x.csv", b"", "", "x.csv is empty"),

@@ -1,0 +1,194 @@
+"""Files of embeddings as other programs for federated learning and retrieval write them.
+
+Read: HDF5 with one group for each client (TensorFlow Federated), folders of clip-retrieval, and LEAF's JSON
+(``table_files``). Refused with the lines of Python that convert them: pickles (PFLlib and others), which could run
+code, and images, which an encoder has to read first.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcache.errors import FedcacheError, UsageError
+from fedcache.tables.conversion import conversion
+from fedcache.tables.file_rows import joined_rows, stem_of
+from fedcache.tables.words import Unread, Words, joined_columns
+
+CLIENT = "client"
+"""Column that says whose row it is, where a file has a part for each client."""
+
+TRUSTED = "# runs what the file says: only for a file that you trust"
+
+PIXELS = ("pixels", "image", "images")
+"""Columns of images in files of clients."""
+
+
+# Files that a pickle is part of
+
+
+def pickled_dict(path: Path, name: str, *, images: bool = False) -> FedcacheError:
+    """The error of an npz whose array ``name`` is one pickled object, with the lines that write plain arrays.
+
+    PFLlib keeps every client in such a file of its own, ``train/0.npz`` with ``x`` and ``y`` in ``data``: the lines
+    read them all, with their client and split. ``images`` says that the rows are to be images, in their own shape.
+    """
+    rows = "images" if images else "features"
+    flat = "" if images else ".reshape(len(d['y']), -1)"
+    load = "numpy.load({}, allow_pickle=True)[" + repr(name) + f"].item()  {TRUSTED}"
+    if name == "data" and path.parent.name.lower() in ("train", "test"):
+        folder = path.parent.parent
+        out = folder.with_name(f"{folder.resolve().name}-all.npz")
+        lines = [
+            "import numpy, pathlib",
+            f"files = sorted(f for s in ('train', 'test') for f in pathlib.Path({str(folder)!r}).glob(f'{{s}}/*.npz'))",
+            f"held = []  {TRUSTED}",
+            "for f in files: held.append(numpy.load(f, allow_pickle=True)['data'].item())",
+            "counts = [len(d['y']) for d in held]",
+            f"numpy.savez({str(out)!r}, {rows}=numpy.concatenate([d['x']{flat} for d in held]),",
+            "    labels=numpy.concatenate([d['y'] for d in held]),",
+            "    client=numpy.repeat([f.stem for f in files], counts),",
+            "    split=numpy.repeat([f.parent.name for f in files], counts))",
+        ]
+        what = "client files of PFLlib"
+    else:
+        out = path.with_name(f"{stem_of(path)}-plain.npz")
+        lines = ["import numpy", f"d = {load.format(repr(str(path)))}"]
+        if name == "data":
+            lines.append(f"numpy.savez({str(out)!r}, {rows}=d['x']{flat}, labels=d['y'])")
+        else:
+            lines.append(f"numpy.savez({str(out)!r}, **d)")
+        what = "one Python object"
+    following = f"fedcache extract --dataset arrays:{out}" if images else f"fedcache ingest {shlex.quote(str(out))}"
+    return UsageError(
+        f"{path}: {name} is a pickle ({what}), which fedcache never opens: a pickle may run code.",
+        conversion(lines, following if images else f"{following} --name NAME"),
+    )
+
+
+def refuse_pickle(path: Path) -> FedcacheError:
+    """The error of a .pkl file of a table or of arrays by name, with the lines that write a table."""
+    out = path.with_name(f"{stem_of(path)}.parquet")
+    lines = [
+        "import pandas",
+        f"held = pandas.read_pickle({str(path)!r})  {TRUSTED}",
+        "table = pandas.DataFrame({name: list(values) for name, values in held.items()})",
+        f"table.to_parquet({str(out)!r})",
+    ]
+    return UsageError(
+        f"{path} is a pickle, which fedcache never opens: a pickle may run code.",
+        conversion(lines, f"fedcache ingest {shlex.quote(str(out))} --name NAME"),
+    )
+
+
+def refuse_matlab(path: Path) -> FedcacheError:
+    """The error of a .mat file, with the lines that write its arrays."""
+    out = path.with_name(f"{stem_of(path)}.npz")
+    lines = [
+        "import numpy, scipy.io",
+        f"held = scipy.io.loadmat({str(path)!r})",
+        "held = {name: values for name, values in held.items() if not name.startswith('__')}",
+        "held = {name: values.ravel() if 1 in values.shape else values for name, values in held.items()}",
+        f"numpy.savez({str(out)!r}, **held)",
+    ]
+    return UsageError(
+        f"{path} is a file of MATLAB, which fedcache does not read.",
+        conversion(lines, f"fedcache ingest {shlex.quote(str(out))} --name NAME"),
+    )
+
+
+def refuse_torch(path: Path) -> FedcacheError:
+    """The error of a torch file that holds more than tensors, lists and numbers by name."""
+    out = path.with_name(f"{stem_of(path)}.npz")
+    lines = [
+        "import numpy, torch",
+        f"held = torch.load({str(path)!r}, weights_only=False)  {TRUSTED}",
+        "held = held if hasattr(held, 'items') else dict(zip(('features', 'labels'), held))",
+        f"numpy.savez({str(out)!r}, **{{name: numpy.asarray(values) for name, values in held.items()}})",
+    ]
+    return UsageError(
+        f"{path} holds more than tensors and lists by name, which fedcache does not open: a pickle may run code.",
+        conversion(lines, f"fedcache ingest {shlex.quote(str(out))} --name NAME"),
+    )
+
+
+REFUSED = {".pkl": refuse_pickle, ".pickle": refuse_pickle, ".mat": refuse_matlab, ".pt": refuse_torch}
+REFUSED[".pth"] = refuse_torch
+"""Endings of files that are not read, and the error that says how to convert one."""
+
+
+# HDF5 with a group for each client
+
+_OF_CLIENT = re.compile(r"examples/(.+)/([^/]+)")
+
+
+def clients_of(names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """For each client the datasets by column, of an HDF5 file of TensorFlow Federated; empty for another file."""
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        match = _OF_CLIENT.fullmatch(name)
+        if match is None:
+            return {}
+        found.setdefault(match[1], {})[match[2]] = name
+    return found
+
+
+def refuse_client_images(path: Path, columns: Sequence[str]) -> FedcacheError | None:
+    """The error of images by client, with the lines that make one file of ``arrays:``; None without images."""
+    image = next((name for name in PIXELS if name in columns), None)
+    if image is None:
+        return None
+    out = path.with_name(f"{stem_of(path)}-images.npz")
+    others = [name for name in columns if name != image]
+    lines = [
+        "import h5py, numpy",
+        f"clients = h5py.File({str(path)!r})['examples']",
+        f"held = {{c: numpy.concatenate([g[c][()] for g in clients.values()]) for c in {[image, *others]!r}}}",
+        f"x = held.pop({image!r})",
+        "x = x if x.dtype == 'uint8' else (255 * x).round().astype('uint8')",
+        f"counts = [len(g[{image!r}]) for g in clients.values()]",
+        f"numpy.savez({str(out)!r}, images=x, client=numpy.repeat(list(clients), counts), **held)",
+    ]
+    return UsageError(
+        f"{path} holds images of clients (TensorFlow Federated), and no embeddings.",
+        conversion(lines, f"fedcache extract --dataset arrays:{out}"),
+    )
+
+
+def joined_clients(path: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of all clients end to end, with one that names the client; other files as they are."""
+    clients = clients_of([*columns])
+    if not clients:
+        return dict(columns)
+    names = [*next(iter(clients.values()))]
+    refused = refuse_client_images(path, names)
+    if refused is not None:
+        raise refused
+    for client, held in clients.items():
+        if held.keys() != set(names):
+            raise UsageError(
+                f"{path}: the client {client} has {', '.join(held)}, and the first one has {', '.join(names)}.",
+                "Write the same columns for every client.",
+            )
+    joined: dict[str, Any] = {}
+    for name in names:
+        joined[name] = end_to_end(path, name, [columns[held[name]] for held in clients.values()])
+    counts = [_rows_of(columns[held[names[0]]]) for held in clients.values()]
+    joined[CLIENT] = Words(np.repeat(np.arange(len(clients), dtype=np.int32), counts), tuple(clients))
+    return joined
+
+
+def end_to_end(path: Path, name: str, parts: Sequence[Any]) -> Any:
+    """One column of all parts of a dataset. Raises UsageError for rows of different shapes."""
+    if all(not isinstance(part, Words | Unread) and part.ndim > 1 for part in parts):
+        return joined_rows(path, name, parts)
+    return joined_columns(parts, [_rows_of(part) for part in parts])
+
+
+def _rows_of(column: Any) -> int:
+    return int(column.shape[0]) if column.shape else 0

@@ -1,0 +1,66 @@
+"""The same content brought into a store several times at once: every call succeeds, and there is one store."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import apart
+from toy_store import KEYS, create, writer
+
+from fedcache.errors import StoreError
+from fedcache.store.store import Store
+from fedcache.store.verify import verify
+
+X = np.random.default_rng(0).normal(size=(3000, 16)).astype("f4")
+LABELS = np.arange(3000) % 3
+
+
+@pytest.mark.parametrize("replace", [False, True], ids=["new", "replace"])
+@pytest.mark.parametrize("named", [False, True], ids=["in the home", "at a path"])
+def test_four_processes_that_ingest_the_same_file_all_succeed(tmp_path: Path, replace: bool, named: bool) -> None:
+    home, folder = tmp_path / "home", tmp_path / "home" / "stores"
+    options = ["--name", "mine"]
+    if named:
+        folder = tmp_path / "elsewhere"
+        options += ["--store", str(folder / "s.zarr")]
+    np.savez(tmp_path / "e.npz", X=X, label=LABELS)
+    if replace:
+        np.savez(tmp_path / "old.npz", X=X[:100], label=LABELS[:100])
+        assert apart("ingest", tmp_path / "old.npz", *options, home=home).code == 0
+        options.append("--replace")
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(apart, "ingest", tmp_path / "e.npz", *options, home=home) for _ in range(4)]
+        done = [call.result() for call in calls]
+    assert [call.code for call in done] == [0, 0, 0, 0], "\n".join(call.err for call in done if call.code)
+    (found,) = folder.iterdir()  # the store, and nothing that a writer left beside it
+    assert verify(found).ok
+    assert Store.open(found).rows == len(X)
+    assert len(Store.open(found).arrays) == 1
+
+
+def test_threads_that_make_the_same_store_all_get_it(tmp_path: Path) -> None:
+    at_once = threading.Barrier(4)
+
+    def make(number: int) -> Store:
+        at_once.wait()
+        return Store.from_arrays({"mine": X}, labels=LABELS, path=tmp_path / "s.zarr")
+
+    with ThreadPoolExecutor(4) as pool:
+        stores = list(pool.map(make, range(4)))
+    assert len({tuple(store.arrays) for store in stores}) == 1
+    assert not verify(tmp_path / "s.zarr").problems
+
+
+def test_a_thread_of_this_process_is_not_called_another_process(tmp_path: Path) -> None:
+    store = create(tmp_path / "s.zarr")
+    with (
+        writer(store, KEYS[0]),
+        pytest.raises(StoreError, match="another thread of this process") as refused,
+        writer(store, KEYS[0]),
+    ):
+        pass
+    assert "fedcache extract --wait" in refused.value.hint

@@ -1,0 +1,23 @@
+"""Lines of Python that a message gives to convert a file, run as a user would run them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from fedcache.errors import FedcacheError
+from fedcache.tables.conversion import BEGIN, MARK
+
+
+def run_conversion(error: FedcacheError) -> Path:
+    """Run the lines of a hint in a process of their own, and return the file that the command after them takes."""
+    lines = error.hint.splitlines()
+    assert lines[0] == BEGIN, error.hint
+    script = [line.removeprefix(MARK) for line in lines if line.startswith(MARK)]
+    done = subprocess.run([sys.executable, "-c", "\n".join(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"(?:give |ingest |arrays:|texts:)'?([^ ']+)", lines[-1])
+    assert found is not None, lines[-1]
+    return Path(found[1])
