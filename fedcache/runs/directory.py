@@ -167,6 +167,9 @@ class RunDirectory:
         """
         lines = b"".join(canonical_json(r) + b"\n" for r in rounds)
         promised = {"rounds.jsonl": lines, **(files or {})}
+        if any(_holds_other_bytes(self.path / name, raw) for name, raw in promised.items()):
+            # A private run that is made again: if it is killed here, it has no result instead of a damaged one.
+            (self.path / "result.json").unlink(missing_ok=True)
         for name, raw in promised.items():
             write_atomic(self.path / name, raw)
         write_sealed(self.path / MEASURED, _what_measured(self.identity.digest), dict(measured))
@@ -185,6 +188,13 @@ class RunDirectory:
 
     def _seed(self, seed: int) -> Path:
         return self.path / f"seed-{seed}.json"
+
+
+def _holds_other_bytes(path: Path, raw: bytes) -> bool:
+    try:
+        return path.read_bytes() != raw
+    except OSError:
+        return False
 
 
 def file_digest(name: str, raw: bytes) -> str:
