@@ -111,6 +111,7 @@ class SearchRun(GridRun):
         if not done.points:
             lost = [*done.damaged, *done.failed]
             raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)
+        done.without_result = self.spent_without_result()
         if self.request.retrain:
             done.retrained = retrain(self, done)
         return done

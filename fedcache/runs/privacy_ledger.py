@@ -13,7 +13,7 @@ the whole home puts back what it knew; nothing that lies in it can tell.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -75,11 +75,29 @@ class Total:
         """Plain JSON values."""
         return asdict(self)
 
-    @property
-    def epsilon(self) -> str:
-        """The tighter figure for a person."""
-        found = self.epsilon_pld if self.epsilon_pld is not None else self.epsilon_rdp
-        return "no bound" if found is None else f"{found:.3g}"
+
+@dataclass(frozen=True)
+class DatasetTotal:
+    """All releases about the rows of one dataset, whatever partition assigned them to clients."""
+
+    dataset: str  # its slug
+    partitions: int
+    releases: int
+    runs: int  # to which these belong
+    rounds: int  # of all releases
+    delta: float  # the smallest that any of them was told for
+    epsilon_pld: float | None  # of all releases together; None where there is no bound
+    epsilon_rdp: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def epsilon_words(total: Total | DatasetTotal) -> str:
+    """The tighter epsilon of a total for a person."""
+    found = total.epsilon_pld if total.epsilon_pld is not None else total.epsilon_rdp
+    return "no bound" if found is None else f"{found:.3g}"
 
 
 def record_release(ledger: Path, release: Release) -> None:
@@ -162,23 +180,55 @@ def totals(releases: Iterable[Release]) -> list[Total]:
     groups: dict[tuple[str, str], list[Release]] = {}
     for release in releases:
         groups.setdefault((release.dataset_digest, release.partition), []).append(release)
-    made = []
-    for (digest, partition), group in groups.items():
-        delta = min(r.delta for r in group)
-        made.append(
-            Total(
-                dataset=group[0].dataset,
-                dataset_digest=digest,
-                partition=partition,
-                clients=group[0].clients,
-                releases=len(group),
-                runs=len({r.run for r in group}),
-                rounds=sum(r.rounds for r in group),
-                delta=delta,
-                **epsilons((Spent(r.noise, r.share, r.rounds) for r in group), delta),
-            )
+    return [
+        Total(
+            dataset=group[0].dataset,
+            dataset_digest=digest,
+            partition=partition,
+            clients=group[0].clients,
+            **_together(group),
         )
-    return made
+        for (digest, partition), group in groups.items()
+    ]
+
+
+def totals_of_datasets(releases: Iterable[Release]) -> list[DatasetTotal]:
+    """What has been spent on the rows of each dataset by all partitions together, in the order of first releases.
+
+    Releases are about the same rows where the dataset has the same name (it may have grown in between) or the same
+    content (it may have been stored under two names). Raises MachineError when dp-accounting is not installed.
+    """
+    groups: list[list[Release]] = []
+    for release in releases:
+        joined = [release]
+        others = []
+        for group in groups:
+            shares_rows = any(r.dataset == release.dataset or r.dataset_digest == release.dataset_digest for r in group)
+            if shares_rows:
+                joined = [*group, *joined]
+            else:
+                others.append(group)
+        groups = [*others, joined]
+    return [
+        DatasetTotal(
+            dataset=", ".join(dict.fromkeys(r.dataset for r in group)),
+            partitions=len({(r.dataset_digest, r.partition) for r in group}),
+            **_together(group),
+        )
+        for group in sorted(groups, key=lambda group: min(r.time for r in group))
+    ]
+
+
+def _together(group: Sequence[Release]) -> dict[str, Any]:
+    """What releases have in common and cost together, by the names of ``Total`` and ``DatasetTotal``."""
+    delta = min(r.delta for r in group)
+    return {
+        "releases": len(group),
+        "runs": len({r.run for r in group}),
+        "rounds": sum(r.rounds for r in group),
+        "delta": delta,
+        **epsilons((Spent(r.noise, r.share, r.rounds) for r in group), delta),
+    }
 
 
 def _read(ledger: Path) -> bytes:
