@@ -515,7 +515,7 @@ What epsilon does not cover is refused, or must be allowed by name:
 | uploads that are refused, by client and round (`--on-bad-update reject`) | `--dp-allow participants` |
 | whose update is long, or who has many rows (`--max-update-norm`, `--max-rows-per-client`) | refused |
 | that a client has rows at all, its name, that its malformed upload ended the run | public |
-| time of each round | not told; that of the whole run is |
+| time of each round | not told; that of the whole run is. `--track` gets all rounds when the run has ended, or each at once with `--dp-allow participants` |
 """
 
 

@@ -383,6 +383,7 @@ def open_run(
         "backbones": inputs.backbones,
         "hyperparameters": spec.hyperparameters,
         "partition": partition_section(inputs, spec.seeds),
+        "trust": {"privacy": spec.privacy_cost(len(inputs.clients))},
         "device": spec.device,
         "code": identity.code,
         "digest": identity.digest,
