@@ -245,8 +245,8 @@ PROMISES = (
              "self._privacy.seed, \"privacy\", ", f"{PRIVACY} -k one_run_alone")),
     Promise("A5", "What private runs spend is written down before it is told, and adds up over seeds, points and repeats",
             (f"{PRIVATE} -k 'composes or ledger or processes or stopped'",),
-            ("runs/privacy_ledger.py", "if not follows or set(body) != names:", "if set(body) != names:",
-             f"{PRIVATE} -k ledger_but")),
+            ("store/sealed_lines.py", "if (content.pop(NUMBER, 0), content.pop(BEFORE, \"\")) != (number, sha256_hex(before)):",
+             "if (content.pop(NUMBER, 0), content.pop(BEFORE, \"\")) is None:", f"{PRIVATE} -k ledger_but")),
     Promise("A11", "A private run that is started several times at once is trained once: one result, one entry for each seed",
             ("tests/runs/test_private_owner.py", "tests/durability/test_private_starts.py"),
             ("runs/loop.py", "    with owning(folders, observer, stop) if runs[0].spec.trust.protects else running(folders):\n",
@@ -411,6 +411,10 @@ whole files could be exchanged (`store/sealed.py`).
 | `digests/*.json`, `recipes/*.json` | seal for what is remembered | forgotten and made again |
 | `privacy.jsonl`, `privacy-count.json` | its own digest, line by line, the line before, and how many there are | refused (exit 5); runs with noise that it lacks are named |
 | `privacy-rounds/*.json` | seal for run and seed | the run goes on, and counts as another release |
+| `runs/*/tags.json`, `pruned.json` | seal for the run | refused (exit 5) where the run or the tag is asked for; `runs list` warns and says what to remove |
+| `runs/search-*/trials.jsonl` | its own digest, line by line, and the line before | a torn last line is cut off and its trial made again; else refused (exit 5): removed, and the same command reads the stored runs |
+| `runs/search-*/study.journal` | written anew for Optuna's own tools, never read | - |
+| `grids/*.jsonl` | its own digest, line by line, and the line before | the page of grids names the damaged record; no run depends on it |
 | `last.json` | seal | commands that leave the dataset out refuse (exit 5) |
 | `weights/*` | imported: seal; all: compared with their digest, part of every recipe, when they are loaded | refused (exit 5) |
 | `data/*` | the digest of their content names the store made of them | another store, which says what is new |

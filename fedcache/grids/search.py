@@ -85,9 +85,7 @@ class SearchRun(GridRun):
 
     def search_points(self) -> Grid:
         """Read the trials that have ended, make the others, and say what came of all."""
-        trials = Trials(self.search, self.folder, self.request.config.eval_every)
-        if self.request.fresh:
-            trials.cut(0)
+        trials = Trials(self.search, self.folder, self.request.config.eval_every, fresh=self.request.fresh)
         self.request = replace(self.request, points=())
         stored = min(len(trials.ended), self.search.trials)
         if stored:

@@ -56,6 +56,7 @@ class RunsListed:
 
     entries: list[dict[str, Any]]
     problems: list[LeftOut] = field(default_factory=list)
+    tags_lost: list[str] = field(default_factory=list)  # what is wrong with damaged tags.json files, and what to do
 
 
 def listed(asked: Sequence[str], root: Path, wanted: RunFilter) -> RunsListed:
@@ -70,7 +71,13 @@ def listed(asked: Sequence[str], root: Path, wanted: RunFilter) -> RunsListed:
     for label, (one, entry) in zip(labels([one for one, _ in finished]), finished, strict=True):
         entry["differs"] = label.removeprefix(one.method).removesuffix(f"({one.digest[:8]})").strip()
     problems = [one for one, entry in kept if isinstance(one, LeftOut) and entry["state"] != RUNNING]
-    return RunsListed([entry for _, entry in kept], problems)
+    lost = []
+    for one in found:
+        try:
+            tags_of(one.path)
+        except FedcacheError as error:
+            lost.append(f"{error.message} {error.hint}")
+    return RunsListed([entry for _, entry in kept], problems, lost)
 
 
 def state_of(one: StoredRun | LeftOut) -> str:

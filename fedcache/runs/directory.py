@@ -236,15 +236,27 @@ def is_of_run(name: str) -> bool:
 
 def mark_pruned(run: Path, facts: Mapping[str, Any]) -> None:
     """Say in the directory of a run that a search stopped it; whoever trains it to its end removes that."""
-    write_atomic(run / PRUNED, canonical_json(dict(facts)))
+    write_sealed(run / PRUNED, _what_pruned(run), dict(facts))
 
 
 def read_pruned(run: Path) -> dict[str, Any] | None:
-    """What ``mark_pruned`` wrote; None for a run that no search stopped."""
+    """What ``mark_pruned`` wrote; None for a run that no search stopped. Raises CorruptionError for a damaged file."""
+    found = read_sealed(run / PRUNED, _what_pruned(run))
+    return None if found is None else dict(found.content)
+
+
+def _what_pruned(run: Path) -> dict[str, str]:
+    return {"kind": "mark of a pruned run", "run": name_of_run(run)}
+
+
+def name_of_run(folder: Path) -> str:
+    """The first 16 digits of a run's digest, which name its directory, also where the directory has another name."""
+    if re.fullmatch("[0-9a-f]{16}", folder.name):
+        return folder.name
     try:
-        return dict(parse_json((run / PRUNED).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
+        return str(read_result(folder / "result.json")["digest"])[:16]
+    except (DamagedRunError, KeyError):
+        return folder.name
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:

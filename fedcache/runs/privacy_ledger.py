@@ -20,10 +20,11 @@ from typing import Any
 
 from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.federate.trust.accounting import Spent, epsilons
-from fedcache.store.files import append_line, make_private, parse_signed, read_whole, sha256_hex, to_signed
+from fedcache.store.files import make_private
 from fedcache.store.lock import hold_lock
 from fedcache.store.machine import explain_disk_errors
 from fedcache.store.sealed import read_sealed, write_sealed
+from fedcache.store.sealed_lines import SealedLines, read_sealed_lines
 
 LEDGER = "privacy.jsonl"
 """Its name in a home."""
@@ -107,18 +108,14 @@ def record_release(ledger: Path, release: Release) -> None:
     """
     make_private(ledger.parent)
     with hold_lock(ledger.parent / "locks" / "privacy.lock", "the ledger of privacy", wait=True):
-        raw = _read(ledger)
-        whole = raw[: raw.rfind(b"\n") + 1]
-        last = whole.splitlines()[-1] if whole else b""
-        number = _parsed(ledger, last, "its last line")["number"] if last else 0
-        _check_count(ledger, number, _read_count(ledger))
-        body = {"number": number + 1, "before": sha256_hex(last), **asdict(release)}
+        try:
+            lines = SealedLines(ledger)
+        except (OSError, ValueError) as error:
+            raise _damaged(ledger, error) from error
+        _check_count(ledger, lines.count, _read_count(ledger))
         with explain_disk_errors(ledger, 0):
-            if len(whole) < len(raw):  # a power cut tore the last line, of which nothing was told
-                with ledger.open("r+b") as file:
-                    file.truncate(len(whole))
-            append_line(ledger, to_signed(body))
-            write_sealed(ledger.with_name(COUNT), COUNT_IS, number + 1)
+            lines.append(asdict(release))
+            write_sealed(ledger.with_name(COUNT), COUNT_IS, lines.count)
 
 
 def told_rounds(ledger: Path, run: str, seed: int) -> int | None:
@@ -156,20 +153,20 @@ def _rounds_are(run: str, seed: int) -> dict[str, Any]:
 
 def read_releases(ledger: Path) -> list[Release]:
     """Every release, in the order in which they were made; [] without a ledger. Raises CorruptionError."""
-    names, found, before = {f.name for f in fields(Release)}, list[Release](), b""
+    names = {f.name for f in fields(Release)}
     while True:  # until nothing is written meanwhile
-        count, raw = _read_count(ledger), _read(ledger)
+        count = _read_count(ledger)
+        try:
+            lines = read_sealed_lines(ledger)
+        except (OSError, ValueError) as error:
+            raise _damaged(ledger, error) from error
         if _read_count(ledger) == count:
             break
-    for number, line in enumerate(raw[: raw.rfind(b"\n") + 1].splitlines(), 1):
-        body = _parsed(ledger, line, f"line {number}")
-        follows = (body.pop("number", 0), body.pop("before", "")) == (number, sha256_hex(before))
-        if not follows or set(body) != names:
-            raise _damaged(ledger, f"line {number} does not follow the one before")
-        found.append(Release(**body))
-        before = line
-    _check_count(ledger, len(found), count)
-    return found
+    for number, line in enumerate(lines, 1):
+        if set(line) != names:
+            raise _damaged(ledger, ValueError(f"is damaged: line {number} is of another release of fedcache"))
+    _check_count(ledger, len(lines), count)
+    return [Release(**line) for line in lines]
 
 
 def totals(releases: Iterable[Release]) -> list[Total]:
@@ -231,40 +228,26 @@ def _together(group: Sequence[Release]) -> dict[str, Any]:
     }
 
 
-def _read(ledger: Path) -> bytes:
-    try:
-        return read_whole(ledger)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise _damaged(ledger, f"it cannot be read ({error.strerror})") from error
-
-
 def _read_count(ledger: Path) -> int:
     """How many lines the ledger was left with; 0 before the first."""
     try:
         count = read_sealed(ledger.with_name(COUNT), COUNT_IS)
     except CorruptionError as error:
-        raise _damaged(ledger, f"its end is not known, as {COUNT} is not what was written") from error
+        why = f"is damaged: its end is not known, as {COUNT} is not what was written"
+        raise _damaged(ledger, ValueError(why)) from error
     return 0 if count is None else int(count.content)
 
 
 def _check_count(ledger: Path, lines: int, count: int) -> None:
     """Refuse a ledger that has lost lines at its end, or the count of them."""
     if lines not in (count, count + 1):
-        raise _damaged(ledger, f"it has {lines} whole lines, and {COUNT} tells of {count}")
+        raise _damaged(ledger, ValueError(f"is damaged: it has {lines} whole lines, and {COUNT} tells of {count}"))
 
 
-def _parsed(ledger: Path, line: bytes, which: str) -> dict[str, Any]:
-    try:
-        return parse_signed(line)
-    except ValueError as error:
-        raise _damaged(ledger, f"{which} {error}") from error
-
-
-def _damaged(ledger: Path, why: str) -> FedcacheError:
+def _damaged(ledger: Path, error: OSError | ValueError) -> FedcacheError:
+    why = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
     return CorruptionError(
-        f"{ledger} is damaged: {why}. What has been spent of these clients' privacy is not known from it.",
+        f"{ledger} {why}. What has been spent of these clients' privacy is not known from it.",
         f"Put back a copy of it and of {COUNT}; or start a new one, and add by hand what was spent: "
         f"mkdir {ledger.parent}/privacy.damaged && mv {ledger.parent}/privacy*.json* {ledger.parent}/privacy.damaged",
     )
