@@ -128,6 +128,7 @@ KINDS = {
 
 DECIDES_NOTHING = {
     "locks and who holds them": r".*/locks/.*|locks/.*|.*\.lock",
+    "notes of outputs under way, which gc alone reads": r"outputs/.*",
     "the trials of a search for Optuna's own tools, which is written and never read": r"runs/search-.*/study\.journal",
 }
 """Why no figure depends on a file -> pattern of its path."""
@@ -302,7 +303,7 @@ def readers_of(kind: str, name: str, story: Story) -> dict[str, Reader]:
     if kind == "tags":
         return {"runs list": said("runs", "list"), f"runs show {inside}": said("runs", "show", inside)}
     if top == "runs" and inside in story.searched:
-        return {"runs list": said("runs", "list"), "search": points_of(*SEARCH)}
+        return {"ls": said("ls", "--runs"), "search": points_of(*SEARCH)}
     if kind in ("models", "list of models") and inside in story.runs:
         run, image = story.home / "runs" / inside, next((story.root / "images" / "test").rglob("*.png"))
         return {

@@ -81,16 +81,18 @@ def read_record(path: Path) -> dict[str, Any] | None:
     ``ends`` (point -> its line), and ``ended`` and ``error`` where the grid is over; None where there is no record.
     A last line that is being written is left out. Raises CorruptionError for a damaged record.
     """
+    if not path.exists():
+        return None
     try:
         lines = read_sealed_lines(path, _first(path))
+        if not lines:
+            raise ValueError("is damaged: it has no whole line")
     except (OSError, ValueError) as error:
         why = error if isinstance(error, ValueError) else "cannot be read"
         raise CorruptionError(
             f"{path} {why}. No run of the grid depends on it.",
             f"Remove it; the command of the grid writes it again:  rm {shlex.quote(str(path))}",
         ) from error
-    if not lines:
-        return None
     told = lines[0]
     points = [(str(method), dict(sweep)) for method, sweep in told["points"]]
     ends: dict[int, dict[str, Any]] = {}

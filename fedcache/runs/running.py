@@ -13,7 +13,7 @@ from pathlib import Path
 from fedcache.errors import StoppedError
 from fedcache.process import Stop
 from fedcache.progress import Observer
-from fedcache.store.files import make_private, write_atomic
+from fedcache.store.files import make_private, read_whole, write_atomic
 from fedcache.store.lock import is_held, try_lock, wait_for_lock
 
 LOCK = "running.lock"
@@ -76,7 +76,7 @@ def is_running(folder: Path) -> bool:
     """Whether a process trains the run of a directory now."""
     lock = folder / LOCK
     try:
-        first = lock.read_text(encoding="utf-8")
+        first = read_whole(lock).decode()
     except (OSError, UnicodeDecodeError):
         return False
     held = Path(first) / LOCK if first else lock
