@@ -1,6 +1,26 @@
-"""``python -m fedcache``."""
+"""The program ``fedcache``, also as ``python -m fedcache``.
 
-from fedcache.cli import main
+SIGTERM is handled before the command line is imported, so that a program that is told to stop while it starts exits
+with 130 too. Until this module runs, Python itself ends the process with 143.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from fedcache.process import INTERRUPTED, sigterm_interrupts
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        with sigterm_interrupts():
+            from fedcache.cli import main as run_command_line
+
+            run_command_line()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
 
 if __name__ == "__main__":
     main()

@@ -39,6 +39,8 @@ class Round:
         settings: dataset, backbones, preset and every hyperparameter of the run, by name.
         about: digests of the run, and how its rows were dealt, by name.
         grid: the name of the grid that the run is a point of; "" for a run alone.
+        secret_times: whether the time at which this round ended must stay secret. It grows with the number of clients
+            that took part, which the epsilon of a private run assumes to be unknown.
     """
 
     path: Path
@@ -61,6 +63,7 @@ class Round:
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     about: Mapping[str, Any] = field(default_factory=dict, repr=False)
     grid: str = ""
+    secret_times: bool = False
 
 
 class Observer(Protocol):

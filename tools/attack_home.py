@@ -2,8 +2,10 @@
 
     OMP_NUM_THREADS=1 python tools/attack_home.py [--count 2000] [--seed 0] [--only KIND] [--how MUTATION]
 
-The story: two backbones, a dataset that grows, a partition, shards, runs, a run and a grid that were stopped between
-rounds, private runs (finished, made again, simulated, stopped), embeddings, a federation that lost its server. Then,
+The story: two backbones, a dataset that grows, a partition, shards, runs with tags, a run and a grid that were stopped
+between rounds, a search with a pruned trial, a run whose clients have a file of their own, private runs (finished, made
+again, simulated, stopped), embeddings, a federation that lost its server. Every file that a command opened in the home
+must be of a kind of ``KINDS`` or of ``DECIDES_NOTHING``. Then,
 mutation by mutation: one file of the home is changed (a bit, its length, its bytes, a digit, an older version, the
 bytes of another file of its kind, or it is deleted), and the commands that read such a file run, each mutation in a
 fork of this process. What they say is compared with what they say of the untouched home:
@@ -33,7 +35,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,6 +46,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from command import Done, fedcache, ok  # noqa: E402
 from fake_grid import grid_of  # noqa: E402
+from optuna.trial import Trial  # noqa: E402
 from pictures import folder, picture  # noqa: E402
 
 from fedcache.config import Home, TrainConfig  # noqa: E402
@@ -53,7 +56,9 @@ from fedcache.federate.engines.flower.plan import Plan  # noqa: E402
 from fedcache.federate.engines.flower.site_names import SiteNames  # noqa: E402
 from fedcache.process import Stop  # noqa: E402
 from fedcache.progress import Silent  # noqa: E402
-from fedcache.runs import loop  # noqa: E402
+from fedcache.runs import loop, results  # noqa: E402
+from fedcache.ui.grids import GridIndex  # noqa: E402
+from fedcache.ui.run_index import RunIndex  # noqa: E402
 
 HANG = 120.0
 DETECTED = {Exit.USAGE, Exit.QUARANTINED, Exit.STORE, Exit.CORRUPT, Exit.ENVIRONMENT, Exit.FEDERATED}
@@ -64,6 +69,10 @@ SIMULATED = ("train", "--method", "fedprox", "-b", "random-projection:16", *IID,
 PRIVATE = (*REAL, "--rounds", "2")
 PRIVATE_STOPPED = (*REAL, "--rounds", "4", "--seeds", "0,1")
 SIMULATED_STOPPED = (*SIMULATED, "--rounds", "4", "--seeds", "0,1")
+SEARCH = ("grid", "--method", "fedavg", "--sampler", "optuna", "--trials", "3", "--pruner", "median", "--sweep",
+          "lr=0.1,0.01,0.001", "--eval-every", "1", "--validation", "0.4", "--rounds", "2", "-b",
+          "random-projection:16", *IID)  # fmt: skip
+MANY_CLIENTS = ("train", "--method", "fedavg", "--rounds", "1", "-b", "random-projection:16", "-p", "even")
 GRID = ("grid", "--method", "fedavg", "--sweep", "lr=0.1,0.01", "--rounds", "3", "-b", "random-projection:16", *IID)
 STOPPED = ("train", "--method", "fedavg", "--rounds", "5", "--seeds", "0,1,2", "-b", "random-projection:16", *IID)
 FINISHED = (
@@ -78,7 +87,7 @@ FEDERATED = Plan(TrainConfig(method="scaffold", rounds=4, execution="sequential"
 WARNED = re.compile(
     r"not what was written|does not have the digest|begins again|left out|is missing|not finished|another file|damaged"
     r"|has lost|cannot be read|extracted later|unreadable|holds other tensors|is no file|result of another run"
-    r"|times are lost|does not know of|spends privacy again"
+    r"|times are lost|does not know of|spends privacy again|is not the JSON|does not follow|holds another|tags are lost"
 )
 """What is said of a file that is not read."""
 
@@ -86,6 +95,14 @@ KINDS = {
     "checkpoint": r"runs/.*/checkpoint-\d+\.safetensors",
     "finished seed": r"runs/.*/seed-\d+\.json",
     "result": r"runs/.*/result\.json",
+    "models": r"runs/.*/models/seed-\d+\.safetensors",
+    "list of models": r"runs/.*/models/models\.json",
+    "test rows": r"runs/.*/test-rows\.npz",
+    "columns of clients": r"runs/.*/clients\.parquet",
+    "tags": r"runs/.*/tags\.json",
+    "mark of a pruned run": r"runs/.*/pruned\.json",
+    "trials of a search": r"runs/search-.*/trials\.jsonl",
+    "record of a grid": r"grids/.*\.jsonl",
     "configuration": r"runs/.*/config\.toml",
     "digests of a run": r"runs/.*/files\.json",
     "measurements": r"runs/.*/measured\.json",
@@ -107,7 +124,17 @@ KINDS = {
     "features": r"(stores|sites)/.*\.zarr/features/.*",
     "other of a store": r"(stores|sites)/.*\.zarr/(?!locks/).*",
 }
-"""Kind of file -> pattern of its path inside the home; the first that fits. Locks decide nothing."""
+"""Kind of file -> pattern of its path inside the home; the first that fits."""
+
+DECIDES_NOTHING = {
+    "locks and who holds them": r".*/locks/.*|locks/.*|.*\.lock",
+    "notes of outputs under way, which gc alone reads": r"outputs/.*",
+    "the trials of a search for Optuna's own tools, which is written and never read": r"runs/search-.*/study\.journal",
+}
+"""Why no figure depends on a file -> pattern of its path."""
+
+MAY_GO = ("tags", "mark of a pruned run", "trials of a search", "record of a grid")
+"""Kinds of files that a user may delete: what they held is then not there, which is no damage."""
 
 
 class StopsAfter(Silent):
@@ -140,6 +167,9 @@ class Story:
     older: dict[str, list[bytes]] = field(default_factory=dict)  # path inside the home -> earlier bytes
     runs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # directory -> what made it
     unfinished: dict[str, str] = field(default_factory=dict)  # directory -> the reader that goes on with it
+    searched: set[str] = field(default_factory=set)  # directories of the search and of its runs
+    tagged: list[str] = field(default_factory=list)  # directories of runs with tags
+    opened: set[str] = field(default_factory=set)  # paths inside the home of files that commands opened
 
     @property
     def home(self) -> Path:
@@ -160,6 +190,7 @@ class Story:
 def tell(root: Path) -> Story:
     """Make the home."""
     story = Story(root)
+    watched(story)
     images = folder(root / "images", train=5, test=3)
     extract = ("extract", "--dataset", f"folder:{images}", "--workers", "0", "--chunk-rows", "8", "--batch", "8", "-b")
     ok(*extract, "random-projection:16")
@@ -175,6 +206,13 @@ def tell(root: Path) -> Story:
     ok("shard", "-p", "uneven", "--out", story.home / "sites")
     for words in FINISHED:
         story.runs[Path(ok(*words).data["path"]).name] = words
+    with _changed(results, "CLIENTS_IN_RESULT", 2):
+        story.runs[Path(ok(*MANY_CLIENTS).data["path"]).name] = MANY_CLIENTS
+    story.tagged = list(story.runs)[:2]
+    for number, name in enumerate(story.tagged):
+        ok("runs", "tag", f"tag-{number}", name)
+    ok(*SEARCH)
+    story.searched = {path.name for path in (story.home / "runs").iterdir()} - story.runs.keys()
     for fresh in ((), ("--fresh",)):  # two releases of one run and seed: its result tells of one
         story.runs[Path(ok(*PRIVATE, *fresh).data["path"]).name] = PRIVATE
         story.note()
@@ -210,8 +248,24 @@ def _stopped(story: Story, reader: str, words: tuple[str, ...], *rounds: int) ->
 def _name_unfinished(story: Story, reader: str) -> None:
     """Runs that no command before has left."""
     for path in (story.home / "runs").iterdir():
-        if path.name not in story.runs:
+        if path.name not in story.runs and path.name not in story.searched:
             story.unfinished.setdefault(path.name, reader)
+
+
+@contextmanager
+def _changed(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Let a name of a module have another value while the block runs."""
+    was = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, was)
+
+
+def search_that_prunes() -> AbstractContextManager[None]:
+    """Let pruners stop the trial with the lowest rate: what was drawn decides, so a trial made again ends as before."""
+    return _changed(Trial, "should_prune", lambda trial: trial.params["lr"] == 0)
 
 
 @contextmanager
@@ -244,6 +298,19 @@ def readers_of(kind: str, name: str, story: Story) -> dict[str, Reader]:
     top, inside = [*name.split("/"), ""][:2]
     arrays = "random-projection:16,random-projection:32,random-projection:8"  # the last is a new one
     more = extracted("--dataset", f"folder:{story.root / 'images'}", "-b", arrays)
+    if top == "grids":
+        return {"page of grids": page_of_grids}
+    if kind == "tags":
+        return {"runs list": said("runs", "list"), f"runs show {inside}": said("runs", "show", inside)}
+    if top == "runs" and inside in story.searched:
+        return {"ls": said("ls", "--runs"), "search": points_of(*SEARCH)}
+    if kind in ("models", "list of models") and inside in story.runs:
+        run, image = story.home / "runs" / inside, next((story.root / "images" / "test").rglob("*.png"))
+        return {
+            f"predict {inside}": said("predict", run, image),
+            f"evaluate {inside}": said("evaluate", run, "--dataset", f"folder:{story.root / 'images'}"),
+            f"{inside} by its options": trained(*story.runs[inside]),
+        }
     if top == "runs" and inside in story.unfinished:
         return {"ls": said("ls", "--runs"), story.unfinished[inside]: GOING_ON[story.unfinished[inside]]}
     if top.startswith("privacy"):
@@ -308,13 +375,31 @@ def trained(*words: object) -> Reader:
     return go
 
 
-def resumed_grid(story: Story) -> dict[str, Any]:
-    """The stopped grid: the bytes of all results."""
-    answer = _answer(fedcache(*GRID, "--json"))
-    if answer["code"] == 0:
-        results = [json.loads((Path(p["path"]) / "result.json").read_bytes()) for p in answer["data"]["points"]]
-        answer["data"] = [{k: v for k, v in r.items() if k not in ("points", "sha256")} for r in results]
-    return answer
+def points_of(*words: object) -> Reader:
+    """A grid or a search: the results of its points, and the trials that were pruned."""
+
+    def go(story: Story) -> dict[str, Any]:
+        answer = _answer(fedcache(*words, "--json"))
+        if answer["code"] == 0:
+            found = [json.loads((Path(p["path"]) / "result.json").read_bytes()) for p in answer["data"]["points"]]
+            results = [{k: v for k, v in r.items() if k not in ("points", "sha256")} for r in found]
+            answer["data"] = [results, answer["data"].get("pruned")]
+        return answer
+
+    return go
+
+
+def page_of_grids(story: Story) -> dict[str, Any]:
+    """What the page of the home shows of grids; what it says of a damaged record counts as a warning."""
+    runs = RunIndex(story.home / "runs")
+    runs.look()
+    while runs.waiting:
+        runs.look()
+    index = GridIndex(story.home / "grids", runs)
+    lines = index.lines()
+    told = [str(line["problem"]) for line in lines if line["state"] == "damaged"]
+    data = [lines, [index.grid(line["name"]) for line in lines]]
+    return {"code": 0, "data": data, "told": told, "error": None, "lists": True}
 
 
 def spent(*words: object) -> Reader:
@@ -370,7 +455,7 @@ def federation(story: Story) -> dict[str, Any]:
 
 GOING_ON: dict[str, Reader] = {
     "stopped run": trained(*STOPPED),
-    "stopped grid": resumed_grid,
+    "stopped grid": points_of(*GRID),
     "stopped simulation": trained(*SIMULATED_STOPPED),
     "stopped private run": spent(*PRIVATE_STOPPED),
     "federation": federation,
@@ -437,6 +522,8 @@ def mutate(story: Story, name: str, kind: str, how: str, draw: random.Random, fi
     path, raw = story.home / name, files[name]
     others = [n for n, r in files.items() if n != name and kind_of(n) == kind and r != raw]
     before = [r for r in story.older.get(name, []) if r != raw]
+    if how == "deleted" and kind in MAY_GO:
+        return ""
     if how == "deleted":
         path.unlink()
         return f"{name} deleted"
@@ -467,6 +554,28 @@ def _overwrite(path: Path, raw: bytes) -> None:
     stat = path.stat()
     path.write_bytes(raw)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def watched(story: Story) -> None:
+    """Note every file of the home that this process opens from now on."""
+    inside = f"{story.home}{os.sep}"
+
+    def note(event: str, details: tuple[Any, ...]) -> None:
+        if event != "open" or not isinstance(details[0], str) or not details[0].startswith(inside):
+            return
+        if not os.path.isdir(details[0]):  # noqa: PTH112  (a path object would open nothing, and takes longer)
+            # A file that is being written counts under the name that it gets.
+            path = re.sub(r"(^|/)\.([^/]+)\.\d+-\w+\.partial(/|$)", r"\1\2\3", details[0].removeprefix(inside))
+            story.opened.add(path)
+
+    sys.addaudithook(note)
+
+
+def unlisted(story: Story) -> list[str]:
+    """Files of the home, and files that a command opened there, that are of no kind that is listed."""
+    found = story.opened | story.files().keys()
+    decides_nothing = re.compile("|".join(DECIDES_NOTHING.values()))
+    return sorted(name for name in found if kind_of(name) is None and not decides_nothing.fullmatch(name))
 
 
 def kind_of(name: str) -> str | None:
@@ -612,7 +721,11 @@ def run(
     before = Path.cwd()
     os.chdir(root)
     try:
-        return attack(tell(root), count, seed, only, by)
+        with search_that_prunes():
+            story = tell(root)
+            if names := unlisted(story):
+                raise SystemExit(f"These files of a home are of no kind that this tool knows: {', '.join(names)}")
+            return attack(story, count, seed, only, by)
     finally:
         os.chdir(before)
 

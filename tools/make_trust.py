@@ -245,8 +245,12 @@ PROMISES = (
              "self._privacy.seed, \"privacy\", ", f"{PRIVACY} -k one_run_alone")),
     Promise("A5", "What private runs spend is written down before it is told, and adds up over seeds, points and repeats",
             (f"{PRIVATE} -k 'composes or ledger or processes or stopped'",),
-            ("runs/privacy_ledger.py", "if not follows or set(body) != names:", "if set(body) != names:",
-             f"{PRIVATE} -k ledger_but")),
+            ("store/sealed_lines.py", "if (content.pop(NUMBER, 0), content.pop(BEFORE, \"\")) != (number, sha256_hex(before)):",
+             "if (content.pop(NUMBER, 0), content.pop(BEFORE, \"\")) is None:", f"{PRIVATE} -k ledger_but")),
+    Promise("A11", "A private run that is started several times at once is trained once: one result, one entry for each seed",
+            ("tests/runs/test_private_owner.py", "tests/durability/test_private_starts.py"),
+            ("runs/loop.py", "    with owning(folders, observer, stop) if runs[0].spec.trust.protects else running(folders):\n",
+             "    with running(folders):\n", "tests/runs/test_private_owner.py -k threads")),
     Promise("A8", "A ledger of privacy that has lost a line, in the middle or at its end, is refused",
             (f"{PRIVATE} -k 'ledger_but or lost_its_last or is_gone'",),
             ("runs/privacy_ledger.py", "if lines not in (count, count + 1):", "if False:",
@@ -407,6 +411,10 @@ whole files could be exchanged (`store/sealed.py`).
 | `digests/*.json`, `recipes/*.json` | seal for what is remembered | forgotten and made again |
 | `privacy.jsonl`, `privacy-count.json` | its own digest, line by line, the line before, and how many there are | refused (exit 5); runs with noise that it lacks are named |
 | `privacy-rounds/*.json` | seal for run and seed | the run goes on, and counts as another release |
+| `runs/*/tags.json`, `pruned.json` | seal for the run | refused (exit 5) where the run or the tag is asked for; `runs list` warns and says what to remove |
+| `runs/search-*/trials.jsonl` | its own digest, line by line, and the line before | a torn last line is cut off and its trial made again; else refused (exit 5): removed, and the same command reads the stored runs |
+| `runs/search-*/study.journal` | written anew for Optuna's own tools, never read | - |
+| `grids/*.jsonl` | its own digest, line by line, and the line before | the page of grids names the damaged record; no run depends on it |
 | `last.json` | seal | commands that leave the dataset out refuse (exit 5) |
 | `weights/*` | imported: seal; all: compared with their digest, part of every recipe, when they are loaded | refused (exit 5) |
 | `data/*` | the digest of their content names the store made of them | another store, which says what is new |
@@ -475,13 +483,25 @@ added or removed; the server is trusted; who the clients of the federation are, 
   round by itself, and that nobody learns who was: the draw is the operating system's too, no record names who took
   part or how many, and traffic is that of the expected number. What epsilon is without that secrecy stands beside it,
   and is the one told where `--dp-allow participants` keeps the names.
-- **It composes.** Every seed is a release: a result has the epsilon of one seed and of all together, a grid that of
-  all its points. `privacy.jsonl` in `FEDCACHE_HOME` has a sealed line for every seed whose noise was drawn, written
-  before anything of it is told, and `fedcache ls --privacy` adds them up for each partition. Returning a stored result
+- **It composes.** Every seed is a release: a result has the epsilon of one seed and of all together. A grid or
+  search tells the epsilon of everything that it released: all its points, those that were pruned or failed, all seeds,
+  and the model that `--retrain` trains again on training and validation rows. `privacy.jsonl` in `FEDCACHE_HOME` has a sealed line for every seed whose noise was drawn, written
+  before anything of it is told, and `fedcache ls --privacy` adds them up for each partition, and for each dataset. Returning a stored result
   spends nothing, `--fresh` spends again, simulations are not in it. A run that goes on from an older state than the one
-  it told last draws noise for told rounds again: that is another release, and it says so. A copy of a whole home from an
-  earlier day knows what was spent until that day, and nothing in it can tell. Runs without noise are not counted and promise
-  nothing; other partitions of the same rows are added up apart, so a person whose rows are in both is told of twice.
+  it told last draws noise for told rounds again: that is another release, and it says so. One process or
+  thread at a time trains a private run: it holds `running.lock` in the run's directory from before it reads a checkpoint
+  until its result is stored. Every other start of the same run waits, says so, and then returns the stored result; it
+  does not draw noise of its own. The operating system releases the lock of a process that was killed, and one of those
+  that wait resumes from the checkpoint. Where files cannot be locked, a private run is refused (exit 6). A copy of a
+  whole home from an earlier day knows what was spent until that day, and nothing in it can tell. Runs without noise are not counted and promise
+  nothing.
+- **Whom epsilon speaks about.** The epsilon of one partition bounds what all its releases tell about one of its clients,
+  with all of its rows. The epsilon of a dataset composes every release about it, over all partitions, and over stores
+  that have its name or its content. It bounds what they tell about any one row, as each partition gives a row to one
+  client. It bounds what they tell about a client only if one client of every partition holds that client's rows. That is
+  so for partitions that differ in `--validation` alone, so a grid with `--retrain` tells the epsilon of a client. A grid
+  that sweeps the partition, or draws one for each seed, tells the epsilon of a row. A client whose rows other partitions
+  spread over several clients has no bound over all of them.
 
 What epsilon does not cover is refused, or must be allowed by name:
 
@@ -499,7 +519,7 @@ What epsilon does not cover is refused, or must be allowed by name:
 | uploads that are refused, by client and round (`--on-bad-update reject`) | `--dp-allow participants` |
 | whose update is long, or who has many rows (`--max-update-norm`, `--max-rows-per-client`) | refused |
 | that a client has rows at all, its name, that its malformed upload ended the run | public |
-| time of each round | not told; that of the whole run is |
+| time of each round | not told; that of the whole run is. `--track` gets all rounds when the run has ended, or each at once with `--dp-allow participants` |
 """
 
 

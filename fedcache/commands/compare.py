@@ -18,7 +18,7 @@ from fedcache.report.comparison_output import caption, differences, sentences, v
 from fedcache.report.drawing import check_file
 from fedcache.report.find_runs import gather, need_finished
 from fedcache.report.paired_tests import Comparison
-from fedcache.store.files import write_atomic
+from fedcache.store.outputs import write_output
 
 FORMATS = ("table", "markdown", "latex")
 ENDINGS = {".md": "markdown", ".tex": "latex"}
@@ -109,7 +109,7 @@ def compare(
     if plot is not None:
         made.plot(plot)
     if out is not None:
-        write_atomic(out, (made.latex() if written == "latex" else made.markdown()).encode())
+        write_output(out, (made.latex() if written == "latex" else made.markdown()).encode())
     files = [str(file) for file in (plot, out) if file is not None]
     data = {**made.to_dict(), "files": files}
     if form in ("markdown", "latex"):

@@ -16,7 +16,7 @@ from fedcache.extract.backbones import lookup
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.reproduce.frozen_bench.study import NAME, BenchBackbone, Study, read_study
 from fedcache.reproduce.planning import Options, RequirementCheck
-from fedcache.store.files import write_atomic
+from fedcache.store.outputs import write_output
 
 COMMAND = f"fedcache reproduce {NAME}"
 
@@ -107,8 +107,8 @@ def run_bench(
     facts = {"command": _command(study), "version": __version__, "runs_seconds": seconds}
     data = page.study_data(study, scores, facts)
     if out is not None:
-        write_atomic(out, page.markdown(data).encode())
-        write_atomic(out.with_suffix(".json"), page.as_json(data).encode())
+        write_output(out, page.markdown(data).encode())
+        write_output(out.with_suffix(".json"), page.as_json(data).encode())
     shown = []
     for ranked in data["rankings"]:
         shown += [plain_line(text) for text in page.sentences(ranked)]

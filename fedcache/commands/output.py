@@ -20,6 +20,8 @@ import typer
 from fedcache.commands.live_view import SignOfLife, Stretch, animated, bar
 from fedcache.errors import Exit, FedcacheError, InternalError, MachineError, StoppedError, memory_error
 from fedcache.progress import Round
+from fedcache.store.files import FULL
+from fedcache.store.machine import full_disk
 from fedcache.visible_text import escape_json, visible
 
 if TYPE_CHECKING:
@@ -243,6 +245,8 @@ def as_told(error: BaseException) -> FedcacheError:
         return error
     if isinstance(error, KeyboardInterrupt):
         return StoppedError("Stopped at once.", "Run the same command again: what it has kept is not computed again.")
+    if isinstance(error, OSError) and error.errno in FULL:
+        return full_disk(error)
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         return MachineError(

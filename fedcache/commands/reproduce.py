@@ -19,7 +19,7 @@ from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.reproduce import registry
 from fedcache.reproduce.frozen_bench.study import NAME as FROZEN_BENCH
 from fedcache.reproduce.planning import Options, RequirementCheck
-from fedcache.store.files import write_atomic
+from fedcache.store.outputs import write_output
 
 PROTOCOL = "Protocol"
 
@@ -224,7 +224,7 @@ def run_entry(
             engine=engine,
         )
     if out is not None:
-        write_atomic(out, render.markdown(report).encode())
+        write_output(out, render.markdown(report).encode())
     columns = render.columns(report)
     shown = TextTable(render.title(report), columns, render.rows(report), right=columns[columns.index("got") :])
     below = [*render.sentences(report), *([str(out)] if out is not None else [])]

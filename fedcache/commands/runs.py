@@ -96,6 +96,8 @@ def list_answer(observer: TerminalObserver, names: list[str], root: Path, wanted
     found = listed(names, root, wanted)
     for left in found.problems:
         observer.warn(f"{left.sentence} {left.hint}")
+    for lost in found.tags_lost:
+        observer.warn(lost)
     entries = found.entries
     columns: dict[str, list[Any]] = {
         "run": [e["name"] for e in entries],

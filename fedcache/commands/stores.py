@@ -22,7 +22,7 @@ from fedcache.extract.planning.plan import quoted
 from fedcache.report.find_runs import gather
 from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
 from fedcache.runs.partitions import check_partitions
-from fedcache.runs.privacy_ledger import LEDGER, read_releases, totals
+from fedcache.runs.privacy_ledger import LEDGER, epsilon_words, read_releases, totals, totals_of_datasets
 from fedcache.store.groups import count_words
 from fedcache.store.sidecars import QUARANTINE, VANISHED
 from fedcache.store.store import Store
@@ -41,7 +41,8 @@ def ls(
     """List the stores and what they hold; with --dataset only that one.
 
     With --privacy: the epsilon of all runs with --dp-noise about the clients of one partition together, seeds, points
-    of grids and repeats included. Simulations (--dp-seed) release nothing and are not counted.
+    of grids and repeats included; and, for a dataset with several partitions, that of all of them about any one row.
+    Simulations (--dp-seed) release nothing and are not counted.
 
     Example: fedcache ls --dataset digits
     """
@@ -105,7 +106,7 @@ def _group_counts(store: Store, observer: TerminalObserver) -> dict[str, int]:
 
 
 def list_privacy(observer: TerminalObserver) -> CommandResult:
-    """What ``ls --privacy`` shows: the ledger, added up for each partition of each dataset."""
+    """What ``ls --privacy`` shows: the ledger, added up for each partition and for each dataset."""
     home = Home.from_environment()
     releases = read_releases(home.root / LEDGER)
     known = {(r.run, r.seed) for r in releases}
@@ -118,17 +119,33 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
                 f"The run {run} drew noise that the ledger does not know of: lines are missing, or it was made under "
                 "another home. More was spent than is shown."
             )
-    spent = totals(releases)
+    spent, of_datasets = totals(releases), totals_of_datasets(releases)
     rows = [
         (t.dataset, t.partition[:8], f"{t.clients:,}", f"{t.runs:,}", f"{t.releases:,}", f"{t.rounds:,}",
-         f"{t.delta:g}", t.epsilon)
+         f"{t.delta:g}", epsilon_words(t))
         for t in spent
     ]  # fmt: skip
+    several = [t for t in of_datasets if t.partitions > 1]
+    rows += [
+        (t.dataset, f"all {t.partitions:,}", "", f"{t.runs:,}", f"{t.releases:,}", f"{t.rounds:,}", f"{t.delta:g}",
+         epsilon_words(t))
+        for t in several
+    ]  # fmt: skip
+    if several:
+        observer.note(
+            "A row `all` bounds what all partitions of a dataset together tell about any one of its rows. It also "
+            "bounds what they tell about a client whose rows belong to one client in each of them, as with and without "
+            "--validation."
+        )
     names = ("dataset", "partition", "clients", "runs", "seeds", "rounds", "delta", "epsilon")
     shown = [TextTable("", names, rows, right=names[2:])] if rows else []
     lines = [] if rows else ["No private run was made in this home.", "fedcache train --method fedavg --dp-clip 1 "
                              "--dp-noise 1 --dp-allow evaluation"]  # fmt: skip
-    data = {"entries": [t.to_dict() for t in spent], "releases": [asdict(r) for r in releases]}
+    data = {
+        "entries": [t.to_dict() for t in spent],
+        "datasets": [t.to_dict() for t in of_datasets],
+        "releases": [asdict(r) for r in releases],
+    }
     return CommandResult(data, lines, Exit.OK, shown, listing=True)
 
 

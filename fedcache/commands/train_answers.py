@@ -278,16 +278,22 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     lines += [] if done.retrained else model_lines(best.run.path, best.run.result)
     if not all(tails):
         lines.append("worst 10 % needs at least 10 scored clients" + ("; - has fewer." if worst else "."))
-    for spent in done.privacy():
-        epsilon = "no bound" if spent["epsilon_pld"] is None else f"epsilon {spent['epsilon_pld']:.3g}"
-        kind = "Simulated privacy" if spent["simulation"] else "Privacy"
-        lines.append(
-            f"{kind} of all {spent['points']} points and {spent['seeds']} seeds on partition {spent['partition'][:8]} "
-            f"together: {epsilon} for delta {spent['delta']:g}."
-        )
+    lines += [_privacy_line(spent) for spent in done.privacy()]
     for again in done.retrained:
         there = " (the run was there already)" if again.run.reused else ""
         lines.append(f"Trained again on all training rows{there}: {again.words}")
         lines += result_lines(again.run.result, again.run.measured, str(again.run.path))
         lines += model_lines(again.run.path, again.run.result)
     return CommandResult(done.to_dict(), [*lines, *lost_lines(done)], done.code, [shown])
+
+
+def _privacy_line(spent: Mapping[str, Any]) -> str:
+    """What all noise of a grid costs together, of ``Grid.privacy``."""
+    found = spent["epsilon_pld"] if spent["epsilon_pld"] is not None else spent["epsilon_rdp"]
+    epsilon = "no bound" if found is None else f"epsilon {found:.3g}"
+    kind = "Simulated privacy" if spent["simulation"] else "Privacy"
+    models = f" and {spent['retrained']} retrained" if spent["retrained"] else ""
+    return (
+        f"{kind} of each {spent['unit']} over all {spent['points']} points{models} ({spent['seeds']} seeds): {epsilon} "
+        f"for delta {spent['delta']:g}."
+    )

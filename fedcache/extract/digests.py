@@ -52,9 +52,10 @@ class DigestMemory:
         return None if found is None else found.content
 
     def remember(self, key: Any, fact: Any) -> None:
-        """Store ``fact`` (any JSON value) for ``key``."""
-        make_private(self.root)
-        write_sealed(self._path(key), _what(key), fact)
+        """Store ``fact`` (any JSON value) for ``key``. If it cannot be written, it is computed again the next time."""
+        with suppress(OSError):
+            make_private(self.root)
+            write_sealed(self._path(key), _what(key), fact)
 
     def sha256(self, path: Path) -> str:
         """sha256 of a file, from memory when the file has not changed."""
@@ -89,8 +90,7 @@ def remembered_of_package(key: Sequence[str], read: Callable[[], T]) -> T:
         return found
     fact = read()
     if home.root.is_dir():
-        with suppress(OSError):
-            memory.remember(["of the package", *key], {"state": package_state(), "fact": fact})
+        memory.remember(["of the package", *key], {"state": package_state(), "fact": fact})
     return fact
 
 

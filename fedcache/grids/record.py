@@ -7,7 +7,6 @@ The points of a search are told as they are drawn.
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -16,9 +15,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcache.errors import CorruptionError
 from fedcache.option_info import option_value
-from fedcache.store.files import digest_of, make_private, write_atomic
+from fedcache.store.files import digest_of, make_private
 from fedcache.store.lock import this_process
+from fedcache.store.sealed_lines import SealedLines, first_of, read_sealed_lines, write_sealed_lines
 
 if TYPE_CHECKING:  # what reads a record imports no torch
     from fedcache.grids.request import GridRequest
@@ -41,14 +42,16 @@ class GridRecord:
         command = command_of_grid(request)
         what = [search or points, search or command, elsewhere]
         self._file = request.home.root / FOLDER / f"{digest_of(what)[:16]}.jsonl"
-        self._told = {
+        told: dict[str, Any] = {
             "process": this_process(), "started": time.time(), "command": command, "runs": elsewhere, "points": points,
         }  # fmt: skip
         if request.search is not None:
-            self._told["trials"] = int(min(request.search.trials, request.search.size))
+            told["trials"] = int(min(request.search.trials, request.search.size))
+        self._lines: SealedLines | None = None
         with suppress(OSError):
             make_private(self._file.parent)
-            write_atomic(self._file, json.dumps(self._told).encode() + b"\n")
+            write_sealed_lines(self._file, [told], _first(self._file))
+            self._lines = SealedLines(self._file, _first(self._file))
 
     def point_drawn(self, number: int, method: str, sweep: Mapping[str, str]) -> None:
         """A search has drawn a point; one that had this number before is forgotten."""
@@ -68,36 +71,45 @@ class GridRecord:
         self._append({"ended": time.time(), **why})
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        with suppress(OSError), self._file.open("ab") as file:
-            file.write(json.dumps(line).encode() + b"\n")
+        if self._lines is not None:
+            with suppress(OSError):
+                self._lines.append(line)
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
     """A record as one object: what its first line says, ``points`` (of a search those that are drawn, of ``trials``),
-    ``ends`` (point -> its line), and ``ended`` and ``error`` where the grid is over; None for a file that is no record.
-    A last line that is being written is left out.
+    ``ends`` (point -> its line), and ``ended`` and ``error`` where the grid is over; None where there is no record.
+    A last line that is being written is left out. Raises CorruptionError for a damaged record.
     """
-    try:
-        first, *rest = path.read_bytes().split(b"\n")
-        told: dict[str, Any] = json.loads(first)
-        points = [(str(method), dict(sweep)) for method, sweep in told["points"]]
-        whole = {key: told[key] for key in ("process", "started", "command", "runs")}
-        float(whole["started"])
-        whole |= {"trials": int(told["trials"])} if "trials" in told else {}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    if not path.exists():
         return None
+    try:
+        lines = read_sealed_lines(path, _first(path))
+        if not lines:
+            raise ValueError("is damaged: it has no whole line")
+    except (OSError, ValueError) as error:
+        why = error if isinstance(error, ValueError) else "cannot be read"
+        raise CorruptionError(
+            f"{path} {why}. No run of the grid depends on it.",
+            f"Remove it; the command of the grid writes it again:  rm {shlex.quote(str(path))}",
+        ) from error
+    told = lines[0]
+    points = [(str(method), dict(sweep)) for method, sweep in told["points"]]
     ends: dict[int, dict[str, Any]] = {}
     over: dict[str, Any] = {}
-    for raw in rest:
-        with suppress(ValueError, TypeError, AttributeError, RecursionError):
-            line = json.loads(raw)
-            if "drawn" in line:
-                points[int(line["drawn"]) :] = [(str(line["method"]), dict(line["sweep"]))]
-            elif "point" in line:
-                ends[int(line["point"])] = line
-            else:
-                over = {key: line[key] for key in ("ended", "error") if key in line}
-    return {**whole, "points": points, "ends": ends, **over}
+    for line in lines[1:]:
+        if "drawn" in line:
+            points[int(line["drawn"]) :] = [(str(line["method"]), dict(line["sweep"]))]
+        elif "point" in line:
+            ends[int(line["point"])] = line
+        else:
+            over = {key: line[key] for key in ("ended", "error") if key in line}
+    return {**told, "points": points, "ends": ends, **over}
+
+
+def _first(path: Path) -> bytes:
+    """What the first line of a record is sealed for."""
+    return first_of({"kind": "record of a grid", "grid": path.stem})
 
 
 def command_of_grid(request: GridRequest) -> str:

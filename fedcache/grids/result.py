@@ -106,6 +106,24 @@ class PrunedPoint:
         return f"Pruned after round {self.round} of {self.rounds} at {percent(self.validation)} % on validation rows"
 
 
+@dataclass(frozen=True)
+class Spending:
+    """What the noise of one run of a grid costs."""
+
+    dataset: str  # digest
+    partitions: tuple[str, ...]  # digests, one for each seed
+    cost: Mapping[str, Any]  # as ``trust.privacy`` of a result
+
+    @classmethod
+    def of_result(cls, result: Mapping[str, Any]) -> Spending | None:
+        """That of a stored run; None for a run without noise."""
+        cost = result.get("trust", {}).get("privacy")
+        if cost is None or not cost["noise"]:
+            return None
+        partition = result["partition"]
+        return cls(result["dataset"]["digest"], tuple(partition.get("digests", [partition["digest"]])), cost)
+
+
 @dataclass
 class Grid:
     """All points of a grid, in the order of the product; damaged and failed ones are apart."""
@@ -119,6 +137,7 @@ class Grid:
     pruned: list[PrunedPoint] = field(default_factory=list)  # of a search, those that were stopped on their way
     search: dict[str, Any] | None = None  # of a search: sampler, seed, pruner, counts of trials, and where they are
     score: str | None = None  # client-mean | pooled: what points are ranked and shown by; None as ``scored_by`` says
+    without_result: list[Spending] = field(default_factory=list)  # of points that were pruned, failed or are damaged
 
     @property
     def code(self) -> Exit:
@@ -236,23 +255,38 @@ class Grid:
         return sorted(rows.values(), key=order)
 
     def privacy(self) -> list[dict[str, Any]]:
-        """What the noise of all points and seeds costs together, for each partition; [] without noise.
+        """What all noise of this grid costs together, for each dataset; [] without noise.
 
-        ``partition`` (digest), ``points``, ``seeds`` (of all points), ``delta``, ``simulation``, ``epsilon_pld`` and
-        ``epsilon_rdp``. Real noise and simulations are told apart.
+        Every release about the dataset is composed: the points, those that were pruned or failed, all their seeds, and
+        the models that were trained again on all training rows. Real noise and simulations are told apart.
+
+        Returns:
+            for each dataset ``dataset`` (digest), ``points``, ``retrained``, ``seeds`` (of all of them), ``delta``,
+            ``simulation``, ``epsilon_pld``, ``epsilon_rdp`` and ``unit``: about whom epsilon speaks. That is ``client``
+            where all points have one partition: training again gives each of its clients the validation rows back, so
+            it stays the same client. It is ``row`` where the partition differs between points or seeds, as a row is
+            held by one client of each partition.
         """
-        groups: dict[tuple[str, bool], list[dict[str, Any]]] = {}
-        for point in self.points:
-            cost = point.run.result.get("trust", {}).get("privacy")
-            if cost is not None and cost["noise"]:
-                key = point.run.result["partition"]["digest"], cost["simulation"]
-                groups.setdefault(key, []).append(cost)
+        of_points = [spent for p in self.points if (spent := Spending.of_result(p.run.result)) is not None]
+        of_points += self.without_result
+        retrained = [spent for p in self.retrained if (spent := Spending.of_result(p.run.result)) is not None]
         made = []
-        for (partition, simulation), costs in groups.items():
+        for dataset, simulation in dict.fromkeys((s.dataset, s.cost["simulation"]) for s in of_points):
+            first = [s for s in of_points if (s.dataset, s.cost["simulation"]) == (dataset, simulation)]
+            again = [s for s in retrained if (s.dataset, s.cost["simulation"]) == (dataset, simulation)]
+            costs = [s.cost for s in (*first, *again)]
             spent = [Spent(c["noise"], counted_share(c), c["rounds"] * c["seeds"]) for c in costs]
-            delta, seeds = min(c["delta"] for c in costs), sum(c["seeds"] for c in costs)
-            facts = {"partition": partition, "points": len(costs), "seeds": seeds, "delta": delta}
-            made.append({**facts, "simulation": simulation, **epsilons(spent, delta)})
+            delta = min(c["delta"] for c in costs)
+            facts = {
+                "dataset": dataset,
+                "unit": "client" if len({digest for s in first for digest in s.partitions}) == 1 else "row",
+                "points": len(first),
+                "retrained": len(again),
+                "seeds": sum(c["seeds"] for c in costs),
+                "delta": delta,
+                "simulation": simulation,
+            }
+            made.append({**facts, **epsilons(spent, delta)})
         return made
 
     def to_dict(self) -> dict[str, Any]:

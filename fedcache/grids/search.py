@@ -85,9 +85,7 @@ class SearchRun(GridRun):
 
     def search_points(self) -> Grid:
         """Read the trials that have ended, make the others, and say what came of all."""
-        trials = Trials(self.search, self.folder, self.request.config.eval_every)
-        if self.request.fresh:
-            trials.cut(0)
+        trials = Trials(self.search, self.folder, self.request.config.eval_every, fresh=self.request.fresh)
         self.request = replace(self.request, points=())
         stored = min(len(trials.ended), self.search.trials)
         if stored:
@@ -111,6 +109,7 @@ class SearchRun(GridRun):
         if not done.points:
             lost = [*done.damaged, *done.failed]
             raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)
+        done.without_result = self.spent_without_result()
         if self.request.retrain:
             done.retrained = retrain(self, done)
         return done

@@ -1,4 +1,4 @@
-"""The trials of a search, as Optuna keeps and continues them.
+"""The trials of a search: sealed lines on disk, of which an Optuna study is built.
 
 Each point is drawn by a sampler of its own, seeded by the search's seed and the number of the trial, from all trials
 before it. So what is drawn depends on nothing that a killed process took with it.
@@ -6,15 +6,18 @@ before it. So what is drawn depends on nothing that a killed process took with i
 
 from __future__ import annotations
 
+import shlex
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedcache.errors import CorruptionError
 from fedcache.grids.search_space import MOST_LISTED, PointKey, Range, SearchPlan
+from fedcache.store.sealed_lines import SealedLines, first_of, read_sealed_lines, write_sealed_lines
 
 if TYPE_CHECKING:
     from optuna import Study as OptunaStudy
@@ -22,7 +25,11 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial, Trial
 
-NAME, METHOD, JOURNAL = "fedcache", "method", "study.journal"
+NAME, METHOD = "fedcache", "method"
+TRIALS = "trials.jsonl"
+"""In the folder of a search: one sealed line for every trial that has ended. It is what a search reads again."""
+JOURNAL = "study.journal"
+"""Alongside: the same trials for Optuna's own tools. It is written anew by every search, and never read."""
 ATTEMPTS = 20
 """How often a trial is drawn again that was had before."""
 
@@ -31,20 +38,36 @@ REDUCTION, STARTUP = 3, 5
 
 
 class Trials:
-    """The trials of a search that have ended, in a journal that Optuna's tools read.
+    """The trials of a search that have ended. Raises CorruptionError for a damaged file of trials.
 
     Args:
         search: what is searched.
-        folder: of the journal, which is made.
+        folder: of the files, which is made.
         eval_every: rounds between scores, the first rung of ASHA.
+        fresh: forget the trials that are there.
     """
 
-    def __init__(self, search: SearchPlan, folder: Path, eval_every: int) -> None:
+    def __init__(self, search: SearchPlan, folder: Path, eval_every: int, *, fresh: bool = False) -> None:
         self.search, self.path, self._eval_every = search, folder / JOURNAL, eval_every
+        self._file = folder / TRIALS
+        self._first = first_of({"kind": "trials of a search", "search": folder.name})
         folder.mkdir(parents=True, exist_ok=True)
-        with quiet():
-            self.ended: list[FrozenTrial] = self._open().get_trials(deepcopy=False)
+        if fresh:
+            self._file.unlink(missing_ok=True)
         self._distributions = dict(self._dimensions())
+        try:
+            self._kept = read_sealed_lines(self._file, self._first)
+            self._lines = SealedLines(self._file, self._first)
+            with quiet():
+                self.ended: list[FrozenTrial] = [self._trial(line) for line in self._kept]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            why = error if isinstance(error, ValueError) else "cannot be read"
+            raise CorruptionError(
+                f"{self._file} {why}. Which trials this search has made is not known from it.",
+                "Remove it and run the same command again: it draws the same trials, and returns the runs that are "
+                f"stored:  rm {shlex.quote(str(self._file))}",
+            ) from error
+        self._journal = self._new_journal()
 
     def ask(self) -> Trial | None:
         """The next trial; None where every point of the space was had."""
@@ -76,15 +99,41 @@ class Trials:
                 trial.set_user_attr(key, fact)
             state = TrialState.PRUNED if pruned else TrialState.FAIL if value is None else TrialState.COMPLETE
             frozen = trial.study.tell(trial, None if pruned else value, state=state)
-            self._open().add_trial(frozen)
-        self.ended.append(frozen)
+            line = {
+                "state": state.name,
+                "value": frozen.value,
+                "params": frozen.params,
+                "facts": frozen.user_attrs,
+                "optuna": frozen.system_attrs,  # the rungs that a trial reached, which the ASHA pruner compares
+                "scores": {str(round_): score for round_, score in frozen.intermediate_values.items()},
+            }
+            self._lines.append(line)
+            self._kept.append(line)
+            self.ended.append(self._trial(line))
+            self._journal.add_trial(self.ended[-1])
 
     def cut(self, number: int) -> None:
         """Forget the trials from ``number`` on."""
-        self.path.unlink(missing_ok=True)
         self.ended = self.ended[:number]
-        with quiet():
-            self._open().add_trials(self.ended)
+        self._kept = self._kept[:number]
+        write_sealed_lines(self._file, self._kept, self._first)
+        self._lines = SealedLines(self._file, self._first)
+        self._journal = self._new_journal()
+
+    def _trial(self, line: Mapping[str, Any]) -> FrozenTrial:
+        """The trial of a sealed line, as Optuna has it."""
+        import optuna
+        from optuna.trial import TrialState
+
+        return optuna.create_trial(
+            state=TrialState[line["state"]],
+            value=line["value"],
+            params=line["params"],
+            distributions=self._distributions,
+            user_attrs=line["facts"],
+            system_attrs=line["optuna"],
+            intermediate_values={int(round_): score for round_, score in line["scores"].items()},
+        )
 
     def point_of(self, params: dict[str, Any]) -> PointKey:
         """The point of a trial, in the order of the space."""
@@ -138,13 +187,18 @@ class Trials:
         study.add_trials(self.ended)
         return study
 
-    def _open(self) -> OptunaStudy:
+    def _new_journal(self) -> OptunaStudy:
+        """The journal for Optuna's own tools, written anew with the trials that have ended."""
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
-        storage = JournalStorage(JournalFileBackend(str(self.path)))
-        return optuna.create_study(study_name=NAME, storage=storage, direction="maximize", load_if_exists=True)
+        self.path.unlink(missing_ok=True)
+        with quiet():
+            storage = JournalStorage(JournalFileBackend(str(self.path)))
+            study = optuna.create_study(study_name=NAME, storage=storage, direction="maximize")
+            study.add_trials(self.ended)
+        return study
 
 
 def counts(trials: Sequence[FrozenTrial]) -> dict[str, int]:

@@ -25,7 +25,7 @@ from fedcache.grids.points import point_groups
 from fedcache.grids.record import GridRecord
 from fedcache.grids.request import GridRequest
 from fedcache.grids.request import request_grid as request_grid  # with which a grid begins
-from fedcache.grids.result import Grid, LostPoint, Point, ends_one_point
+from fedcache.grids.result import Grid, LostPoint, Point, Spending, ends_one_point
 from fedcache.grids.retrain import check_validation, retrain
 from fedcache.process import Stop
 from fedcache.progress import EachOnce, Observer, Silent
@@ -242,9 +242,26 @@ class GridRun:
                 f"Highest {what} accuracy so far, {len(self.ended)} of {points} points: {words}  {100 * mean:.2f} %"
             )
 
+    def spent_without_result(self) -> list[Spending]:
+        """What the noise of points that were pruned, failed or are damaged costs: rounds of them may have been told."""
+        found = []
+        for number in range(len(self.request.points)):
+            config = self.request.config_of(number)
+            if not config.dp_noise or isinstance(self.ended.get(number), Run):
+                continue
+            try:
+                inputs = self.prepare(number)
+                spec = inputs.resolve(config)
+            except FedcacheError:  # it was refused before anything was drawn
+                continue
+            partitions = tuple(inputs.partitions[seed].digest for seed in spec.seeds)
+            cost = spec.privacy_cost(len(inputs.clients))
+            found.append(Spending(str(inputs.dataset["digest"]), partitions, cost))
+        return found
+
     def grid(self) -> Grid:
         """What came of it. Raises CorruptionError or FederatedRunError, when no point has a result."""
-        done = Grid([], score=self.request.score)
+        done = Grid([], score=self.request.score, without_result=self.spent_without_result())
         for number, (name, sweep) in enumerate(self.request.points):
             out = self.ended[number]
             if isinstance(out, Run):

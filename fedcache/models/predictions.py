@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, unknown
 from fedcache.optional import need_arrow
-from fedcache.store.files import written_whole
+from fedcache.store.outputs import output_file
 from fedcache.visible_text import escape_json, sheet_cell
 
 FORMATS = (".csv", ".jsonl", ".parquet")
@@ -99,7 +99,7 @@ def write_predictions(path: Path, predictions: Iterable[Prediction], top: int) -
     """
     check_out(path)
     columns = list(_flat({"name": "", "top": [], "reason": ""}, top))
-    with written_whole(path) as file:
+    with output_file(path) as file:
         if path.suffix.lower() == ".parquet":
             _write_parquet(file, columns, predictions, top)
         elif path.suffix.lower() == ".jsonl":

@@ -61,6 +61,7 @@ class RunsListed:
     entries: list[dict[str, Any]]
     problems: list[LeftOut] = field(default_factory=list)
     groups: list[HeldOutGroup] = field(default_factory=list)
+    tags_lost: list[str] = field(default_factory=list)  # what is wrong with damaged tags.json files, and what to do
 
 
 def listed(asked: Sequence[str], root: Path, wanted: RunFilter) -> RunsListed:
@@ -75,8 +76,14 @@ def listed(asked: Sequence[str], root: Path, wanted: RunFilter) -> RunsListed:
     for label, (one, entry) in zip(labels([one for one, _ in finished]), finished, strict=True):
         entry["differs"] = label.removeprefix(one.method).removesuffix(f"({one.digest[:8]})").strip()
     problems = [one for one, entry in kept if isinstance(one, LeftOut) and entry["state"] != RUNNING]
+    lost = []
+    for one in found:
+        try:
+            tags_of(one.path)
+        except FedcacheError as error:
+            lost.append(f"{error.message} {error.hint}")
     joined = merge_seeds(Gathered([one for one, _ in finished])).entries
-    return RunsListed([entry for _, entry in kept], problems, held_out_groups(joined))
+    return RunsListed([entry for _, entry in kept], problems, held_out_groups(joined), lost)
 
 
 def state_of(one: StoredRun | LeftOut) -> str:

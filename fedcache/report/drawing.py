@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 
 from fedcache.errors import UsageError, closest
 from fedcache.optional import needed_library
-from fedcache.store.files import write_atomic
+from fedcache.store.outputs import write_output
 from fedcache.visible_text import visible
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
@@ -326,7 +326,7 @@ def write_drawing(path: Path, size: tuple[float, float], fill: Callable[[Any], N
         fill(figure.add_subplot())
         date: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
         figure.savefig(buffer, format=kind, dpi=300 if style else 150, metadata=date)
-    write_atomic(path, buffer.getvalue())
+    write_output(path, buffer.getvalue())
 
 
 COLUMNS = {1: 3.4, 2: 7.0}

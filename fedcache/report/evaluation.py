@@ -21,7 +21,7 @@ from fedcache.report.figures.runs import confusion_matrix
 from fedcache.report.galleries import gallery, lost_of
 from fedcache.report.gallery import Gallery
 from fedcache.report.render import Column, HtmlCell, Section, render_page
-from fedcache.store.files import write_atomic
+from fedcache.store.outputs import write_output
 from fedcache.visible_text import sheet_cell
 
 ENDINGS = (".html", ".csv", ".json")
@@ -73,7 +73,7 @@ def write_evaluations(
         raw = json.dumps([_plain(e.to_dict()) for e in found], ensure_ascii=False, indent=1)
     else:
         raw = _table(found) if kind == ".csv" else evaluation_page(found, images, observer)
-    write_atomic(path, raw.encode())
+    write_output(path, raw.encode())
 
 
 def _plain(value: Any) -> Any:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcache.config import TrainConfig
-from fedcache.errors import Exit, FedcacheError, StoreError, UsageError
+from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError, UsageError
 from fedcache.report.select_runs import OF, selector
 from fedcache.runs.client_columns import ClientColumns, client_columns
 from fedcache.runs.directory import (
+    PRUNED,
     WRITTEN,
     DamagedRunError,
     check_files,
@@ -371,12 +372,15 @@ def _open(path: Path) -> StoredRun | LeftOut:
             return LeftOut(
                 path, "is not finished, and its config.toml is missing", "Run the command that began it again."
             )
-        pruned = read_pruned(path)
+        try:
+            pruned = read_pruned(path)
+        except CorruptionError as error:
+            return LeftOut(path, f"is not finished: {error.message}", f"rm {shlex.quote(str(path / PRUNED))}")
         return LeftOut(
             path,
             "is not finished"
             if pruned is None
-            else f"is not finished: a search stopped it after round {pruned.get('round')} of {pruned.get('rounds')}",
+            else f"is not finished: a search stopped it after round {pruned['round']} of {pruned['rounds']}",
             f"The command that began it goes on:  fedcache train --config {shlex.quote(str(config))}",
         )
     try:

@@ -25,7 +25,7 @@ from fedcache.report.sections import PRIVATE, Shown, section_of
 from fedcache.report.side_by_side import draw_all
 from fedcache.report.verdict import Verdict
 from fedcache.runs.score import check_score
-from fedcache.store.files import write_atomic
+from fedcache.store.outputs import write_output
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def write_report(
         observer.stop()
     draw_all([plot for section in sections for plot in (*section.plots, *section.details)], observer)
     raw = _page(found, sections, verdicts, recipes, title or "Federated runs on cached features").encode()
-    write_atomic(out, raw)
+    write_output(out, raw)
     for sentence in dict.fromkeys(shown.missing):
         observer.warn(sentence)
     there = sum(s.images for s in sections)

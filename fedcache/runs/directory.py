@@ -14,7 +14,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +27,16 @@ from fedcache.config import execution_name
 from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.parsing import parse_json, parse_toml
 from fedcache.runs.identity import Identity
-from fedcache.store.files import Buffer, canonical_json, digest_of, make_private, read_lines, sha256_hex, write_atomic
+from fedcache.store.files import (
+    Buffer,
+    canonical_json,
+    digest_of,
+    make_private,
+    read_lines,
+    read_whole,
+    sha256_hex,
+    write_atomic,
+)
 from fedcache.store.machine import explain_disk_errors
 from fedcache.store.sealed import Sealed, content_beside_tensors, read_sealed, write_sealed
 
@@ -167,6 +176,9 @@ class RunDirectory:
         """
         lines = b"".join(canonical_json(r) + b"\n" for r in rounds)
         promised = {"rounds.jsonl": lines, **(files or {})}
+        if any(_holds_other_bytes(self.path / name, raw) for name, raw in promised.items()):
+            # A private run that is made again: if it is killed here, it has no result instead of a damaged one.
+            (self.path / "result.json").unlink(missing_ok=True)
         for name, raw in promised.items():
             write_atomic(self.path / name, raw)
         write_sealed(self.path / MEASURED, _what_measured(self.identity.digest), dict(measured))
@@ -185,6 +197,13 @@ class RunDirectory:
 
     def _seed(self, seed: int) -> Path:
         return self.path / f"seed-{seed}.json"
+
+
+def _holds_other_bytes(path: Path, raw: bytes) -> bool:
+    try:
+        return read_whole(path) != raw
+    except OSError:
+        return False
 
 
 def file_digest(name: str, raw: bytes) -> str:
@@ -214,7 +233,7 @@ def config_table(text: str) -> Mapping[str, Any]:
 def train_table(run: Path) -> dict[str, Any]:
     """The ``[train]`` table that made the run in a directory; {} when it is not readable."""
     try:
-        return dict(config_table((run / "config.toml").read_text(encoding="utf-8")))
+        return dict(config_table(read_whole(run / "config.toml").decode()))
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -226,15 +245,27 @@ def is_of_run(name: str) -> bool:
 
 def mark_pruned(run: Path, facts: Mapping[str, Any]) -> None:
     """Say in the directory of a run that a search stopped it; whoever trains it to its end removes that."""
-    write_atomic(run / PRUNED, canonical_json(dict(facts)))
+    write_sealed(run / PRUNED, _what_pruned(run), dict(facts))
 
 
 def read_pruned(run: Path) -> dict[str, Any] | None:
-    """What ``mark_pruned`` wrote; None for a run that no search stopped."""
+    """What ``mark_pruned`` wrote; None for a run that no search stopped. Raises CorruptionError for a damaged file."""
+    found = read_sealed(run / PRUNED, _what_pruned(run))
+    return None if found is None else dict(found.content)
+
+
+def _what_pruned(run: Path) -> dict[str, str]:
+    return {"kind": "mark of a pruned run", "run": name_of_run(run)}
+
+
+def name_of_run(folder: Path) -> str:
+    """The first 16 digits of a run's digest, which name its directory, also where the directory has another name."""
+    if re.fullmatch("[0-9a-f]{16}", folder.name):
+        return folder.name
     try:
-        return dict(parse_json((run / PRUNED).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
+        return str(read_result(folder / "result.json")["digest"])[:16]
+    except (DamagedRunError, KeyError):
+        return folder.name
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
@@ -245,7 +276,7 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
 def read_result(path: Path) -> dict[str, Any]:
     """The inverse of ``write_result``. Raises DamagedRunError, when the content does not have the digest it claims."""
     try:
-        found = parse_json(path.read_bytes())
+        found = parse_json(read_whole(path))
         claimed = found.pop("sha256")
         if digest_of(found) != claimed:
             raise ValueError("digest")
@@ -292,7 +323,7 @@ def check_config(path: Path | None) -> None:
         if name == "config.toml" and not finished:
             continue
         try:
-            raw = (folder / name).read_bytes()
+            raw = read_whole(folder / name)
         except OSError:
             raw = b""
         if digest(name, raw) != digests.get(name, digest(name, raw)):
@@ -323,7 +354,7 @@ def check_files(folder: Path, result: Mapping[str, Any]) -> None:
     check_place(folder, result)
     for name, digest in result.get("files", {}).items():
         try:
-            whole = file_digest(name, (folder / name).read_bytes()) == digest
+            whole = file_digest(name, read_whole(folder / name)) == digest
         except OSError:
             raise DamagedRunError(folder / name, "is missing or unreadable") from None
         if not whole:
@@ -341,15 +372,20 @@ def has_model(run: Path) -> bool:
     return (run / MODELS / INDEX).is_file()
 
 
+def _files_of_models(path: Path) -> Iterator[Path]:
+    """The files of a run's models; what is no regular file, as a pipe, is left out, since opening it may wait."""
+    return (file for file in (path / MODELS).glob("*.safetensors") if file.is_file())
+
+
 def bytes_of_models(path: Path) -> int | None:
     """What the trained models of a run take on disk; None for a run without."""
-    files = list((path / MODELS).glob("*.safetensors"))
+    files = list(_files_of_models(path))
     return sum(file.stat().st_size for file in files) if files else None
 
 
 def reads_embeddings(path: Path) -> bool:
     """Whether the models of a run read features that somebody else computed: no recipe says how of an image."""
-    file = next((path / MODELS).glob("*.safetensors"), None)
+    file = next(_files_of_models(path), None)
     try:
         return file is not None and any("size" not in recipe for recipe in content_beside_tensors(file)["recipes"])
     except (SafetensorError, ValueError, KeyError, TypeError):  # whoever reads the model is told that it is damaged
@@ -361,7 +397,7 @@ def has_client_models(path: Path) -> bool:
 
     Raises SafetensorError for a file that is no model.
     """
-    for file in (path / MODELS).glob("*.safetensors"):
+    for file in _files_of_models(path):
         with safe_open(file, framework="np") as tensors:
             if any(name.startswith("clients/") for name in tensors.keys()):  # noqa: SIM118  (no mapping)
                 return True

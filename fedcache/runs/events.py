@@ -11,6 +11,7 @@ from typing import Any
 
 from fedcache.progress import Observer, Round, Silent, tell_ended
 from fedcache.runs.directory import rounds_of
+from fedcache.runs.trust_words import has_secret_times
 
 OnRound = Callable[[Round], object]
 """A hook on the result stream."""
@@ -38,8 +39,8 @@ class RunEvents:
     Args:
         observer: is told.
         path: directory of the run.
-        facts: what ``result.json`` says under these names: method, seeds, rounds, and what ``shown_settings`` and
-            ``origin`` read.
+        facts: what ``result.json`` says under these names: method, seeds, rounds, trust, and what ``shown_settings``
+            and ``origin`` read.
         position: in a grid.
     """
 
@@ -50,6 +51,7 @@ class RunEvents:
         self.method, self.rounds = str(facts["method"]), int(facts["rounds"])
         self.seeds = [int(s) for s in facts["seeds"]]
         self.settings, self.about = shown_settings(facts), origin(facts)
+        self.secret_times = has_secret_times(facts)
         self._sums: dict[int, tuple[int, int]] = {}
 
     def round_ended(self, seed: int, round_: int, metrics: Mapping[str, Any], traffic: Mapping[str, int]) -> None:
@@ -96,6 +98,7 @@ class RunEvents:
                 settings=self.settings,
                 about=self.about,
                 grid=self.position.grid,
+                secret_times=self.secret_times,
             )
         )
 

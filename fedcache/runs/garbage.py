@@ -27,6 +27,7 @@ from fedcache.store.catalog import (
     size_of,
 )
 from fedcache.store.lock import is_alive
+from fedcache.store.outputs import leftover_outputs
 
 IDLE_DAYS = 7.0
 """Days without a change after which a run without a result counts as given up."""
@@ -107,6 +108,8 @@ def _leftovers(home: Home) -> Iterator[tuple[Path, str]]:
         pid = path.name.removeprefix("up.").partition("-")[0]
         if not (pid.isdigit() and is_alive(int(pid))):
             yield path, "keys and logs of a federation on loopback that ended"
+    for path in leftover_outputs(home):
+        yield path, "a killed process was writing an output"
     yield from leftovers_of_stores(home)
 
 

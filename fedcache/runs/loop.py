@@ -8,7 +8,8 @@ allows, and a run stops where no finished round is lost.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import Preparation
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels
-from fedcache.runs.running import running
+from fedcache.runs.running import owning, running
 from fedcache.runs.spec import check_config
 
 CHECKPOINT_EVERY = 2.0
@@ -155,23 +156,40 @@ def train_run(
     ``position`` is that of a grid's point; the others are as ``train`` takes them.
     """
     inputs, spec = resolve_inputs(inputs, config, observer)
-    run = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=position, kept=kept)
+    run = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=position, kept=kept, stop=stop)
     run.kept.check_clients(names_of(inputs.clients))
     if run.stored is not None:
-        note_stored(run.stored, observer)
-        said = run.kept.says_of_stored(run.stored.path)
-        if said is not None and (position is ALONE or run.kept.which == "all"):
-            observer.note(said)
-        replay_stored(observer, run.stored.path, run.stored.result, position)
-        return run.stored
+        return _return_stored(run, run.stored, observer, position)
     # refuses what does not fit, before anything is written
     forecast_run(inputs, spec, kept=run.kept, place=run.directory.path)
-    with running([run.directory.path]):
+    with _training([run], observer, stop):
+        if spec.trust.protects and not fresh:
+            run.find_stored()  # its owner may have ended while this process waited
+        if run.stored is not None:
+            return _return_stored(run, run.stored, observer, position)
         run.begin(fresh=fresh)
         failed = train_seeds([run], None, observer, stop)
         if failed:
             raise failed[0]
         return run.finish(observer)
+
+
+def _return_stored(run: OpenRun, stored: Run, observer: Observer, position: GridPosition) -> Run:
+    """A result that is there already, told as if it were trained now."""
+    note_stored(stored, observer)
+    said = run.kept.says_of_stored(stored.path)
+    if said is not None and (position is ALONE or run.kept.which == "all"):
+        observer.note(said)
+    replay_stored(observer, stored.path, stored.result, position)
+    return stored
+
+
+@contextmanager
+def _training(runs: Sequence[OpenRun], observer: Observer, stop: Stop) -> Iterator[None]:
+    """Mark runs as being trained while the block runs; private runs are trained by one owner at a time."""
+    folders = [run.directory.path for run in runs]
+    with owning(folders, observer, stop) if runs[0].spec.trust.protects else running(folders):
+        yield
 
 
 @dataclass(frozen=True)
@@ -211,7 +229,7 @@ def train_together(
     for number, point in enumerate(points):
         notes = Silent() if opened else observer  # what is chosen is the same for all
         try:
-            run = _open_point(point, runs, fresh=fresh, observer=observer, notes=notes, kept=kept)
+            run = _open_point(point, runs, fresh=fresh, observer=observer, notes=notes, kept=kept, stop=stop)
         except DamagedRunError as error:
             on_end(number, error)
             continue
@@ -219,31 +237,60 @@ def train_together(
             replay_stored(observer, run.stored.path, run.stored.result, point.position)
             on_end(number, run.stored)
             continue
-        run.begin(fresh=fresh)
         opened[number] = run
     if not opened:
         return
     if kept is not None and kept.clients is not None:
         first = next(iter(opened.values()))
         forecast_run(first.inputs, first.spec, len(opened), kept, runs)
-    with running([run.directory.path for run in opened.values()]):
+    with _training(list(opened.values()), observer, stop):
+        for number, run in list(opened.items()):
+            if fresh or not run.spec.trust.protects:
+                continue
+            out = _ended_meanwhile(run)
+            if out is None:
+                continue
+            if isinstance(out, Run):
+                replay_stored(observer, out.path, out.result, points[number].position)
+            on_end(number, out)
+            del opened[number]
+        if not opened:
+            return
+        for run in opened.values():
+            run.begin(fresh=fresh)
         failed = train_seeds(list(opened.values()), cache, observer, stop, grid_points=len(points))
         for place, (number, run) in enumerate(opened.items()):
             on_end(number, failed[place] if place in failed else run.finish(observer))
 
 
+def _ended_meanwhile(run: OpenRun) -> Run | DamagedRunError | None:
+    """The result of a private run whose owner has ended while this process waited, or that it is damaged."""
+    try:
+        run.find_stored()
+    except DamagedRunError as error:
+        return error
+    return run.stored
+
+
 def _open_point(
-    point: PreparedPoint, runs: Path, *, fresh: bool, observer: Observer, notes: Observer, kept: KeptModels | None
+    point: PreparedPoint,
+    runs: Path,
+    *,
+    fresh: bool,
+    observer: Observer,
+    notes: Observer,
+    kept: KeptModels | None,
+    stop: Stop,
 ) -> OpenRun:
     """The run of a point: that which was trained alone if it is there, else the one that is trained with others."""
     inputs, spec = resolve_inputs(point.inputs, point.config, notes)
-    alone = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=point.position, kept=kept)
+    alone = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=point.position, kept=kept, stop=stop)
     alone.kept.check_clients([c.name for c in inputs.clients])
     if alone.stored is not None:
         note_stored(alone.stored, notes)
         return alone
     spec = replace(spec, together=True)
-    return open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=point.position, kept=kept)
+    return open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=point.position, kept=kept, stop=stop)
 
 
 def train_seeds(

@@ -20,9 +20,10 @@ from fedcache.federate.engine.method import Method, clients_per_round
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.execution.state_table import check_table
 from fedcache.federate.methods import METHODS, find_method
+from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.client_columns import check_recordable
-from fedcache.runs.directory import RunDirectory, measured_of
+from fedcache.runs.directory import DamagedRunError, RunDirectory, measured_of
 from fedcache.runs.events import ALONE, GridPosition, RunEvents
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity, code_of, code_with_plugins
@@ -40,6 +41,7 @@ from fedcache.runs.results import SeedResult, files_of_clients, partition_sectio
 from fedcache.runs.row_sources import Preparation, RowSource, ShardRows, StoreRows
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels, drop, save_seed, seal, whole_seed
+from fedcache.runs.running import owning
 from fedcache.runs.score import values_held_out
 from fedcache.runs.settings import hyperparameters, setting_notes
 from fedcache.runs.spec import ResolvedRun, check_participation, parse_seeds
@@ -121,6 +123,13 @@ class OpenRun:
     done: dict[int, SeedResult] = field(default_factory=dict)  # its seeds that have ended
     fresh: bool = False  # whether what was computed of it before was to be forgotten
     kept: KeptModels = field(default_factory=lambda: KeptModels(SaveModels()))  # which models are saved
+
+    def find_stored(self) -> None:
+        """Take the stored result if there is one. Raises CorruptionError for a damaged result."""
+        result = self.directory.stored()
+        if result is not None:
+            measured = measured_of(self.directory.path, result) or {}
+            self.stored = Run(self.directory.path, result, measured, reused=True)
 
     def begin(self, *, fresh: bool) -> None:
         """Make the directory, with the configuration that runs it again and the partitions made for it.
@@ -348,10 +357,12 @@ def open_run(
     observer: Observer,
     position: GridPosition = ALONE,
     kept: KeptModels | None = None,
+    stop: Stop | None = None,
 ) -> OpenRun:
     """Find the directory of a run, and its result if it is there. Raises CorruptionError for a damaged result.
 
-    ``fresh`` opens it as if there were no result; ``kept`` says which models are saved, by default all.
+    ``fresh`` opens it as if there were no result; ``kept`` says which models are saved, by default all. ``stop`` ends
+    the wait for another process that is replacing the result of a private run.
     """
     identity = Identity(
         spec.to_identity(),
@@ -374,15 +385,23 @@ def open_run(
         "backbones": inputs.backbones,
         "hyperparameters": spec.hyperparameters,
         "partition": partition_section(inputs, spec.seeds),
+        "trust": {"privacy": spec.privacy_cost(len(inputs.clients))},
         "device": spec.device,
         "code": identity.code,
         "digest": identity.digest,
     }
     events = RunEvents(observer, directory.path, facts, position)
     opened = OpenRun(inputs, spec, identity, directory, events, kept=kept or KeptModels(SaveModels()))
-    result = None if fresh else directory.stored()
-    if result is not None:
-        opened.stored = Run(directory.path, result, measured_of(directory.path, result) or {}, reused=True)
+    if fresh:
+        return opened
+    try:
+        opened.find_stored()
+    except DamagedRunError:
+        if not spec.trust.protects:
+            raise
+        # The owner of a private run that was asked for again writes files with other bytes: look when it has ended.
+        with owning([directory.path], observer, stop or Stop()):
+            opened.find_stored()
     return opened
 
 

@@ -13,17 +13,18 @@ the whole home puts back what it knew; nothing that lies in it can tell.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.federate.trust.accounting import Spent, epsilons
-from fedcache.store.files import append_line, make_private, parse_signed, read_whole, sha256_hex, to_signed
+from fedcache.store.files import make_private
 from fedcache.store.lock import hold_lock
 from fedcache.store.machine import explain_disk_errors
 from fedcache.store.sealed import read_sealed, write_sealed
+from fedcache.store.sealed_lines import SealedLines, read_sealed_lines
 
 LEDGER = "privacy.jsonl"
 """Its name in a home."""
@@ -75,11 +76,29 @@ class Total:
         """Plain JSON values."""
         return asdict(self)
 
-    @property
-    def epsilon(self) -> str:
-        """The tighter figure for a person."""
-        found = self.epsilon_pld if self.epsilon_pld is not None else self.epsilon_rdp
-        return "no bound" if found is None else f"{found:.3g}"
+
+@dataclass(frozen=True)
+class DatasetTotal:
+    """All releases about the rows of one dataset, whatever partition assigned them to clients."""
+
+    dataset: str  # its slug
+    partitions: int
+    releases: int
+    runs: int  # to which these belong
+    rounds: int  # of all releases
+    delta: float  # the smallest that any of them was told for
+    epsilon_pld: float | None  # of all releases together; None where there is no bound
+    epsilon_rdp: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def epsilon_words(total: Total | DatasetTotal) -> str:
+    """The tighter epsilon of a total for a person."""
+    found = total.epsilon_pld if total.epsilon_pld is not None else total.epsilon_rdp
+    return "no bound" if found is None else f"{found:.3g}"
 
 
 def record_release(ledger: Path, release: Release) -> None:
@@ -89,18 +108,14 @@ def record_release(ledger: Path, release: Release) -> None:
     """
     make_private(ledger.parent)
     with hold_lock(ledger.parent / "locks" / "privacy.lock", "the ledger of privacy", wait=True):
-        raw = _read(ledger)
-        whole = raw[: raw.rfind(b"\n") + 1]
-        last = whole.splitlines()[-1] if whole else b""
-        number = _parsed(ledger, last, "its last line")["number"] if last else 0
-        _check_count(ledger, number, _read_count(ledger))
-        body = {"number": number + 1, "before": sha256_hex(last), **asdict(release)}
+        try:
+            lines = SealedLines(ledger)
+        except (OSError, ValueError) as error:
+            raise _damaged(ledger, error) from error
+        _check_count(ledger, lines.count, _read_count(ledger))
         with explain_disk_errors(ledger, 0):
-            if len(whole) < len(raw):  # a power cut tore the last line, of which nothing was told
-                with ledger.open("r+b") as file:
-                    file.truncate(len(whole))
-            append_line(ledger, to_signed(body))
-            write_sealed(ledger.with_name(COUNT), COUNT_IS, number + 1)
+            lines.append(asdict(release))
+            write_sealed(ledger.with_name(COUNT), COUNT_IS, lines.count)
 
 
 def told_rounds(ledger: Path, run: str, seed: int) -> int | None:
@@ -138,20 +153,20 @@ def _rounds_are(run: str, seed: int) -> dict[str, Any]:
 
 def read_releases(ledger: Path) -> list[Release]:
     """Every release, in the order in which they were made; [] without a ledger. Raises CorruptionError."""
-    names, found, before = {f.name for f in fields(Release)}, list[Release](), b""
+    names = {f.name for f in fields(Release)}
     while True:  # until nothing is written meanwhile
-        count, raw = _read_count(ledger), _read(ledger)
+        count = _read_count(ledger)
+        try:
+            lines = read_sealed_lines(ledger)
+        except (OSError, ValueError) as error:
+            raise _damaged(ledger, error) from error
         if _read_count(ledger) == count:
             break
-    for number, line in enumerate(raw[: raw.rfind(b"\n") + 1].splitlines(), 1):
-        body = _parsed(ledger, line, f"line {number}")
-        follows = (body.pop("number", 0), body.pop("before", "")) == (number, sha256_hex(before))
-        if not follows or set(body) != names:
-            raise _damaged(ledger, f"line {number} does not follow the one before")
-        found.append(Release(**body))
-        before = line
-    _check_count(ledger, len(found), count)
-    return found
+    for number, line in enumerate(lines, 1):
+        if set(line) != names:
+            raise _damaged(ledger, ValueError(f"is damaged: line {number} is of another release of fedcache"))
+    _check_count(ledger, len(lines), count)
+    return [Release(**line) for line in lines]
 
 
 def totals(releases: Iterable[Release]) -> list[Total]:
@@ -162,32 +177,55 @@ def totals(releases: Iterable[Release]) -> list[Total]:
     groups: dict[tuple[str, str], list[Release]] = {}
     for release in releases:
         groups.setdefault((release.dataset_digest, release.partition), []).append(release)
-    made = []
-    for (digest, partition), group in groups.items():
-        delta = min(r.delta for r in group)
-        made.append(
-            Total(
-                dataset=group[0].dataset,
-                dataset_digest=digest,
-                partition=partition,
-                clients=group[0].clients,
-                releases=len(group),
-                runs=len({r.run for r in group}),
-                rounds=sum(r.rounds for r in group),
-                delta=delta,
-                **epsilons((Spent(r.noise, r.share, r.rounds) for r in group), delta),
-            )
+    return [
+        Total(
+            dataset=group[0].dataset,
+            dataset_digest=digest,
+            partition=partition,
+            clients=group[0].clients,
+            **_together(group),
         )
-    return made
+        for (digest, partition), group in groups.items()
+    ]
 
 
-def _read(ledger: Path) -> bytes:
-    try:
-        return read_whole(ledger)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise _damaged(ledger, f"it cannot be read ({error.strerror})") from error
+def totals_of_datasets(releases: Iterable[Release]) -> list[DatasetTotal]:
+    """What has been spent on the rows of each dataset by all partitions together, in the order of first releases.
+
+    Releases are about the same rows where the dataset has the same name (it may have grown in between) or the same
+    content (it may have been stored under two names). Raises MachineError when dp-accounting is not installed.
+    """
+    groups: list[list[Release]] = []
+    for release in releases:
+        joined = [release]
+        others = []
+        for group in groups:
+            shares_rows = any(r.dataset == release.dataset or r.dataset_digest == release.dataset_digest for r in group)
+            if shares_rows:
+                joined = [*group, *joined]
+            else:
+                others.append(group)
+        groups = [*others, joined]
+    return [
+        DatasetTotal(
+            dataset=", ".join(dict.fromkeys(r.dataset for r in group)),
+            partitions=len({(r.dataset_digest, r.partition) for r in group}),
+            **_together(group),
+        )
+        for group in sorted(groups, key=lambda group: min(r.time for r in group))
+    ]
+
+
+def _together(group: Sequence[Release]) -> dict[str, Any]:
+    """What releases have in common and cost together, by the names of ``Total`` and ``DatasetTotal``."""
+    delta = min(r.delta for r in group)
+    return {
+        "releases": len(group),
+        "runs": len({r.run for r in group}),
+        "rounds": sum(r.rounds for r in group),
+        "delta": delta,
+        **epsilons((Spent(r.noise, r.share, r.rounds) for r in group), delta),
+    }
 
 
 def _read_count(ledger: Path) -> int:
@@ -195,26 +233,21 @@ def _read_count(ledger: Path) -> int:
     try:
         count = read_sealed(ledger.with_name(COUNT), COUNT_IS)
     except CorruptionError as error:
-        raise _damaged(ledger, f"its end is not known, as {COUNT} is not what was written") from error
+        why = f"is damaged: its end is not known, as {COUNT} is not what was written"
+        raise _damaged(ledger, ValueError(why)) from error
     return 0 if count is None else int(count.content)
 
 
 def _check_count(ledger: Path, lines: int, count: int) -> None:
     """Refuse a ledger that has lost lines at its end, or the count of them."""
     if lines not in (count, count + 1):
-        raise _damaged(ledger, f"it has {lines} whole lines, and {COUNT} tells of {count}")
+        raise _damaged(ledger, ValueError(f"is damaged: it has {lines} whole lines, and {COUNT} tells of {count}"))
 
 
-def _parsed(ledger: Path, line: bytes, which: str) -> dict[str, Any]:
-    try:
-        return parse_signed(line)
-    except ValueError as error:
-        raise _damaged(ledger, f"{which} {error}") from error
-
-
-def _damaged(ledger: Path, why: str) -> FedcacheError:
+def _damaged(ledger: Path, error: OSError | ValueError) -> FedcacheError:
+    why = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
     return CorruptionError(
-        f"{ledger} is damaged: {why}. What has been spent of these clients' privacy is not known from it.",
+        f"{ledger} {why}. What has been spent of these clients' privacy is not known from it.",
         f"Put back a copy of it and of {COUNT}; or start a new one, and add by hand what was spent: "
         f"mkdir {ledger.parent}/privacy.damaged && mv {ledger.parent}/privacy*.json* {ledger.parent}/privacy.damaged",
     )

@@ -1,4 +1,8 @@
-"""Whether a run is being trained now: a lock in its directory, which the system ends with the process that trains."""
+"""Locks of runs that are being trained: the system releases such a lock when the process that trains ends.
+
+A run without noise has the same result whoever trains it, so its lock only tells others that it is being trained. A
+private run draws noise that nobody can repeat, so exactly one process or thread trains it at a time.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from fedcache.store.files import make_private, write_atomic
-from fedcache.store.lock import is_held, try_lock
+from fedcache.errors import StoppedError
+from fedcache.process import Stop
+from fedcache.progress import Observer
+from fedcache.store.files import make_private, read_whole, write_atomic
+from fedcache.store.lock import is_held, try_lock, wait_for_lock
 
 LOCK = "running.lock"
 """Held in the directory of one run; in those of others that are trained with it the file names that directory."""
@@ -32,11 +39,44 @@ def running(folders: Sequence[Path]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def owning(folders: Sequence[Path], observer: Observer, stop: Stop) -> Iterator[None]:
+    """Own the directories of private runs while the block runs. They are created if they do not exist.
+
+    If another process or thread trains one of these runs, wait until it has ended. Two owners would each draw noise for
+    the same rounds, which releases more about the clients than the ledger says.
+
+    Raises StoppedError if a stop is requested while waiting, MachineError where files cannot be locked.
+    """
+
+    def give_up_if_stopped() -> None:
+        if stop.requested:
+            raise StoppedError(
+                "Stopped on request while waiting for another training of the same private run.",
+                "Run the same command again: it returns the stored result, or resumes the training.",
+            )
+
+    with ExitStack() as held:
+        # The same order in every process, so that two grids with common runs never wait for each other.
+        for folder in sorted(folders):
+            make_private(folder.parent)
+            make_private(folder)
+            words = (
+                f"{folder.name} is being trained by another process or thread. Waiting for it to end: a private run "
+                "that is trained twice at once spends privacy twice."
+            )
+            # The lock file stays when the block ends: those who wait hold it open.
+            held.enter_context(
+                wait_for_lock(folder / LOCK, lambda words=words: observer.note(words), give_up_if_stopped)
+            )
+        yield
+
+
 def is_running(folder: Path) -> bool:
     """Whether a process trains the run of a directory now."""
     lock = folder / LOCK
     try:
-        first = lock.read_text(encoding="utf-8")
+        first = read_whole(lock).decode()
     except (OSError, UnicodeDecodeError):
         return False
     held = Path(first) / LOCK if first else lock

@@ -12,6 +12,12 @@ def is_private(result: Mapping[str, Any]) -> bool:
     return bool(cost.get("noise")) and not cost.get("simulation")
 
 
+def has_secret_times(result: Mapping[str, Any]) -> bool:
+    """Whether a result is private and its epsilon assumes that nobody learns who took part in a round."""
+    cost = result.get("trust", {}).get("privacy") or {}
+    return is_private(result) and cost.get("participants") == "secret"
+
+
 def describe_trust(section: Mapping[str, Any]) -> list[str]:
     """The ``trust`` part of a result as lines for a person."""
     lines = []

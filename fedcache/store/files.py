@@ -13,9 +13,11 @@ Python code is digested by what it does: syntax trees without comments, docstrin
 from __future__ import annotations
 
 import ast
+import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -25,6 +27,9 @@ from typing import Any, BinaryIO
 from fedcache.parsing import parse_json
 
 Buffer = bytes | bytearray | memoryview
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk, or the quota of a user, that is full."""
 
 _BEFORE, _AFTER = b',"sha256":"', b'"}'
 
@@ -91,9 +96,30 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.partial")
 
 
+class FullDiskError(OSError):
+    """A disk, or the quota of a user, that took no more of a file of ``needed`` bytes, as far as that is known."""
+
+    def __init__(self, error: OSError, path: Path, needed: int) -> None:
+        super().__init__(error.errno, error.strerror, str(path))
+        self.needed = needed
+
+
+@contextmanager
+def _told_if_full(path: Path, needed: Callable[[], int]) -> Iterator[None]:
+    """Raise FullDiskError where the block raises that the disk is full."""
+    try:
+        yield
+    except FullDiskError:
+        raise
+    except OSError as error:
+        if error.errno in FULL:
+            raise FullDiskError(error, path, needed()) from error
+        raise
+
+
 def write_atomic(path: Path, *parts: Buffer) -> None:
     """Replace ``path`` by the concatenated parts, as ``written_whole``."""
-    with written_whole(path) as file:
+    with _told_if_full(path, lambda: sum(memoryview(part).nbytes for part in parts)), written_whole(path) as file:
         for part in parts:
             file.write(part)
 
@@ -137,7 +163,7 @@ def link_atomic(source: Path, path: Path) -> bool:
 
 def append_line(path: Path, line: bytes) -> None:
     """Append one fsynced line. A torn last line (power cut) is the reader's to ignore."""
-    with path.open("ab") as file:
+    with _told_if_full(path, lambda: len(line) + 1), path.open("ab") as file:
         file.write(line + b"\n")
         file.flush()
         os.fsync(file.fileno())
@@ -147,7 +173,10 @@ def read_lines(path: Path) -> Iterable[Any]:
     """The JSON lines of a file up to the first torn one (no newline, or not JSON); nothing when it is missing."""
     if not path.exists():
         return
-    with path.open("rb") as file:
+    # As ``read_whole``, which never waits for a pipe in the place of the file.
+    with open(path, "rb", opener=at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return
         for raw in file:
             if not raw.endswith(b"\n"):
                 return

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from fedcache.errors import MachineError, StoreError
 from fedcache.parsing import parse_json
 from fedcache.store.files import write_atomic
 from fedcache.store.machine import explain_disk_errors
+
+POLL = 0.1
+"""Seconds between two attempts to take a lock that somebody else holds."""
 
 
 def _started(pid: int) -> int:
@@ -87,6 +91,45 @@ def is_held(path: Path) -> bool:
 
 
 @contextmanager
+def wait_for_lock(path: Path, on_wait: Callable[[], None], while_waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock file ``path`` while the block runs. If somebody else holds it, wait until that holder has ended.
+
+    The system releases the lock of a process that was killed, so the next one that waits takes it.
+    Raises MachineError where files cannot be locked.
+
+    Args:
+        path: the lock file, in a directory that exists.
+        on_wait: called once, if the lock is held by somebody else.
+        while_waiting: called several times a second until the lock is free. It may raise to give up.
+    """
+    lock = FileLock(path, timeout=0)
+    waiting = False
+    while True:
+        try:
+            lock.acquire()
+            break
+        except Timeout:
+            pass
+        except (OSError, NotImplementedError) as error:
+            raise _cannot_lock(path, error) from error
+        if not waiting:
+            on_wait()
+            waiting = True
+        while_waiting()
+        time.sleep(POLL)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _cannot_lock(path: Path, error: Exception) -> MachineError:
+    return MachineError(
+        f"{path} cannot be locked: {error}.", "Writing needs a directory you may write to, on a file system with locks."
+    )
+
+
+@contextmanager
 def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
     """Hold the lock file ``path``, ``locks/<name>.lock``, while the block runs.
 
@@ -102,10 +145,7 @@ def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
             "Try again when that has ended. fedcache extract --wait waits for it. Finished chunks are kept.",
         ) from error
     except (OSError, NotImplementedError) as error:
-        raise MachineError(
-            f"{path} cannot be locked: {error}.",
-            "Writing needs a directory you may write to, on a file system with locks.",
-        ) from error
+        raise _cannot_lock(path, error) from error
     try:
         for left in path.parent.glob(f".{path.stem}.json.*.partial"):
             left.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -11,8 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedcache.errors import MachineError, UsageError
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+from fedcache.store.files import FULL, FullDiskError
 
 SHARE = 0.5
 """Of the memory that is free now: a run makes a few arrays of the features' size besides the features."""
@@ -32,20 +30,38 @@ def explain_disk_errors(place: Path, needed: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            parent, free = place, 0
-            with suppress(OSError):
-                while not parent.exists():
-                    parent = parent.parent
-                free = shutil.disk_usage(parent).free
-            raise MachineError(
-                f"The disk is full: {place} needs {needed:,} bytes and {free:,} are free.",
-                "Free some space and run the same command again: what is finished is kept.",
-            ) from error
+        if error.errno in FULL:
+            raise full_disk(error, place, needed) from error
         raise MachineError(
             f"{place} cannot be written: {error.strerror or error}.",
             "Check the permissions and the disk, then run the same command again: what is finished is kept.",
         ) from error
+
+
+def full_disk(error: OSError, place: Path | None = None, needed: int = 0) -> MachineError:
+    """What to tell of a full disk: what it could not take, and how much it has left.
+
+    Args:
+        error: of the system; what it says of its file goes before the other arguments.
+        place: what was being written.
+        needed: how many bytes that takes; 0 where that is not known.
+    """
+    if isinstance(error, FullDiskError):
+        needed = max(needed, error.needed)
+    if error.filename:
+        place = place or Path(str(error.filename))
+    parent, free = (place or Path()).absolute(), 0
+    with suppress(OSError):
+        while not parent.exists():
+            parent = parent.parent
+        free = shutil.disk_usage(parent).free
+    what = "What was being written" if place is None else str(place)
+    # A file that fits by its own bytes may need more: its folder grows, and disks give out whole blocks.
+    size = f"{needed:,} bytes" if needed else f"more than {free:,} bytes"
+    return MachineError(
+        f"The disk is full: {what} needs {size} and {free:,} are free.",
+        "Free some space and run the same command again: what is finished is kept.",
+    )
 
 
 def memory_limit() -> int:

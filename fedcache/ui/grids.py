@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedcache.errors import CorruptionError
 from fedcache.grids.record import read_record
 from fedcache.store.lock import still_runs
 from fedcache.ui.run_index import RunIndex
@@ -35,6 +36,9 @@ class GridIndex:
             told, stamp = self._record(name)
             if told is None:
                 continue
+            if "damaged" in told:
+                found.append(_damaged_line(name, told))
+                continue
             key = (stamp, self.runs.version, told["over"] or still_runs(told["process"]))
             if self._lines.get(name, (None,))[0] != key:
                 self._lines[name] = key, _line(self._grid(name, told))
@@ -48,7 +52,9 @@ class GridIndex:
         search, ``of`` counts the trials that are still to be drawn too.
         """
         told = self._record(name)[0] if name in self._names() else None
-        return None if told is None else self._grid(name, told)
+        if told is None or "damaged" in told:
+            return None if told is None else _damaged_line(name, told)
+        return self._grid(name, told)
 
     def _grid(self, name: str, told: dict[str, Any]) -> dict[str, Any]:
         at_work = not told["over"] and still_runs(told["process"]) is not False
@@ -98,9 +104,21 @@ class GridIndex:
             return None, (0, 0)
         stamp = stat.st_mtime_ns, stat.st_size
         if name not in self._read or self._read[name][0] != stamp:
-            told = read_record(path)
+            try:
+                told = read_record(path)
+            except CorruptionError as error:
+                told = {"damaged": f"{error.message} {error.hint}", "started": stat.st_mtime}
             self._read[name] = stamp, None if told is None else {**told, "over": "ended" in told}
         return self._read[name][1], stamp
+
+
+def _damaged_line(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    """A grid whose record is damaged: nothing of it is known but its name and the time of the file."""
+    return {
+        "name": name, "state": "damaged", "command": "", "started": told["started"], "ended": None,
+        "problem": told["damaged"], "keys": [], "methods": [], "here": False, "of": 0, "done": 0, "failed": 0,
+        "pruned": 0, "share": 0.0, "running": 0, "best": None, "left": None,
+    }  # fmt: skip
 
 
 def _score_alike(points: Sequence[dict[str, Any]]) -> None:

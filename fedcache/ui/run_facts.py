@@ -25,7 +25,7 @@ from fedcache.runs.origin import store_behind
 from fedcache.runs.run import is_claimed
 from fedcache.runs.running import is_running
 from fedcache.runs.score import score_of, values_held_out
-from fedcache.store.files import parse_signed, read_whole
+from fedcache.store.files import at_once, parse_signed, read_whole
 from fedcache.store.manifest import PARTITION_SUFFIXES
 from fedcache.store.sealed import LONGEST_HEADER, SEAL
 
@@ -211,7 +211,7 @@ def _kept_at(file: str, _changed_at: int) -> list[dict[str, Any]]:
         kept: list[dict[str, Any]] = content["rounds"]
         times = content.get("measured", {}).get("rounds", [])
         return [{**r, "seconds": times[i] if i < len(times) else None} for i, r in enumerate(kept)]
-    with Path(file).open("rb") as opened:
+    with open(file, "rb", opener=at_once) as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > LONGEST_HEADER:
             raise ValueError("no header")

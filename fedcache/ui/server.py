@@ -99,7 +99,7 @@ class Guard:
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if name.lower() not in HOSTS:
             return _refusal("This page is for a browser on this machine.", 403)
-        first = scope["path"].split("/")[1]
+        first = scope["path"].lstrip("/").partition("/")[0]  # `OPTIONS *` has a path without a slash
         if not secrets.compare_digest(first.encode(), self.token.encode()):
             return _refusal("The address of this page has a token, which `fedcache ui` prints.", 403)
         if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):

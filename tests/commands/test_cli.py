@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,22 @@ def test_a_command_that_handles_no_signal_ends_with_130_by_either(
     assert done.code == Exit.INTERRUPTED
     assert "Traceback" not in done.err
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_program_that_is_told_to_stop_while_it_starts_exits_as_one_that_was_stopped() -> None:
+    code = """
+import os, runpy, signal, sys
+
+class Stopped:
+    def find_spec(name, path, target=None):
+        if name == "fedcache.cli":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Stopped)
+sys.argv = ["fedcache", "ls"]
+runpy.run_module("fedcache", run_name="__main__", alter_sys=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stderr
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())
+    assert project["project"]["scripts"]["fedcache"] == "fedcache.__main__:main"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -336,3 +337,20 @@ def test_the_list_of_backbones_is_whole_at_60_columns_and_without_colour(own_hom
     assert all(e["name"] in text for e in every)
     assert "\x1b[3" not in out
     assert all(len(line) <= 60 for line in text.replace("\r", "").splitlines())
+
+
+def test_doctor_explains_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedcache.store import files
+
+    def refused(_path: Path) -> Path:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("FEDCACHE_HOME", str(home))
+    monkeypatch.setattr(files, "_temporary", refused)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    rows = entries()
+    assert rows["FEDCACHE_HOME"]["status"] == "fail"
+    assert "is not writable" in rows["FEDCACHE_HOME"]["found"]
+    assert rows["weights"]["status"] == "ok"

@@ -119,8 +119,27 @@ def test_tags_find_runs_everywhere_and_change_no_digest(three: dict[str, str]) -
     assert (missing.code, "there are base, other." in missing.err) == (Exit.USAGE, True)
     wrong = fedcache("runs", "tag", "two words", three["ncm"])
     assert (wrong.code, "is no tag" in wrong.err) == (Exit.USAGE, True)
-    Path(three["plain"], "tags.json").write_text("{")
-    assert fedcache("runs", "show", three["plain"]).code == Exit.CORRUPT
+
+
+def test_damaged_tags_are_named_wherever_runs_are_listed(three: dict[str, str]) -> None:
+    for run in ("plain", "ncm"):
+        ok("runs", "tag", f"base-{run}", digest(three[run]))
+    path, other = Path(three["plain"], "tags.json"), Path(three["ncm"], "tags.json")
+    whole = path.read_bytes()
+    for damaged in (b"{", b"", b"\xff\x00", whole.replace(b"base", b"case"), other.read_bytes(), whole[:-1]):
+        path.write_bytes(damaged)
+        shown = fedcache("runs", "show", three["plain"])
+        assert (shown.code, f"rm {path}" in shown.err) == (Exit.CORRUPT, True)
+        (warning,) = ok("runs", "list").envelope["warnings"]
+        assert f"rm {path}" in warning
+        assert fedcache("runs", "list", "tag:base-ncm").code == Exit.CORRUPT
+    path.write_text('["base", "two"]\n')  # as an earlier release wrote it
+    shown = fedcache("runs", "show", three["plain"])
+    hint = f"rm {path} && fedcache runs tag base {path.parent.name} && fedcache runs tag two {path.parent.name}"
+    assert (shown.code, hint in shown.err) == (Exit.CORRUPT, True)
+    path.write_bytes(whole)
+    renamed = path.parent.rename(path.parent.with_name("my run"))
+    assert ok("runs", "show", renamed).data["tags"] == ["base-plain"], "a directory of any name holds the same run"
 
 
 def test_runs_are_removed_after_a_question_or_with_yes(

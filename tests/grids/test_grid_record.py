@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,12 @@ import pytest
 from command import fedcache, ok
 from pictures import folder
 
+from fedcache.errors import Exit, FedcacheError
 from fedcache.grids.record import FOLDER, read_record
 from fedcache.store.lock import still_runs, this_process
+from fedcache.store.sealed_lines import first_of, write_sealed_lines
+from fedcache.ui.grids import GridIndex
+from fedcache.ui.run_index import RunIndex
 
 IID = ("--scheme", "iid", "--clients", 4, "--set", "batch=4")
 
@@ -83,17 +86,44 @@ def test_a_grid_that_ends_early_says_so_and_one_that_cannot_write_its_record_goe
     assert found["ends"] == {}
 
 
-def test_a_record_that_is_being_written_or_is_none_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_record_that_is_being_written_is_read_as_far_as_it_goes_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    first = {"process": {}, "started": 1.0, "command": "", "runs": "", "points": [["fedavg", {}], ["fed3r", {}]]}
-    path.write_text(json.dumps(first) + '\n{"point": 1, "run": "aa"}\n{"point": 0, "ru')
-    found = read_record(path)
-    assert found is not None
-    assert list(found["ends"]) == [1]
-    for broken in ("", "[]", '{"points": 3}', "\x00", '{"points": [], "started": "x"}'):
-        path.write_text(broken)
-        assert read_record(path) is None
+    told = {"process": {}, "started": 1.0, "command": "", "runs": "", "points": [["fedavg", {}], ["fed3r", {}]]}
+    first = first_of({"kind": "record of a grid", "grid": "a"})
+    write_sealed_lines(path, [told, {"point": 1, "run": "aa"}], first)
+    whole = path.read_bytes()
+    for torn in (b"", b'{"point": 0, "ru'):
+        path.write_bytes(whole + torn)
+        found = read_record(path)
+        assert found is not None
+        assert list(found["ends"]) == [1]
+    for broken in (
+        b"",
+        whole[:40],
+        b"[]\n",
+        b"\x00\n",
+        whole.replace(b"fed3r", b"fed4r"),
+        whole[whole.index(b"\n") + 1 :],
+    ):
+        path.write_bytes(broken)
+        with pytest.raises(FedcacheError, match=r"a\.jsonl is damaged") as damaged:
+            read_record(path)
+        assert damaged.value.code is Exit.CORRUPT
+    (tmp_path / "b.jsonl").write_bytes(whole)  # the record of another grid
+    with pytest.raises(FedcacheError, match="line 1 does not follow"):
+        read_record(tmp_path / "b.jsonl")
     assert read_record(tmp_path / "none") is None
+
+
+def test_the_page_of_grids_names_a_damaged_record_and_how_to_remove_it(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir()
+    path = tmp_path / FOLDER / "a.jsonl"
+    path.write_text('{"points": []}\n')
+    index = GridIndex(tmp_path / FOLDER, RunIndex(tmp_path / "runs"))
+    (line,) = index.lines()
+    assert line["state"] == "damaged"
+    assert f"rm {path}" in line["problem"]
+    assert index.grid("a") == line
 
 
 def test_a_process_is_told_from_a_later_one_with_its_number() -> None:

@@ -23,6 +23,7 @@ from fedcache.grids.record import FOLDER
 from fedcache.grids.sampling import Sampling
 from fedcache.grids.search_space import Range, SearchPlan, search_of
 from fedcache.store.lock import this_process
+from fedcache.store.sealed_lines import first_of, read_sealed_lines, write_sealed_lines
 from fedcache.ui.grids import GridIndex
 from fedcache.ui.run_index import RunIndex
 
@@ -189,8 +190,8 @@ def test_a_killed_search_goes_on_with_the_same_trials(tmp_path: Path, own_home: 
     killed = start(*words, home=own_home)
     began = time.monotonic()
     while time.monotonic() - began < 120:
-        found = list((own_home / "runs").glob("search-*/study.journal"))
-        if found and found[0].read_text().count("\n") >= 4:
+        found = list((own_home / "runs").glob("search-*/trials.jsonl"))
+        if found and found[0].read_text().count("\n") >= 2:
             break
         time.sleep(0.02)
     os.killpg(killed.pid, signal.SIGKILL)
@@ -218,7 +219,7 @@ def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(
     for one in pruned:
         path = Path(one["path"])
         assert one["round"] < one["rounds"] == 4
-        assert json.loads((path / "pruned.json").read_text())["round"] == one["round"]
+        assert json.loads((path / "pruned.json").read_text())["content"]["round"] == one["round"]
         assert not (path / "result.json").exists()
     paths = {p["path"] for p in done["points"]}
     assert paths.isdisjoint(one["path"] for one in pruned)
@@ -287,9 +288,9 @@ def test_a_search_is_shown_as_a_grid_of_its_trials_and_with_more_of_them_it_is_t
     assert ok(*shlex.split(line["command"])[1:]).data["reused"] == 3
     # While it is at work, trials that are still to be drawn count.
     (path,) = (own_home / FOLDER).iterdir()
-    first, *rest = path.read_text().splitlines()
-    told = {**json.loads(first), "process": this_process()}
-    path.write_text("\n".join([json.dumps(told), *rest[:2]]) + "\n")
+    sealed_for = first_of({"kind": "record of a grid", "grid": path.stem})
+    first, *rest = read_sealed_lines(path, sealed_for)
+    write_sealed_lines(path, [{**first, "process": this_process()}, *rest[:2]], sealed_for)
     line, shown = trials_shown(own_home)
     assert (line["state"], line["of"], line["done"], len(shown)) == ("running", 3, 1, 1)
     assert line["share"] == pytest.approx(1 / 3)
@@ -306,6 +307,51 @@ def test_a_study_of_other_rows_is_not_gone_on_with(tmp_path: Path) -> None:
     assert done.data["search"]["study"] == first["search"]["study"]
     assert points(done.data) != points(first)
     assert done.data["reused"] <= 1  # the first trial, which was read to be compared
+
+
+def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_to_do(
+    tmp_path: Path, own_home: Path
+) -> None:
+    ingested(tmp_path)
+    first = ok(*SEARCH, "--trials", 3).data
+    (trials,) = (own_home / "runs").glob("search-*/trials.jsonl")
+    whole = trials.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for torn in (whole[:-1], whole[:-20], whole[:-200]):
+        trials.write_bytes(torn)
+        again = ok(*SEARCH, "--trials", 3).data
+        assert (points(again), again["reused"]) == (points(first), 3)
+        assert trials.read_bytes().count(b"\n") == 3
+    damaged = (
+        whole.replace(b"batch", b"match", 1),
+        lines[0] + lines[2],
+        b"\xff" + whole,
+        b"{}\n" + whole,
+        whole[:50] + b"\x00" + whole[51:],
+    )
+    for raw in damaged:
+        trials.write_bytes(raw)
+        refused = fedcache(*SEARCH, "--trials", 3, "--json")
+        assert refused.code == 5, refused.err
+        assert "Remove it and run the same command again" in refused.envelope["error"]["hint"]
+    assert ok(*SEARCH, "--trials", 3, "--fresh").data["search"]["finished"] == 3
+    trials.unlink()
+    assert points(ok(*SEARCH, "--trials", 3).data) == points(first)
+
+
+def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read(tmp_path: Path, own_home: Path) -> None:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    ingested(tmp_path)
+    first = ok(*SEARCH, "--trials", 2).data
+    journal = Path(first["search"]["study"])
+    journal.write_bytes(b"\xff damaged")
+    more = ok(*SEARCH, "--trials", 3).data
+    assert points(more)[:2] == points(first)
+    study = optuna.load_study(study_name="fedcache", storage=JournalStorage(JournalFileBackend(str(journal))))
+    assert [t.value for t in study.trials] == [pytest.approx(value) for _, value in points(more)]
 
 
 def test_python_searches_too(tmp_path: Path) -> None:

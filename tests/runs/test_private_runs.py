@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.process import Stop
 from fedcache.runs.directory import rounds_of
 from fedcache.runs.loop import train
-from fedcache.runs.privacy_ledger import Release, read_releases, record_release
+from fedcache.runs.privacy_ledger import Release, read_releases, record_release, totals_of_datasets
 
 TRAIN = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 10, "--rounds", 4, "--participation", 0.5,
          "--dp-clip", 1)  # fmt: skip
@@ -150,8 +151,87 @@ def test_epsilon_composes_over_seeds_points_and_repeats() -> None:
     (total,) = ok("ls", "--privacy").data["entries"]
     assert (total["releases"], total["runs"], total["rounds"]) == (11, 4, 44)
     assert total["epsilon_pld"] == pytest.approx(after(44))
+    assert [t["epsilon_pld"] for t in ok("ls", "--privacy").data["datasets"]] == [total["epsilon_pld"]]
     ok(*REAL, "--clients", 5)  # other clients: a partition of its own
-    assert [e["releases"] for e in ok("ls", "--privacy").data["entries"]] == [11, 1]
+    both = ok("ls", "--privacy").data
+    assert [e["releases"] for e in both["entries"]] == [11, 1]
+    (of_rows,) = both["datasets"]
+    assert (of_rows["partitions"], of_rows["releases"], of_rows["rounds"]) == (2, 12, 48)
+    share = both["releases"][-1]["share"]
+    assert of_rows["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 44), (2.0, share, 4)))
+
+
+def composed(*spent: tuple[float, float, int]) -> float:
+    """Epsilon of (noise, share, rounds) together for delta 1e-5, by dp-accounting alone."""
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    for noise, share, rounds in spent:
+        accountant.compose(PoissonSampledDpEvent(share, GaussianDpEvent(noise)), rounds)
+    return float(accountant.get_epsilon(1e-5))
+
+
+@pytest.mark.usefixtures("store")
+def test_the_epsilon_of_a_grid_covers_the_model_that_is_trained_again() -> None:
+    words = ("grid", *REAL[1:], "--validation", 0.25, "--sweep", "lr=0.1,0.01", "--seeds", "0,1", "--retrain")
+    done = ok(*words).data
+    (spent,) = done["privacy"]
+    assert (spent["points"], spent["retrained"], spent["seeds"], spent["unit"]) == (2, 1, 6, "client")
+    # Two points and one retrained model, of two seeds with four rounds each: 3 * 2 * 4 rounds.
+    assert spent["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 24)))
+    assert f"epsilon {spent['epsilon_pld']:.3g}" in fedcache(*words).out
+    (of_rows,) = ok("ls", "--privacy").data["datasets"]
+    assert (of_rows["partitions"], of_rows["releases"]) == (2, 6)
+    assert of_rows["epsilon_pld"] == spent["epsilon_pld"]
+    assert "all 2" in fedcache("ls", "--privacy").out
+
+
+@pytest.mark.usefixtures("store")
+def test_the_epsilon_of_a_grid_over_partitions_is_told_for_a_row() -> None:
+    done = ok("grid", *REAL[1:], "--scheme", "dirichlet", "--sweep", "alpha=1,10", "--clients", 10).data
+    (spent,) = done["privacy"]
+    assert (spent["points"], spent["unit"]) == (2, "row")
+    assert spent["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 8)))
+
+
+@pytest.mark.usefixtures("store")
+def test_the_epsilon_of_a_grid_covers_points_without_a_result() -> None:
+    words = ("grid", *REAL[1:], "--sweep", "lr=0.1,0.01", "--exact")
+    paths = [point["path"] for point in ok(*words).data["points"]]
+    (Path(paths[1]) / "rounds.jsonl").write_text("damaged")
+    done = fedcache(*words, "--json")
+    assert done.code == Exit.CORRUPT
+    (spent,) = done.envelope["data"]["privacy"]
+    assert spent["points"] == 2
+    assert spent["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 8)))
+
+
+@pytest.mark.usefixtures("store")
+def test_the_epsilon_of_a_search_covers_pruned_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    optuna = pytest.importorskip("optuna")
+    asked = []
+    # Noise decides what a pruner does: the second trial is stopped after its first round, whatever it scored.
+    monkeypatch.setattr(optuna.trial.Trial, "should_prune", lambda trial: asked.append(trial) or len(asked) == 4)
+    words = ("grid", *REAL[1:], "--validation", 0.25, "--sweep", "lr=0.1,0.01,0.001", "--sampler", "optuna",
+             "--trials", 3, "--pruner", "median", "--eval-every", 1)  # fmt: skip
+    for _ in ("made", "read again"):
+        done = ok(*words).data
+        assert (len(done["points"]), len(done["pruned"])) == (2, 1)
+        (spent,) = done["privacy"]
+        assert spent["points"] == 3
+        assert spent["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 12)))
+
+
+def test_releases_of_one_dataset_are_added_up_by_its_name_and_by_its_content() -> None:
+    pytest.importorskip("dp_accounting")
+    grown = replace(RELEASE, dataset_digest="grown", partition="q", time=1.0)
+    renamed = replace(RELEASE, dataset="copy", dataset_digest="grown", partition="r", time=2.0)
+    other = replace(RELEASE, dataset="other", dataset_digest="o", time=3.0)
+    rows, apart = totals_of_datasets([RELEASE, grown, other, renamed])
+    assert (rows.dataset, rows.partitions, rows.releases) == ("rows, copy", 3, 3)
+    assert rows.epsilon_pld == pytest.approx(composed((2.0, 0.5, 12)))
+    assert (apart.dataset, apart.releases) == ("other", 1)
 
 
 @pytest.mark.usefixtures("store")

@@ -278,7 +278,7 @@ def test_what_is_not_installed_is_refused_before_any_work(
 def test_several_trackers_are_asked_for_at_once_and_none_twice(tmp_path: Path) -> None:
     place = tmp_path / "place"
     with choose.tracking([f"wandb:{place}", f"tensorboard:{place}"], Home(tmp_path), None, None) as hooks:
-        assert [type(hook).__name__ for hook in hooks] == ["WandB", "TensorBoard"]
+        assert [type(hook.tracker).__name__ for hook in hooks] == ["WandB", "TensorBoard"]
     twice = [f"wandb:{place}", "wandb"]
     with pytest.raises(fc.FedcacheError, match="twice"), choose.tracking(twice, Home(tmp_path), None, None):
         pass

@@ -19,6 +19,7 @@ from fedcache.runs.directory import WRITTEN, read_result, write_result
 from fedcache.runs.running import LOCK, running
 from fedcache.store.lock import this_process
 from fedcache.store.sealed import write_sealed
+from fedcache.store.sealed_lines import first_of, read_sealed_lines, write_sealed_lines
 from fedcache.ui import run_index
 
 IID = ("--scheme", "iid", "--clients", 4)
@@ -152,9 +153,9 @@ def test_a_grid_has_its_points_and_the_highest(client: Client) -> None:
 def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(client: Client, run: Path, own_home: Path) -> None:
     (line,) = client.changes()["grids"]
     path = own_home / "grids" / f"{line['name']}.jsonl"
-    first, one, *_ = path.read_text().splitlines()
-    told = {**json.loads(first), "process": this_process(), "started": time.time() - 5}
-    path.write_text(json.dumps(told) + "\n" + one + "\n")
+    sealed_for = first_of({"kind": "record of a grid", "grid": path.stem})
+    first, one, *_ = read_sealed_lines(path, sealed_for)
+    write_sealed_lines(path, [{**first, "process": this_process(), "started": time.time() - 5}, one], sealed_for)
     other = next(p for p in client.ask(f"/api/grid/{line['name']}").data["points"] if p["run"] is None)
     assert other["state"] == "waiting"
     ended = [r for r in client.changes()["runs"] if r["method"] == "fedprox"]
@@ -333,3 +334,35 @@ def test_a_look_at_ten_thousand_runs_asks_for_a_share_of_their_times_and_reads_n
         if not part["more"]:
             break
     assert len(seen) == count
+
+
+def test_a_request_for_no_path_is_refused_like_any_other(client: Client) -> None:
+    answer = client.ask("*", token="", method="OPTIONS")  # what `OPTIONS *` of HTTP/1.1 asks
+    assert answer.code == 403
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes on this system")
+@pytest.mark.timeout(60)  # a page that opens a pipe waits for ever
+def test_a_pipe_in_the_place_of_any_file_hides_and_hinders_nothing(client: Client, run: Path, own_home: Path) -> None:
+    names = ["result.json", "config.toml", "measured.json", "rounds.jsonl", "files.json", "tags.json", "pruned.json",
+             "running.lock", "clients.parquet", "test-rows.npz", "seed-0.json", "checkpoint-0.safetensors",
+             "states-0.table", "partition-0.partition", "models/models.json", "models/seed-0.safetensors"]  # fmt: skip
+    for number, name in enumerate(names):  # runs that are whole but for one file
+        copy = run.with_name(f"{number:016x}")
+        shutil.copytree(run, copy)
+        place = copy / name
+        place.parent.mkdir(exist_ok=True)
+        place.unlink(missing_ok=True)
+        os.mkfifo(place)
+        if name.startswith(("seed", "checkpoint", "running")):  # which an unfinished run has
+            (copy / "result.json").unlink(missing_ok=True)
+    os.mkfifo(run.with_name("pipe"))
+    (own_home / "grids").mkdir(exist_ok=True)
+    os.mkfifo(own_home / "grids" / "pipe.jsonl")
+    for _ in range(3):
+        changes = client.ask("/api/changes?since=0")
+        assert changes.code == 200
+    found = {r["name"] for r in changes.data["runs"]}
+    assert run.name in found
+    for number in range(len(names)):
+        assert client.ask(f"/api/run/{number:016x}").code in (200, 404)

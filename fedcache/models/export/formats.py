@@ -23,7 +23,7 @@ from fedcache.models.collect import owned
 from fedcache.models.export.linear_head import LinearHead, estimator, linear_head
 from fedcache.models.export.program import AnswerGap, ModelProgram, quiet_export
 from fedcache.models.predictor import Predictor
-from fedcache.store.files import write_atomic
+from fedcache.store.outputs import write_output
 
 FORMATS = {"folder": "", "onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors", "sklearn": ".joblib"}
 """Name of a format -> how its file ends."""
@@ -154,9 +154,9 @@ def write_folder(out: Path, parts: Parts) -> dict[str, Any]:
     )
     write_torch(out / "model.pt2", parts)
     write_head(out / "head.safetensors", parts)
-    write_atomic(out / "model.json", (json.dumps(parts.facts, indent=1, ensure_ascii=False) + "\n").encode())
-    write_atomic(out / "predict.py", script.encode())
-    write_atomic(out / "README.md", readme.encode())
+    write_output(out / "model.json", (json.dumps(parts.facts, indent=1, ensure_ascii=False) + "\n").encode())
+    write_output(out / "predict.py", script.encode())
+    write_output(out / "README.md", readme.encode())
     return said_of(parts, parts.program.difference)
 
 
@@ -167,7 +167,7 @@ def write_torch(out: Path, parts: Parts) -> dict[str, Any]:
     extra = {"model.json": json.dumps(parts.facts, ensure_ascii=False), "README.md": parts.card}
     with quiet_export():
         torch.export.save(parts.program.exported, held, extra_files=extra)
-    write_atomic(out, held.getbuffer())
+    write_output(out, held.getbuffer())
     return said_of(parts, parts.program.difference)
 
 
@@ -207,7 +207,7 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
             f" from torch's, expected at most {most.scores:.1g} and {most.probabilities:.1g}; nothing is written.",
             "fedcache export-model RUN -o model.pt2",
         )
-    write_atomic(out, raw)
+    write_output(out, raw)
     return said_of(parts, gap)
 
 
@@ -253,7 +253,7 @@ def write_head(out: Path, parts: Parts) -> dict[str, Any]:
         tensors["linear/weight"] = torch.from_numpy(head.coef).float()
         tensors["linear/bias"] = torch.from_numpy(head.intercept).float()
     whole = owned(tensors)
-    write_atomic(out, save(whole, parts.metadata))
+    write_output(out, save(whole, parts.metadata))
     return {"tensors": {k: list(t.shape) for k, t in whole.items()}, "linear": head is not None}
 
 
@@ -264,7 +264,7 @@ def write_sklearn(out: Path, parts: Parts) -> dict[str, Any]:
     made.fedcache_ = parts.metadata
     held = io.BytesIO()
     joblib.dump(made, held)
-    write_atomic(out, held.getbuffer())
+    write_output(out, held.getbuffer())
     return {"features": sum(parts.predictor.members[0].facts.widths), "centred": head.centred}
 
 

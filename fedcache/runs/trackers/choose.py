@@ -11,26 +11,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
 
 from fedcache.config import Home, refuse_remote
 from fedcache.errors import MachineError, UsageError, unknown
 from fedcache.plugins import KINDS, Plugin, find, offer, plugins
-from fedcache.progress import Observer, Round
+from fedcache.progress import Observer
+from fedcache.runs.trackers.held_back import HeldBack, Tracker
 from fedcache.runs.trackers.mlflow import MLflow
 from fedcache.runs.trackers.tensorboard import TensorBoard
 from fedcache.runs.trackers.trackio import Trackio
 from fedcache.runs.trackers.wandb import WandB
-
-
-class Tracker(Protocol):
-    """A hook on the result stream that has something to close; it may also have ``ended(path, result)``."""
-
-    def __call__(self, round_: Round) -> None:
-        """Write one round."""
-
-    def close(self) -> None:
-        """Nothing more comes."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +120,7 @@ def tracking(
     asked = [specs] if isinstance(specs, str) else list(specs or ())
     if len({spec.partition(":")[0] for spec in asked}) < len(asked):
         raise UsageError(f"--track names a tracker twice: {', '.join(asked)}.", "Leave one of them out.")
-    made = [(spec, tracker(spec, runs or home.runs)) for spec in asked]
+    made = [(spec, HeldBack(tracker(spec, runs or home.runs))) for spec in asked]
     with ExitStack() as opened:
         for spec, one in made:
             opened.callback(_close, spec, one, runs or home.runs, observer)

@@ -113,11 +113,14 @@ class MLflowRun:
     def __init__(self, client: MlflowClient, run: str, told: set[int]) -> None:
         self._client, self._run, self._told = client, run, told
         self._gathered: list[Any] = []
+        self._moment: int | None = None  # of all figures of a private run, in milliseconds
         self._written, self._last, self._live = time.monotonic(), 0, not told
 
     def write(self, round_: Round) -> None:
         """Gather the figures of a round, and write what is gathered when it is time."""
         self._last = round_.round
+        if round_.secret_times and self._moment is None:
+            self._moment = int(1000 * time.time())
         if round_.round in self._told:
             return
         if not self._live:  # it was closed before
@@ -140,7 +143,7 @@ class MLflowRun:
     def _gather(self, figures: Figures) -> None:
         from mlflow.entities import Metric
 
-        now = int(1000 * time.time())
+        now = self._moment or int(1000 * time.time())
         self._gathered += [Metric(name, value, now, self._last) for name, value in figures.items()]
 
     def _flush(self) -> None:

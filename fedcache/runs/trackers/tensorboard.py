@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ class EventFile:
 
     def __init__(self, writer: SummaryWriter, first: Round) -> None:
         self._writer, self._last = writer, first
+        self._moment = time.time() if first.secret_times else None  # of all events of a private run
         rows = "\n".join(f"| {k} | {str(v).replace('|', '/')} |" for k, v in parameters_of(first).items())
         writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}")
 
@@ -49,7 +51,7 @@ class EventFile:
         """One point of every scalar; the last round is given with the hyperparameters."""
         self._last = round_
         for name, value in metrics_of(round_).items():
-            self._writer.add_scalar(name, value, round_.round)
+            self._writer.add_scalar(name, value, round_.round, walltime=self._moment)
         if round_.round == round_.rounds and round_.accuracy is not None:
             given = {"method": round_.method, **round_.settings}
             plain = {k: v if isinstance(v, bool | int | float) else str(v) for k, v in given.items()}
@@ -58,5 +60,5 @@ class EventFile:
     def end(self, figures: Figures | None) -> None:
         """The final figures, at the last round."""
         for name, value in (figures or {}).items():
-            self._writer.add_scalar(name, value, self._last.round)
+            self._writer.add_scalar(name, value, self._last.round, walltime=self._moment)
         self._writer.close()

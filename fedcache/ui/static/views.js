@@ -188,8 +188,8 @@ export const gridsPage = (s) => [h("h1", {}, "Grids"), s.grids.length
     h("thead", {}, h("tr", {}, ["grid", "points", "highest %", "begun", "state"].map((w, i) =>
       h("th", { scope: "col", class: [i === 2 && "num", i === 3 && "wide"].filter(Boolean).join(" ") || null }, w)))),
     h("tbody", {}, s.grids.map((g) => h("tr", {},
-      h("th", { scope: "row" }, link(`grid/${g.name}`, g.methods.join(", ")), h("span", { class: "note" }, g.keys.length ? ` over ${g.keys.join(", ")}` : "")),
-      h("td", {}, `${g.done} of ${g.of}`, bar(g.share * g.of, g.of, "Points")), h("td", { class: "num" }, g.best ? percent(g.best.choice) : ""),
+      h("th", { scope: "row" }, link(`grid/${g.name}`, g.methods.join(", ") || g.name), h("span", { class: "note" }, g.keys.length ? ` over ${g.keys.join(", ")}` : "")),
+      g.state === "damaged" ? h("td", {}) : h("td", {}, `${g.done} of ${g.of}`, bar(g.share * g.of, g.of, "Points")), h("td", { class: "num" }, g.best ? percent(g.best.choice) : ""),
       h("td", { class: "wide" }, ago(g.started, s.now)), h("td", {}, tag(g.state)))))))
   : command("fedcache grid --method fedavg,fed3r --sweep lr=0.1,0.01", "There is no grid yet")];
 

@@ -1,0 +1,60 @@
+"""Many starts of one private run at once, some killed: one result, one entry of each seed in the ledger, no damage."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command import environment, ok
+from private_starts import CONFIG, held_owner, home, ingested, started, until_all_wait
+
+from fedcache.config import Home
+from fedcache.runs.loop import train
+from fedcache.runs.privacy_ledger import read_releases
+
+
+@pytest.fixture(autouse=True)
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    pytest.importorskip("dp_accounting")
+    return once(ingested)
+
+
+def test_eight_starts_of_a_private_run_at_once_give_one_result(tmp_path: Path) -> None:
+    starts = [started(tmp_path) for _ in range(8)]
+    told = [one.communicate(timeout=600) for one in starts]
+    assert told[0][0], told
+    assert [out for out, _ in told] == 8 * [told[0][0]], told
+    assert sorted(r.seed for r in read_releases(home() / "privacy.jsonl")) == [0, 1]
+    assert train(CONFIG, Home(home())).reused
+
+
+def test_a_killed_owner_of_a_private_run_is_succeeded_by_one_that_waits(tmp_path: Path) -> None:
+    owner = held_owner(tmp_path, 2)
+    others = [started(tmp_path) for _ in range(3)]
+    until_all_wait(tmp_path, others)
+    owner.kill()
+    (tmp_path / "go").touch()
+    told = [one.communicate(timeout=600) for one in others]
+    owner.communicate()
+    assert told[0][0], told
+    assert [out for out, _ in told] == 3 * [told[0][0]], told
+    assert sorted(r.seed for r in read_releases(home() / "privacy.jsonl")) == [0, 1]
+    assert train(CONFIG, Home(home())).reused
+
+
+def test_a_private_grid_whose_points_are_trained_elsewhere_returns_their_results(tmp_path: Path) -> None:
+    words = ("grid", "--method", "fedavg", "--sweep", "lr=0.1,0.01", "--rounds", 3, "--participation", 0.5,
+             "--dp-clip", 1, "--dp-noise", 2, "--dp-allow", "evaluation")  # fmt: skip
+    both = [
+        subprocess.Popen([sys.executable, "-m", "fedcache", *map(str, words), "--json"], env=environment(home()),
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]  # fmt: skip
+    told = [one.communicate(timeout=600) for one in both]
+    assert [one.returncode for one in both] == [0, 0], told
+    done = ok(*words).data
+    assert all(point["reused"] for point in done["points"])
+    assert len(read_releases(home() / "privacy.jsonl")) == 2

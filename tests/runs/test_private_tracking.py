@@ -1,0 +1,109 @@
+"""Trackers of private runs: no library learns when a round ended, unless who took part is told anyway."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from private_starts import CONFIG, ingested
+
+from fedcache.config import Home, TrainConfig
+from fedcache.process import Stop
+from fedcache.progress import Round
+from fedcache.runs.loop import train
+from fedcache.runs.trackers import choose
+from fedcache.runs.trackers.seeds import Figures, SeedTracker
+
+ROUNDS = [(seed, round_) for seed in (0, 1) for round_ in range(1, 5)]
+
+
+@pytest.fixture(autouse=True)
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    pytest.importorskip("dp_accounting")
+    return once(ingested)
+
+
+class Record:
+    """What a tracking library is given, in the order in which it is given it, between the rounds as they end."""
+
+    def __init__(self) -> None:
+        self.order: list[tuple[str, int, int]] = []
+
+    def trained(self, round_: Round) -> None:
+        self.order.append(("trained", round_.seed, round_.round))
+
+    def begin(self, first: Round) -> Record:
+        return self
+
+    def write(self, round_: Round) -> None:
+        self.order.append(("tracked", round_.seed, round_.round))
+
+    def end(self, figures: Figures | None) -> None:
+        pass
+
+
+def tracked(name: str, config: TrainConfig, monkeypatch: pytest.MonkeyPatch, stop_after: int = 99) -> list[str]:
+    """Which of ``trained`` and ``tracked`` happened, in order, with a library whose runs are a ``Record``."""
+    record, stop = Record(), Stop()
+    kind = type(choose.tracker(f"{name}:there", Path()))
+    assert issubclass(kind, SeedTracker)
+    monkeypatch.setattr(kind, "begin", lambda self, first: record.begin(first))
+
+    def trained(round_: Round) -> None:
+        record.trained(round_)
+        if len(record.order) == stop_after:
+            stop.ask()
+
+    home = Home(Path(os.environ["FEDCACHE_HOME"]))
+    with choose.tracking(f"{name}:there", home, None, None) as hooks:
+        try:
+            train(config, home, hooks=[trained, *hooks], stop=stop, fresh=True)
+        except BaseException:
+            assert stop.requested
+    assert [(s, r) for what, s, r in record.order if what == "tracked"] == ROUNDS[: min(len(ROUNDS), stop_after)]
+    return [what for what, *_ in record.order]
+
+
+@pytest.mark.parametrize("name", choose.TRACKERS)
+def test_a_tracker_is_told_of_a_private_run_when_all_its_rounds_have_ended(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(name)
+    order = tracked(name, CONFIG, monkeypatch)
+    assert order == 8 * ["trained"] + 8 * ["tracked"]
+
+
+@pytest.mark.parametrize("name", ["tensorboard"])
+def test_a_private_run_that_is_stopped_is_tracked_when_it_stops(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(name)
+    assert tracked(name, CONFIG, monkeypatch, stop_after=3) == 3 * ["trained"] + 3 * ["tracked"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param({"dp_allow": "evaluation,participants"}, id="participants are allowed"),
+        pytest.param({"dp_seed": 0, "dp_allow": None}, id="a simulation"),
+        pytest.param({"dp_clip": None, "dp_noise": None, "dp_allow": None}, id="no noise"),
+    ],
+)
+def test_other_runs_are_tracked_round_by_round(config: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    from dataclasses import replace
+
+    assert tracked("tensorboard", replace(CONFIG, **config), monkeypatch) == 8 * ["trained", "tracked"]
+
+
+def test_all_events_of_a_private_run_in_tensorboard_have_one_time(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    home = Home(Path(os.environ["FEDCACHE_HOME"]))
+    with choose.tracking(f"tensorboard:{tmp_path / 'boards'}", home, None, None) as hooks:
+        run = train(CONFIG, home, hooks=hooks)
+    for seed in (0, 1):
+        read = EventAccumulator(str(tmp_path / "boards" / run.path.name / f"seed-{seed}"))
+        read.Reload()
+        assert len({e.wall_time for name in ("accuracy", "bytes/up") for e in read.Scalars(name)}) == 1

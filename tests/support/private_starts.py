@@ -1,0 +1,82 @@
+"""A private run in processes of their own, which say when they wait and can be held in a round."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from command import environment, ok
+
+from fedcache.config import TrainConfig
+
+CONFIG = TrainConfig(method="fedavg", rounds=4, participation="0.5", seeds="0,1", dp_clip=1.0, dp_noise=2.0,
+                     dp_allow="evaluation", eval_every=1)  # fmt: skip
+
+TRAINED = f"""
+import os, sys, time
+from pathlib import Path
+from fedcache.config import Home, TrainConfig
+from fedcache.progress import Silent
+from fedcache.runs.loop import train
+
+pause, folder = sys.argv[1], Path(sys.argv[2])
+
+class Told(Silent):
+    def note(self, text):
+        if "Waiting for it to end" in text:
+            (folder / f"waiting-{{os.getpid()}}").touch()
+
+def hold(told):
+    if pause and told.round == int(pause) and told.seed == 0 and not told.stored:
+        (folder / "paused").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.01)
+
+run = train({CONFIG!r}, Home(Path(os.environ["FEDCACHE_HOME"])), observer=Told(), hooks=[hold])
+print(run.result["confusion"], run.result["accuracy"]["per_seed"], run.result["files"]["rounds.jsonl"])
+"""
+
+
+def ingested(place: Path) -> Path:
+    y = np.tile(np.arange(5), 40)
+    x = (np.random.default_rng(0).normal(size=(200, 8)) + 2 * np.eye(5, 8)[y]).astype(np.float32)
+    np.savez(place / "rows.npz", features=x, labels=y, split=(np.arange(200) % 4 == 0).astype(int))
+    return Path(ok("ingest", place / "rows.npz", "--name", "rows").data["path"])
+
+
+def home() -> Path:
+    return Path(os.environ["FEDCACHE_HOME"])
+
+
+def started(folder: Path, pause: str = "") -> subprocess.Popen[str]:
+    """The run in a process of its own; it stops inside the hook of round ``pause`` until ``go`` exists."""
+    return subprocess.Popen(
+        [sys.executable, "-c", TRAINED, pause, folder],
+        env=environment(home()),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def until(reached: Callable[[], bool]) -> None:
+    """Wait until something has happened; the test's own time limit ends it."""
+    while not reached():
+        time.sleep(0.01)
+
+
+def held_owner(folder: Path, round_: int) -> subprocess.Popen[str]:
+    """A process that trains the run and is held in the hook of a round."""
+    owner = started(folder, str(round_))
+    until(lambda: (folder / "paused").exists() or owner.poll() is not None)
+    return owner
+
+
+def until_all_wait(folder: Path, others: Sequence[subprocess.Popen[str]]) -> None:
+    """Each of the others has said that it waits, or has ended instead."""
+    until(lambda: all((folder / f"waiting-{one.pid}").exists() or one.poll() is not None for one in others))
