@@ -73,9 +73,15 @@ def covariance(up: Tree, cov: str) -> torch.Tensor:
     return (G - between.mT @ between) / free
 
 
+def moments(up: Tree) -> torch.Tensor:
+    """Mean squares of the features, [D]: Sigma is what remains of them without the means."""
+    squares = unpack(up["gram"], up["class_sum"].shape[-1]).diagonal()
+    return squares / up["count"].sum()
+
+
 def prepare(up: Tree, ctx: Ctx) -> Tree:
     """The eigenvalues of Sigma, which serve every shrinkage."""
-    return {**up, **spectrum(covariance(up, str(ctx.hp["cov"])), means(up).mT)}
+    return {**up, **spectrum(covariance(up, str(ctx.hp["cov"])), means(up).mT, moments(up))}
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -85,7 +91,10 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     automatic = 1e-3 * float(sigma.trace()) / sigma.shape[0]
     gamma = automatic if ctx.hp["gamma_shrink"] is None else float(ctx.number("gamma_shrink"))
     name = "gamma_shrink"
-    W = (solve_spectrum(up, gamma, switch=name) if known else solve(sigma, mean.mT, gamma, switch=name)).mT
+    if known:
+        W = solve_spectrum(up, gamma, switch=name).mT
+    else:
+        W = solve(sigma, mean.mT, gamma, size=moments(up), switch=name).mT
     b = (n / n.sum()).log() - 0.5 * (W * mean).sum(-1)
     b = torch.where(n > 0, b, b.new_full((), MASKED))
     return {"W": W.contiguous().to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
