@@ -98,7 +98,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("factory", "source"), [("bag", Texts()), ("spectrum", Numbers())])
 def test_processes_that_read_before_a_model_give_what_one_process_gives(own, factory, source):
     row = lookup(f"{own}:{factory}")

@@ -103,7 +103,7 @@ def test_personal_models_of_several_clients_at_once_are_each_ones_own(bias):
 
 
 @given(st.integers(0, 99), st.integers(1, 20))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_random_features_are_one_draw_for_all_clients(seed, m):
     out = go("fed3r", {"rff_dim": 30, "lam": 0.1}, DATA, parts(seed, m), seed=seed, **EVERYONE)
     ctx = lanes("fed3r", {"rff_dim": 30, "rff_sigma": 1.0})
@@ -166,7 +166,7 @@ def test_the_prior_is_where_nothing_is_known_and_forgotten_where_all_is():  # T-
 
 
 @given(st.integers(0, 99), st.integers(1, 20))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_the_prior_solves_its_least_squares_whatever_the_partition(seed, m):
     # |kappa Y - Z W|^2 + lam |W - W0|^2 as an ordinary least squares of stacked rows.
     out = go("fed3r-prior", {"lam": 4.0, "kappa": 0.7}, DATA, parts(seed, m), **EVERYONE)
