@@ -31,7 +31,8 @@ from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, Uploads, UploadTensor, affine
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedcgs import means
-from fedcache.federate.methods.fedncm import add_up, class_sums
+from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked
+from fedcache.heads.linear import head_around
 from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import factored, gram, pack, unpack, unpack_triangle
 
@@ -155,9 +156,10 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         weighted = mean * n.sqrt().unsqueeze(-1)
         squares = unpack(up["gram"], mean.shape[-1])
         S = shrunk(pooled(up, squares, weighted.mT @ weighted), float(ctx.number("shrink")))
-        W = torch.cholesky_solve(mean.mT, regular_factor(S, squares.diagonal() / n.sum())).mT
-        made, b = {"W": W.contiguous()}, prior - 0.5 * (W * mean).sum(-1)
-    elif kind == "class_gram":
+        center, apart = around_mean(up["class_sum"], n)
+        W = torch.cholesky_solve(apart.mT, regular_factor(S, squares.diagonal() / n.sum())).mT
+        return masked(head_around(center, W, prior - 0.5 * (W * apart).sum(-1), ctx.env.dtype), n)
+    if kind == "class_gram":
         S = shrunk(class_covariances(up, mean), float(ctx.number("shrink")))
         squares = unpack(up["class_gram"], mean.shape[-1]).diagonal(dim1=-2, dim2=-1)
         factor = regular_factor(S, squares / n.clamp(min=1.0).unsqueeze(-1))
