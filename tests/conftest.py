@@ -16,9 +16,12 @@ from draws import FULL
 from fedcache.config import Home
 from fedcache.store.catalog import recall_last, remember_last
 
-# The short draw judges every change by the same examples; the full one draws new ones each night.
-hypothesis.settings.register_profile("short", derandomize=True, database=None)
-hypothesis.settings.register_profile("full", derandomize=False, print_blob=True)
+# The short draw repeats its examples as long as the test and the constants in the package's source stay the same:
+# Hypothesis also draws the constants that it finds there, so a changed constant changes the examples of every test.
+# What must always be tried is an @example. The full draw has new examples each night. No example has a time limit, as
+# another process may hold the processor.
+hypothesis.settings.register_profile("short", derandomize=True, database=None, deadline=None)
+hypothesis.settings.register_profile("full", derandomize=False, print_blob=True, deadline=None)
 hypothesis.settings.load_profile("full" if FULL else "short")
 
 

@@ -10,6 +10,9 @@ import warnings
 from typing import NamedTuple
 
 import numpy as np
+import torch
+
+from fedcache.heads.ridge import factored
 
 
 def scale_size(cov: str, width: int) -> int:
@@ -26,7 +29,11 @@ def factor_of(scale: np.ndarray, width: int) -> np.ndarray:
 
 def pack(cov: np.ndarray) -> np.ndarray:
     """The packed Cholesky factor of a covariance [D, D]; ``numpy.linalg.LinAlgError`` when it is singular."""
-    return np.asarray(np.linalg.cholesky(cov))[np.tril_indices(len(cov))]
+    factor, regular = factored(torch.from_numpy(cov))
+    if not regular:
+        raise np.linalg.LinAlgError("The covariance is singular.")
+    packed: np.ndarray = factor.numpy()[np.tril_indices(len(cov))]
+    return packed
 
 
 class Gaussians(NamedTuple):

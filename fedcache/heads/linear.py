@@ -122,3 +122,19 @@ def text_head(text: Tensor) -> Tree:
 def zero_head(classes: int, width: int, like: Tensor) -> Tree:
     """W = 0 [C, D] and b = 0 [C] with the dtype and device of ``like``."""
     return {"W": like.new_zeros(classes, width), "b": like.new_zeros(classes)}
+
+
+def head_around(center: Tensor, W: Tensor, b: Tensor, dtype: torch.dtype) -> Tree:
+    """Linear head of x, from one of x - center: scores (x - center) W' + b.
+
+    The bias is computed in float64 for the weights as they are rounded. So their rounding errors are multiplied by
+    x - center and not by x, which may be thousands of standard deviations from zero.
+
+    Args:
+        center: [D] in float64.
+        W: [C, D] in float64.
+        b: [C] in float64.
+        dtype: of the head.
+    """
+    rounded = W.to(dtype)
+    return {"W": rounded.contiguous(), "b": (b - rounded.double() @ center).to(dtype)}

@@ -50,7 +50,7 @@ def test_every_number_of_the_demo_is_a_stored_run(
             assert run["partition"].startswith(scheme)
             assert (run["method"], run["rounds"]) == (row["name"], 2 if row["name"] == "fedavg" else 1)
     assert fedavg["sends"] > zero_shot["sends"] == 0
-    assert 0 < fedavg["seconds"] < data["seconds"] < 600
+    assert 0 < fedavg["seconds"] < data["seconds"]
     commands = [line for line in done.err.splitlines() if line.startswith("$ ")]
     assert commands == [
         "$ fedcache partition --scheme iid --clients 3",

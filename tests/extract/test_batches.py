@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,11 +54,12 @@ def test_each_row_is_decoded_once_for_recipes_with_the_same_input() -> None:
     one, two = job(size=8).recipe, job(size=8, mean=(0.5, 0.5, 0.5)).recipe
     other = job(size=4, views=3).recipe
     assert input_key(one) == input_key(two) != input_key(other)
+    began = time.perf_counter()
     inputs, bad, seconds = decode_batch(Pictures(), range(1, 4), UID[1:4], [one, two, other], True)
     shapes = {input_key(one): (3, 1, 8, 8, 3), input_key(other): (3, 3, 4, 4, 3)}
     assert {key: values.shape for key, values in inputs.items()} == shapes
     assert bad == {2: "torn"}
-    assert 0 < seconds < 10
+    assert 0 < seconds <= time.perf_counter() - began
     assert all(not values[1].any() and values[0].any() and values[2].any() for values in inputs.values())
     assert np.array_equal(inputs[input_key(one)][0, 0], np.asarray(picture(1, 1, side=8)))
     blank, bad, _ = decode_batch(Pictures(), [2], UID[2:3], [other, job("pixels").recipe], True)
@@ -73,25 +75,26 @@ def test_a_batch_is_the_projection_of_its_pixels_and_bad_rows_are_nan() -> None:
     jobs = [job(size=8, views=2), job("pixels", "p")]
     runner = BatchRunner(jobs, Pictures(), UID, 10, SETTINGS)
     assert [list(runner.rows_of(b)) for b in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    began = time.perf_counter()
     made = runner.compute(0, ["a", "p"])
     assert (made.features["a"].shape, made.features["p"].shape) == ((4, 2, 4), (4, 1, 8, 8, 3))
     assert (made.features["a"].dtype, made.features["p"].dtype) == (np.float32, np.uint8)
     assert np.isnan(made.features["a"]).all((1, 2)).tolist() == [False, False, True, False]
     assert (made.bad, made.decoded) == ({2: "torn"}, 4)
     assert set(made.forward_seconds) == {"a", "p"}
-    assert all(0 <= s < 10 for s in made.forward_seconds.values())
+    assert 0 <= sum(made.forward_seconds.values()) <= time.perf_counter() - began
     # the last batch is filled up with its last row, so that two rows are as of a batch of four
     last = runner.compute(2, ["a"])
     import torch
 
     x = torch.from_numpy(np.stack([np.asarray(picture(r, r % 3, side=8)) for r in (8, 9, 9, 9)]))
     assert np.array_equal(last.features["a"][:, 0], runner.encoders["a"].image(x)[:2].numpy())
+    began = time.perf_counter()
     rates = runner.warm()
     assert set(rates) == {"a", "p"}
-    assert all(0 < s < 1 for s in rates.values())
+    assert all(0 < seconds <= time.perf_counter() - began for seconds in rates.values())
 
 
-@pytest.mark.timeout(60)
 def test_decoders_before_a_model_give_what_one_process_gives() -> None:
     alone = InProcess([job(size=8)], data(), SETTINGS)
     feeder = GpuFeeder([job(size=8)], data(), SETTINGS, 1, Stop())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import struct
 import threading
-import time
 import warnings
 import zlib
 
@@ -183,13 +182,12 @@ def test_a_file_above_the_byte_limit_is_bad():
 
 
 @pytest.mark.parametrize(("width", "height"), [(30_000, 30_000), (12_000, 12_000)])
-def test_a_pixel_bomb_is_refused_from_its_header(width, height):
+def test_a_pixel_bomb_is_refused_from_its_header(width, height, monkeypatch):
     raw = png_of_size(width, height)
     assert len(raw) < 300_000
-    started = time.process_time()
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", lambda _image: pytest.fail("the pixels were decoded"))
     with pytest.raises(BadImage, match="64,000,000"):
         decode(raw)
-    assert time.process_time() - started < 1  # decoding 900 million pixels takes longer
 
 
 def test_the_largest_image_allowed_is_decoded():
@@ -255,7 +253,7 @@ def test_arrays_of_another_kind_are_bad(array):
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_damage_anywhere_gives_an_image_or_a_reason_that_is_the_same_every_time(data):
     raw = bytearray(encoded(pixels(9), data.draw(st.sampled_from(["JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP"]))))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -294,12 +292,12 @@ def test_overlapping_threads_restore_the_filters_whichever_ends_first():
     def other():
         with quiet:
             inside.set()
-            leave.wait(10)
+            leave.wait(200)
 
     thread = threading.Thread(target=other)
     with quiet:
         thread.start()
-        assert inside.wait(10)
+        assert inside.wait(200)
     warnings.warn("still quiet: the other thread decodes", stacklevel=1)  # an error under this suite's filters
     leave.set()
     thread.join()
@@ -330,7 +328,7 @@ def test_size_zero_keeps_the_pixels_and_the_native_size_is_exact():
 
 
 @given(st.integers(1, 80), st.integers(1, 80), st.integers(8, 40), st.floats(0.1, 1.0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_allowed_image_becomes_the_square_asked_for(height, width, size, crop_pct):
     out = resize(Image.new("RGB", (width, height)), recipe(size=size, crop_pct=crop_pct))
     assert out.shape == (size, size, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,9 +52,10 @@ class Sums:
 
 
 def test_bad_texts_are_empty_and_bad_rows_zeros_with_their_reasons():
+    began = time.perf_counter()
     found, bad, seconds = read_items(Texts(), range(4), "texts")
     assert (found, bad) == (["row a", "row b", "", "row d"], {2: "there is no text"})
-    assert 0 <= seconds < 10
+    assert 0 <= seconds <= time.perf_counter() - began
     rows, bad, _ = read_items(Numbers(), range(2, 6), "rows")
     assert (rows.shape, rows.dtype, rows[:, 0].tolist()) == ((4, 64), np.float32, [2, 3, 0, 0])
     assert set(bad) == {4, 5}
@@ -98,7 +100,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("factory", "source"), [("bag", Texts()), ("spectrum", Numbers())])
 def test_processes_that_read_before_a_model_give_what_one_process_gives(own, factory, source):
     row = lookup(f"{own}:{factory}")

@@ -77,7 +77,7 @@ def test_jitter_leaves_a_fifth_of_the_views_alone():
 
 
 @given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_image_has_views_of_the_size_asked_for(height, width, v):
     image = Image.new("RGB", (width, height))
     assert view(image, RECIPE, UID, v).shape == (24, 24, 3)
@@ -85,7 +85,7 @@ def test_any_image_has_views_of_the_size_asked_for(height, width, v):
 
 
 @given(st.integers(2, 300), st.integers(2, 300), st.integers(0, 10_000))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_crop_lies_inside_and_keeps_half_the_area_unless_the_image_is_long(height, width, seed):
     left, top, right, bottom = crop_box((width, height), (0.5, 1.0), np.random.default_rng(seed))
     assert 0 <= left < right <= width

@@ -168,7 +168,7 @@ def test_equation_6_is_the_weighted_mean_over_the_number_of_owners():
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(0, 5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_class_means_are_means(labels, padding):
     y = torch.tensor(labels + [0] * padding)
     z, mask = draw(len(y), 2), torch.tensor([1.0] * len(labels) + [0.0] * padding, dtype=torch.float64)
@@ -253,7 +253,7 @@ def test_released_logits_bound_the_loss_from_below():
     st.lists(st.lists(st.floats(0, 1, width=16), min_size=4, max_size=4), min_size=1, max_size=20),
     st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.3]),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_synthetic_rows_fill_every_class_to_the_same_size(rows, gamma):
     # T-F3: m_k + n_k == round((1 + gamma) max m), n_k >= 0; gamma = 0 leaves the largest class alone.
     q = torch.tensor(rows, dtype=torch.float64)

@@ -19,6 +19,7 @@ from heard import Heard
 from pictures import folder
 from PIL import Image, ImageOps
 from scipy.special import log_softmax, logsumexp
+from tolerance import close
 
 import fedcache as fc
 from fedcache.federate.engine.evaluate import BLOCK
@@ -67,8 +68,8 @@ def test_many_rows_are_scored_in_blocks_and_each_as_if_alone(store: fc.Store, ru
     model, (X, _) = run.model(), store.Xy()
     many = np.resize(X, (BLOCK + 3, X.shape[1]))
     again = np.arange(len(many)) % len(X)
-    assert np.allclose(model.scores(many), model.scores(X)[again], rtol=1e-6, atol=1e-9)
-    assert np.allclose(model.embed(many), model.embed(X)[again], rtol=1e-6, atol=1e-9)
+    assert close(model.scores(many), model.scores(X)[again], X.shape[1])
+    assert close(model.embed(many), model.embed(X)[again], X.shape[1])
 
 
 def test_the_same_images_as_files_a_folder_pillow_images_and_arrays_have_the_same_classes(
@@ -152,9 +153,9 @@ def test_an_embedding_is_what_the_classifier_reads(store: fc.Store, run: fc.Run)
     z = model.embed(X)
     assert z.shape == X.shape
     W, b = (model.state[k].double().numpy() for k in ("server/W", "server/b"))
-    assert np.allclose(z @ W.T + b, model.scores(X), atol=1e-4)
+    assert close(z @ W.T + b, model.scores(X), X.shape[1])
     unit = X / np.linalg.norm(X, axis=1, keepdims=True)
-    assert np.allclose(z, unit if run.result["hyperparameters"]["feat_post"] != "none" else X, atol=1e-6)
+    assert close(z, unit if run.result["hyperparameters"]["feat_post"] != "none" else X, X.shape[1])
     X[0] = np.nan
     assert np.isnan(model.embed(X)[0]).all()
     assert model.predict(X)[0] is None

@@ -200,7 +200,7 @@ def test_a_constant_is_no_evidence_however_often_it_is_repeated() -> None:
     assert any("t1 and t0 not tested: neither of the two varies" in n for n in made.notes)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @pytest.mark.cases(30)
 @given(values=TABLES, seed=st.integers(0, 99), test=st.sampled_from(["wilcoxon", "ttest"]))
 def test_the_order_of_the_blocks_changes_nothing(values: np.ndarray, seed: int, test: str) -> None:
@@ -232,7 +232,7 @@ def test_two_values_that_are_repeated_for_every_seed_have_no_ranks_and_no_test()
         assert not any("No test of ranks" in note for note in found.notes)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @pytest.mark.cases(30)
 @given(values=TABLES, test=st.sampled_from(["wilcoxon", "ttest"]))
 def test_a_treatment_does_not_differ_from_itself(values: np.ndarray, test: str) -> None:
@@ -242,7 +242,7 @@ def test_a_treatment_does_not_differ_from_itself(values: np.ndarray, test: str) 
     assert ranking(np.stack([values[0]] * 3), 0.95).p == 1.0  # type: ignore[union-attr]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @pytest.mark.cases(50)
 @given(treatments=st.integers(2, 30), blocks=st.integers(2, 50), p=st.lists(st.floats(0.0, 1.0), max_size=8))
 def test_differences_grow_with_treatments_and_corrections_only_raise(

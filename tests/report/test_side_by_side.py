@@ -203,7 +203,7 @@ def fill_of(i):
     def fill(axes, marks):
         if os.getpid() == here:
             print("drawing", flush=True)
-            time.sleep(60)
+            time.sleep(280)
         axes.scatter(range(1500), range(1500))  # more than a pipe holds
     return fill
 here = os.getpid()
@@ -219,7 +219,7 @@ def test_what_draws_ends_when_the_command_is_killed() -> None:
     assert len(_of_session(command.pid)) == 3
     command.kill()
     command.wait()
-    until = time.monotonic() + 60
+    until = time.monotonic() + 200
     while _of_session(command.pid) and time.monotonic() < until:
         time.sleep(0.1)
     assert _of_session(command.pid) == []

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from command import fedcache, ok
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcache.errors import CorruptionError, Exit
@@ -64,7 +64,6 @@ def one_hot(guesses: np.ndarray) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 @given(scored(), st.booleans())
-@settings(deadline=None)
 def test_the_sums_over_rows_are_the_accuracies(made: tuple[np.ndarray, ClientTable, np.ndarray], one: bool) -> None:
     labels, table, guesses = made
     if one:

@@ -174,7 +174,7 @@ def test_the_place_and_the_hour_leave_no_trace(tmp_path: Path) -> None:
 
 
 @given(index=st.lists(st.integers(0, N - 1), max_size=60))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_gathered_rows_are_those_asked_for(tmp_path_factory: pytest.TempPathFactory, index: list[int]) -> None:
     path = tmp_path_factory.getbasetemp() / "gather.zarr"
     store = Store.open(path) if path.exists() else whole(path)
@@ -484,7 +484,7 @@ def test_shards_hold_the_parents_bytes(tmp_path: Path) -> None:
 
 
 @given(raw=st.one_of(st.binary(max_size=200), st.text(max_size=100).map(str.encode)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_hostile_manifests_and_journals_are_errors_of_ours(
     tmp_path_factory: pytest.TempPathFactory, raw: bytes
 ) -> None:
@@ -504,7 +504,7 @@ def test_hostile_manifests_and_journals_are_errors_of_ours(
 
 
 @given(data=JSON, key=st.sampled_from(["dataset", "rows", "classes", "samples", "arrays", "texts", "files", "format"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_manifests_of_the_wrong_types_are_errors_of_ours(
     tmp_path_factory: pytest.TempPathFactory, data: Any, key: str
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,9 +93,7 @@ def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store: Store,
     at = data.draw(st.sampled_from(paths_of(manifest)[1:]))
     try:
         file.write_bytes(to_signed(replaced(manifest, at, new)))
-        began = time.process_time()
         assert refusal(store.path) in (None, Exit.CORRUPT, Exit.STORE)
-        assert time.process_time() - began < 1
     finally:
         file.write_bytes(raw)
 

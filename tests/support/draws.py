@@ -28,7 +28,7 @@ def examples(few: int, every: int, **words: Any) -> Callable[[F], F]:
     count = every if FULL else few
 
     def decorate(test: F) -> F:
-        counted: F = pytest.mark.cases(count)(settings(max_examples=count, deadline=None, **words)(test))
+        counted: F = pytest.mark.cases(count)(settings(max_examples=count, **words)(test))
         return counted
 
     return decorate

@@ -21,14 +21,14 @@ from fedcache.ui.serve import open_in_browser, open_socket
 def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, number: int) -> None:
     with served(tmp_path / "home") as (address, process):
         assert address.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(address, timeout=20) as answer:
+        with urllib.request.urlopen(address, timeout=200) as answer:
             assert b"<title>fedcache</title>" in answer.read()
-        with urllib.request.urlopen(f"{address}api/changes?since=0", timeout=20) as answer:
+        with urllib.request.urlopen(f"{address}api/changes?since=0", timeout=200) as answer:
             assert json.loads(answer.read())["home"] == str(tmp_path / "home")
         with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(address.rsplit("/", 2)[0] + "/", timeout=20)
+            urllib.request.urlopen(address.rsplit("/", 2)[0] + "/", timeout=200)
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert out.strip() == "Ended."
     assert "Traceback" not in err

@@ -26,12 +26,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.errors import FederatedRunError
 from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import add_up, class_sums
-from fedcache.heads.ridge import gram, solve, unpack
+from fedcache.heads.ridge import factored, gram, solve, unpack
 
 
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -74,10 +73,8 @@ def merge(Wu: Tensor, Cu: Tensor, Wv: Tensor, Cv: Tensor) -> tuple[Tensor, Tenso
 def remove_ridge(W: Tensor, C: Tensor, ridge: float) -> Tensor | None:
     """W + ridge (C - ridge I)^-1 W, the solution without its ridge; None where C - ridge I is singular."""
     bare = C - ridge * torch.eye(len(C), dtype=C.dtype, device=C.device)
-    try:
-        return W + ridge * solve(bare, W, 0.0, switch="gamma")
-    except FederatedRunError:
-        return None
+    factor, regular = factored(bare, C.diagonal())
+    return W + ridge * torch.cholesky_solve(W, factor) if regular else None
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:

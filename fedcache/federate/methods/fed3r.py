@@ -43,6 +43,7 @@ from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import add_up, class_sums, predict
 from fedcache.heads.ridge import (
     SINGLE_ROWS,
+    SPECTRUM,
     drawn_fourier,
     fourier_features,
     gram,
@@ -163,7 +164,7 @@ def head(sums: Tree, ctx: Ctx) -> Tree:
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The head; with omega > 0 the summed statistics themselves, which each client then makes its own head of."""
-    return {k: up[k] for k in up if k not in ("values", "vectors", "target")} if personal(ctx.hp) else head(up, ctx)
+    return {k: up[k] for k in up if k not in SPECTRUM} if personal(ctx.hp) else head(up, ctx)
 
 
 def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:

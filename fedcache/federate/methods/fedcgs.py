@@ -2,7 +2,9 @@
 
 Guan et al., "Capture global feature statistics for one-shot federated learning", AAAI 2025. Clients send the Gram
 matrix G_i = Z'Z, the class sums S_c and the class counts N_c; the server solves, with priors pi_c = N_c / N,
-    W_c = Sigma^-1 mu_c,    b_c = log pi_c - mu_c' Sigma^-1 mu_c / 2.
+    W_c = Sigma^-1 (mu_c - mu),    b_c = log pi_c - (mu_c - mu)' Sigma^-1 (mu_c - mu) / 2 - mu' W_c,
+with the mean mu of all rows. The paper has no mu: its scores differ by a number that is the same for all classes, and
+by rounding, which grows with |mu|^2.
 ``cov=within``: Sigma = (G - sum_c N_c mu_c mu_c') / (N - C), right for Gaussian classes that share a covariance.
 ``cov=total``, the released code (D-75): Sigma = (G - N mu mu') / (N - 1). Sigma gets ``gamma_shrink`` I (code: none).
 
@@ -21,8 +23,8 @@ from fedcache.errors import FederatedRunError
 from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
-from fedcache.federate.methods.fedncm import add_up, class_sums
-from fedcache.heads.losses import MASKED
+from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked
+from fedcache.heads.linear import head_around
 from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
 
 
@@ -75,22 +77,32 @@ def covariance(up: Tree, cov: str) -> torch.Tensor:
     return (G - between.mT @ between) / free
 
 
+def moments(up: Tree) -> torch.Tensor:
+    """Mean squares of the features, [D]: Sigma is what remains of them without the means."""
+    squares = unpack(up["gram"], up["class_sum"].shape[-1]).diagonal()
+    return squares / up["count"].sum()
+
+
 def prepare(up: Tree, ctx: Ctx) -> Tree:
     """The eigenvalues of Sigma, which serve every shrinkage."""
-    return {**up, **spectrum(covariance(up, str(ctx.hp["cov"])), means(up).mT)}
+    apart = around_mean(up["class_sum"], up["count"])[1]
+    return {**up, **spectrum(covariance(up, str(ctx.hp["cov"])), apart.mT, moments(up))}
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The discriminant functions, as a linear head."""
-    n, mean, known = up["count"], means(up), "values" in up
+    n, known = up["count"], "values" in up
+    center, apart = around_mean(up["class_sum"], n)
     sigma = up["values"].diag() if known else covariance(up, str(ctx.hp["cov"]))
     automatic = 1e-3 * float(sigma.trace()) / sigma.shape[0]
     gamma = automatic if ctx.hp["gamma_shrink"] is None else float(ctx.number("gamma_shrink"))
     name = "gamma_shrink"
-    W = (solve_spectrum(up, gamma, switch=name) if known else solve(sigma, mean.mT, gamma, switch=name)).mT
-    b = (n / n.sum()).log() - 0.5 * (W * mean).sum(-1)
-    b = torch.where(n > 0, b, b.new_full((), MASKED))
-    return {"W": W.contiguous().to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
+    if known:
+        W = solve_spectrum(up, gamma, switch=name).mT
+    else:
+        W = solve(sigma, apart.mT, gamma, size=moments(up), switch=name).mT
+    b = (n / n.sum()).log() - 0.5 * (W * apart).sum(-1)
+    return masked(head_around(center, W, b, ctx.env.dtype), n)
 
 
 METHOD = replace(

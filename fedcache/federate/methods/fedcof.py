@@ -11,9 +11,9 @@ estimate: ``owners_min`` and ``owners_mean``, over classes, are K_c in the log o
 Sig_c is the sample covariance itself.
 
 The paper takes gamma from 0.1 to 1 for unnormalised features. On unit-length features that is tens of variances and the
-method is FedNCM; ``gamma=auto`` follows the scale of the features, or with ``gamma_auto=backbone`` is what the released
-scripts give the backbone: 0.1 to MobileNets, 1.0 to ViTs and SqueezeNets; others get their program's default, 1.0
-(D-86). Of joined features all backbones have to be MobileNets. The gamma that was taken is in the log of the round.
+method is FedNCM; ``gamma=auto`` follows the variance of the features, or with ``gamma_auto=backbone`` is what the
+released scripts give the backbone: 0.1 to MobileNets, 1.0 to ViTs and SqueezeNets; others get their program's default,
+1.0 (D-86). Of joined features all backbones have to be MobileNets. The gamma that was taken is in the log of the round.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from fedcache.federate.engine.context import RunConstants
 from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import Ctx, Hp, HParam, Tree
 from fedcache.federate.methods.common.switches import FEAT_POST
+from fedcache.federate.methods.fedncm import around_mean
 from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import solve
 
@@ -59,12 +60,21 @@ def scatter(sums: Tensor, counts: Tensor) -> Tensor:
     return rows.mT @ rows
 
 
+def variance(sums: Tensor, counts: Tensor) -> float:
+    """Mean variance of the features: within classes as estimated, plus between them. Their mean adds nothing to it."""
+    N, D = counts.sum(0), sums.shape[-1]
+    apart = around_mean(sums.sum(0), N)[1]
+    between = (N.unsqueeze(-1) * apart**2).sum()
+    within = scatter(sums, counts).trace()
+    return float((within + between) / N.sum()) / D
+
+
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The ridge head of the estimated Gram matrix, and K_c and gamma, which stay here."""
     S, N = up["sum"].sum(0), up["count"].sum(0)
     mean = S.sum(0, keepdim=True) / N.sum()
     G = scatter(up["sum"], up["count"]) + N.sum() * mean.mT @ mean
-    automatic = 1e-2 * float(G.trace() / N.sum()) / G.shape[0]
+    automatic = 1e-2 * variance(up["sum"], up["count"])
     gamma = automatic if ctx.hp["gamma"] is None else float(ctx.number("gamma"))
     times = max(1.0, float((N - 1.0).clamp(min=0.0).sum()))
     W = solve(G, S.mT, times * gamma, switch="gamma", unit=times)
@@ -101,7 +111,7 @@ METHOD = replace(
         ),
         HParam(
             "gamma_auto", "scale", "choice",
-            "gamma=auto is 1e-2 of the mean diagonal of G/N, or what the released scripts give the backbone (D-86)",
+            "gamma=auto is 1e-2 of the estimated variance, or what the released scripts give the backbone (D-86)",
             choices=("scale", "backbone"), official="backbone", fit=False,
         ),
     ),

@@ -2,7 +2,9 @@
 
 Legate et al., "Guiding the last layer in federated learning with pre-trained models", NeurIPS 2023. Each client sends
 the sum of its features and the number of its rows per class; mu_c = S_c / N_c. ``metric=cos``: W_c = mu_c / |mu_c|,
-b = 0. ``metric=euclid``: W_c = mu_c, b_c = -|mu_c|^2 / 2, which is the nearest mean.
+b = 0. ``metric=euclid`` is the nearest mean: W_c = mu_c - mu, b_c = -|mu_c - mu|^2 / 2 - mu' W_c with the mean mu of
+all rows. Without mu the scores differ by a number that is the same for all classes, and by rounding: with it a constant
+that is added to all features changes nothing.
 
 Sums are float64, so the classifier is the centralised one for every partition of the same rows (T-K1).
 """
@@ -18,6 +20,7 @@ from torch.nn.functional import normalize, one_hot
 from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, Tree, affine
 from fedcache.federate.methods.common.switches import FEAT_POST
+from fedcache.heads.linear import head_around
 from fedcache.heads.losses import MASKED
 
 BLOCK_BYTES = 16 << 20
@@ -87,11 +90,30 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     count = up["count"]
     mean = up["sum"] / count.clamp(min=1.0).unsqueeze(-1)
     if ctx.hp["metric"] == "cos":
-        W, b = normalize(mean, dim=-1), torch.zeros_like(count)
+        made = {"W": normalize(mean, dim=-1).to(ctx.env.dtype), "b": torch.zeros_like(count).to(ctx.env.dtype)}
     else:
-        W, b = mean, -0.5 * (mean**2).sum(-1)
-    b = torch.where(count > 0, b, b.new_full((), MASKED))
-    return {"W": W.to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
+        center, apart = around_mean(up["sum"], count)
+        made = head_around(center, apart, -0.5 * (apart**2).sum(-1), ctx.env.dtype)
+    return masked(made, count)
+
+
+def around_mean(sums: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of all rows [D], and class means [C, D] without it; zero for a class nobody has.
+
+    Args:
+        sums: [C, D] of the rows of each class.
+        count: [C] rows of each class.
+    """
+    center = sums.sum(0) / count.sum()
+    mean = sums / count.clamp(min=1.0).unsqueeze(-1)
+    apart = torch.where(count.unsqueeze(-1) > 0, mean - center, 0.0)
+    return center, apart
+
+
+def masked(head: Tree, count: Tensor) -> Tree:
+    """A linear head that never predicts a class nobody has; ``count`` [C] rows of each class."""
+    b = head["b"]
+    return {**head, "b": torch.where(count > 0, b, b.new_full((), MASKED))}
 
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, _ctx: Ctx) -> Tensor:

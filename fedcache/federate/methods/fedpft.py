@@ -9,6 +9,11 @@ the covariance: 16 bits hold it where they would round a variance to zero, and i
 A class with n_ic <= k_mix rows is one Gaussian (the released code drops it), with the client's mean and the covariance
 of the class over all clients, merged from their moments (T-K11): its own says nothing. A mean of one row is that row.
 
+The paper trains on the drawn rows as they are, and SGD then depends on the mean of the features: on data of standard
+deviation 1 the accuracy fell from 0.91 at a mean of 10 to 0.38 at a mean of 30. ``center`` (ours) trains on the rows
+less the mean of all Gaussians, and moves the bias back. The uploaded means still have 16 bits: 1,000 is rounded to
+halves.
+
 Draws are numbered in an order of content, so clients may come in any order. Limit: a Gaussian of scale 0 gives its mean
 (T-K12).
 """
@@ -25,10 +30,9 @@ from fedcache.errors import FederatedRunError
 from fedcache.federate.engine.local_training import train
 from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Hp, HParam, Method, Uploads, UploadTensor, model
 from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, declare, without
-from fedcache.federate.methods.fedncm import predict
+from fedcache.federate.methods.fedncm import masked, predict
 from fedcache.heads.gaussian_mixture import Gaussians, fit_mixture, of_class, pooled, scale_size
-from fedcache.heads.linear import Tree, init_linear
-from fedcache.heads.losses import MASKED
+from fedcache.heads.linear import Tree, head_around, init_linear
 
 COUNT_LIMIT = 65_535
 """Largest count of two bytes; a larger one takes two scalars."""
@@ -124,12 +128,22 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """W and b after ``epochs`` of SGD on the drawn rows, from the common initial weights."""
     x, y = draw(up, ctx)
+    center = mean_of(up) if ctx.hp["center"] else torch.zeros_like(x[0], dtype=torch.float64)
+    x = (x - center).to(x.dtype)
     rows = torch.arange(len(y), device=y.device)
     data = ClientData(x.unsqueeze(1), y, rows, (len(y),))
     head = init_linear(ctx.rng.uniform("init", independent=False), ctx.env.classes, ctx.env.width)
     p = train(head, ("W", "b"), ctx.count("epochs"), model.ce_loss, {}, data, ctx)
-    known = (up["count"] > 0).any(0)
-    return {"W": p["W"], "b": torch.where(known, p["b"], p["b"].new_full((), MASKED))}
+    made = head_around(center, p["W"].double(), p["b"].double(), ctx.env.dtype)
+    return masked(made, up["count"].sum(0))
+
+
+def mean_of(up: Tree) -> Tensor:
+    """Mean of all rows [D] in float64, from the means of the Gaussians; uploads with a client axis in front."""
+    rows = up["count"].double().unsqueeze(-1) * up["weight"].double()
+    total = (rows.unsqueeze(-1) * up["mean"].double()).sum((0, 1, 2))
+    mean: Tensor = total / rows.sum()
+    return mean
 
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
@@ -149,6 +163,8 @@ METHOD = Method(
         HParam("tol", 1e-12, "float", "gain of the likelihood at which EM stops", low=0.0),
         HParam("max_iter", 1000, "int", "most steps of EM", low=1),
         HParam("head", "linear", "choice", "the head", choices=("linear",)),
+        HParam("center", True, "bool", "train on drawn rows less their mean, which the bias then takes back",
+               official=False, fit=False),
         *declare(
             without(TRAINING, "reset_opt"), opt="sgd", lr=0.01, wd=0.0, batch=128, epochs=50, drop_last=False
         ),

@@ -31,9 +31,10 @@ from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, Uploads, UploadTensor, affine
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedcgs import means
-from fedcache.federate.methods.fedncm import add_up, class_sums
+from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked
+from fedcache.heads.linear import head_around
 from fedcache.heads.losses import MASKED
-from fedcache.heads.ridge import gram, pack, solve, unpack, unpack_triangle
+from fedcache.heads.ridge import factored, gram, pack, unpack, unpack_triangle
 
 FLOOR = 1e-6
 """Smallest variance, and what is added to the diagonal of every covariance."""
@@ -119,6 +120,21 @@ def shrunk(S: Tensor, a: float) -> Tensor:
     return (1.0 - a) * S + level[..., None, None] * torch.eye(D, dtype=S.dtype, device=S.device)
 
 
+def regular_factor(S: Tensor, size: Tensor) -> Tensor:
+    """Cholesky factors of covariances [.., D, D]; ``size`` [.., D] as in ``factored``.
+
+    Raises FederatedRunError when one of them is singular.
+    """
+    factor, regular = factored(S, size)
+    if not regular.all():
+        raise FederatedRunError(
+            "A covariance is not positive definite: some features are constant, or sums of others, or outnumber the "
+            "rows.",
+            "Shrink more, for example --set shrink=0.2",
+        )
+    return factor
+
+
 def class_covariances(up: Tree, mean: Tensor) -> Tensor:
     """Sigma_c [C, D, D]; the pooled one for classes of fewer than two rows."""
     n, D = up["count"], mean.shape[-1]
@@ -138,13 +154,15 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     made: Tree = {"mean": mean}
     if kind == "gram":
         weighted = mean * n.sqrt().unsqueeze(-1)
-        S = shrunk(pooled(up, unpack(up["gram"], mean.shape[-1]), weighted.mT @ weighted), float(ctx.number("shrink")))
-        W = solve(S, mean.mT, 0.0, switch="shrink").mT
-        made, b = {"W": W.contiguous()}, prior - 0.5 * (W * mean).sum(-1)
-    elif kind == "class_gram":
-        factor, failed = torch.linalg.cholesky_ex(shrunk(class_covariances(up, mean), float(ctx.number("shrink"))))
-        if failed.any():
-            raise FederatedRunError("The covariance of a class is not positive definite.", "--set shrink=0.2")
+        squares = unpack(up["gram"], mean.shape[-1])
+        S = shrunk(pooled(up, squares, weighted.mT @ weighted), float(ctx.number("shrink")))
+        center, apart = around_mean(up["class_sum"], n)
+        W = torch.cholesky_solve(apart.mT, regular_factor(S, squares.diagonal() / n.sum())).mT
+        return masked(head_around(center, W, prior - 0.5 * (W * apart).sum(-1), ctx.env.dtype), n)
+    if kind == "class_gram":
+        S = shrunk(class_covariances(up, mean), float(ctx.number("shrink")))
+        squares = unpack(up["class_gram"], mean.shape[-1]).diagonal(dim1=-2, dim2=-1)
+        factor = regular_factor(S, squares / n.clamp(min=1.0).unsqueeze(-1))
         eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
         # |L^-1 (x - mu)|^2 is the quadratic form, and L^-T is an upper triangle.
         made["root"] = pack(torch.linalg.solve_triangular(factor, eye, upper=False).mT)

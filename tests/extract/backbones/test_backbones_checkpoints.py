@@ -218,7 +218,7 @@ def test_an_npz_that_claims_too_much_is_refused_before_unpacking(tmp_path, monke
     refused(tmp_path / "bomb.npz", "claims to unpack to")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=200), st.sampled_from(["", "PK\x03\x04", "\x80\x02", "{", "\x93NUMPY"]))
 def test_random_bytes_are_only_ever_refused(tmp_path_factory, data, start):
     path = tmp_path_factory.mktemp("fuzz") / "a.pt"
@@ -228,7 +228,7 @@ def test_random_bytes_are_only_ever_refused(tmp_path_factory, data, start):
     assert caught.value.code is Exit.ENVIRONMENT
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_damaged_checkpoint_loads_only_what_has_the_right_names_and_shapes(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("flip") / "a.safetensors"

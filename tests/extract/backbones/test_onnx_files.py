@@ -12,6 +12,7 @@ import torch
 from command import fedcache, ok
 from pictures import folder
 from tiny_onnx import encoder
+from tolerance import close
 
 import fedcache as fc
 from fedcache import optional
@@ -39,10 +40,10 @@ def test_floats_are_normalised_and_other_batches_filled_up(tmp_path, layout, bat
     assert (row.name, row.width, row.recipe.size, row.fixed, row.raw) == ("onnx:a.onnx", 6, 8, True, False)
     assert row.recipe.pooling == "y"
     # Without a norm 2 * 0.2 = 0.4; by ImageNet's 2 * (0.2 - mean) / std; from 0 to 255 2 * 51 = 102.
-    assert run(row, norm="unit") == pytest.approx(np.full((3, 6), 0.4))
+    assert close(run(row, norm="unit"), np.full((3, 6), 0.4), 8 * 8)
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
-    assert run(row) == pytest.approx(np.tile(2 * (0.2 - mean) / std, (3, 2)), abs=1e-5)
-    assert run(row, norm="bytes") == pytest.approx(np.full((3, 6), 102.0), abs=1e-4)
+    assert close(run(row), np.tile(2 * (0.2 - mean) / std, (3, 2)), 8 * 8)
+    assert close(run(row, norm="bytes"), np.full((3, 6), 102.0), 8 * 8)
 
 
 def test_bytes_are_given_as_they_are(tmp_path):
@@ -55,7 +56,7 @@ def test_bytes_are_given_as_they_are(tmp_path):
 
 def test_half_floats_are_cast(tmp_path):
     row = lookup(f"onnx:{encoder(tmp_path / 'a.onnx', kind='float16')}")
-    assert run(row, norm="unit") == pytest.approx(np.full((3, 6), 2 * float(np.float16(0.2))))
+    assert close(run(row, norm="unit"), np.full((3, 6), 2 * float(np.float16(0.2))), 8 * 8)
 
 
 @pytest.mark.parametrize(("output", "layout"), [("m", "NCHW"), ("m", "NHWC"), ("t", "NCHW")])
@@ -66,7 +67,7 @@ def test_maps_and_tokens_are_averaged_and_the_recipe_says_so(tmp_path, output, l
     images = torch.arange(8 * 8 * 3, dtype=torch.uint8).reshape(1, 8, 8, 3)
     # Channel c holds c, c + 3, .. c + 189: mean c + 94.5; times 2.
     expected = [189.0, 191.0, 193.0] * 2
-    assert run(row, images, norm="bytes")[0] == pytest.approx(expected, rel=1e-6)
+    assert close(run(row, images, norm="bytes")[0], expected, 8 * 8)
 
 
 @pytest.mark.parametrize(("output", "batch"), [("b", "N"), ("l", "N"), ("l", 2)])

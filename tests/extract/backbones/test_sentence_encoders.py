@@ -18,6 +18,7 @@ import torch
 import transformers
 from command import fedcache, ok
 from pictures import folder
+from tolerance import SUMS, close
 
 import fedcache as fc
 from fedcache.errors import Exit, UsageError
@@ -84,7 +85,7 @@ def test_stored_features_are_the_mean_of_the_states_of_each_text_alone(model, tm
     store, key = extracted(csv(tmp_path / "t.csv"), model)
     found = rows_of(store, key)
     expected = np.stack([by_hand(model, text) for text in TEXTS])
-    assert np.abs(found - expected).max() < 1e-6
+    assert close(found, expected, SUMS)
     assert expected.std(0).max() > 1e-2
     recipe = store.arrays[key].recipe
     assert (recipe["size"], recipe["decoder"], recipe["pooling"], recipe["backbone"]) == (
@@ -105,7 +106,7 @@ def test_batches_and_the_order_of_rows_change_no_feature(model, tmp_path):
     for words in (("--batch", 2), ("--batch", 7), ("--batch", 3, "--store", tmp_path / "s.zarr")):
         other, _ = extracted(turned, model, "--fresh", *words)
         for uid, row in zip(other.samples.uid, rows_of(other, key), strict=True):
-            assert np.abs(row - first[uid.tobytes()]).max() < 1e-6
+            assert close(row, first[uid.tobytes()], SUMS)
 
 
 def test_text_features_of_classes_are_those_of_prompts_as_texts(model, tmp_path):
@@ -114,7 +115,7 @@ def test_text_features_of_classes_are_those_of_prompts_as_texts(model, tmp_path)
     store, _ = extracted(path, model)
     expected = np.stack([by_hand(model, f"a text about {name}.") for name in ("cat", "dog")])
     unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
-    assert np.abs(store.text("hf:tiny") - unit).max() < 1e-6
+    assert close(store.text("hf:tiny"), unit, SUMS)
     ok(
         "extract",
         "--dataset",

@@ -12,6 +12,7 @@ import torch
 from command import fedcache, ok
 from pictures import folder
 from tiny_tflite import SCALE, classifier
+from tolerance import close
 
 from fedcache import optional
 from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
@@ -41,11 +42,12 @@ def test_floats_are_normalised_and_cut_before_the_classifier(tmp_path):
     assert (whole.width, cut.width, cut.recipe.size, cut.raw) == (4, 3, 8, False)
     assert (whole.recipe.pooling, cut.recipe.pooling) == ("scores", "avg(penultimate)")
     # From -1 to 1: 204 -> 0.6, 51 -> -0.6, 0 -> -1; score k is (k + 1) times red.
-    assert run(cut, image) == pytest.approx(np.array([[0.6, -0.6, -1.0]]), abs=1e-6)
-    assert run(whole, image) == pytest.approx(np.array([[0.6, 1.2, 1.8, 2.4]]), abs=1e-6)
-    assert run(whole, image, norm="unit") == pytest.approx(np.array([[0.8, 1.6, 2.4, 3.2]]), abs=1e-6)
+    assert close(run(cut, image), np.array([[0.6, -0.6, -1.0]]), 8 * 8 * 3)
+    assert close(run(whole, image), np.array([[0.6, 1.2, 1.8, 2.4]]), 8 * 8 * 3)
+    assert close(run(whole, image, norm="unit"), np.array([[0.8, 1.6, 2.4, 3.2]]), 8 * 8 * 3)
     chances = run(lookup(f"tflite:{path}"), image)
-    assert chances == pytest.approx(np.exp([[0.6, 1.2, 1.8, 2.4]]) / np.exp([0.6, 1.2, 1.8, 2.4]).sum(), abs=1e-6)
+    powers = np.exp([[0.6, 1.2, 1.8, 2.4]])
+    assert close(chances, powers / powers.sum(), 8 * 8 * 3)
 
 
 @pytest.mark.parametrize("kind", ["uint8", "int8"])

@@ -7,7 +7,6 @@ import os
 import stat
 import struct
 import tarfile
-import time
 import tracemalloc
 import zipfile
 
@@ -122,13 +121,12 @@ def test_folders_are_no_entries(tmp_path, memory):
     assert len(open_archive(tmp_path / "x.zip", memory)) == len(NAMES)
 
 
-def test_a_zip_bomb_is_refused_before_anything_is_unpacked(tmp_path, memory):
+def test_a_zip_bomb_is_refused_before_anything_is_unpacked(tmp_path, memory, monkeypatch):
     zeros = bytes(40 << 20)
     write_zip(tmp_path / "x.zip", {f"{c}/{i}.png": zeros for c in "ab" for i in range(4)})
     assert (tmp_path / "x.zip").stat().st_size < 400_000  # a thousandfold
-    started = time.process_time()
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", lambda *_: pytest.fail("a member was unpacked"))
     refused(tmp_path / "x.zip", memory, "would unpack to 335,544,320", "100-fold")
-    assert time.process_time() - started < 0.5
 
 
 def test_one_oversized_entry_costs_that_image_and_no_memory(tmp_path, memory):
@@ -250,7 +248,7 @@ def test_damaged_data_in_a_zip_costs_one_image(tmp_path, memory):
 
 
 @given(st.integers(0, 2**32), st.integers(0, 255), st.sampled_from([".zip", ".tar"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_random_damage_never_gives_anything_but_the_image_or_a_refusal(tmp_path_factory, where, byte, suffix):
     folder = tmp_path_factory.mktemp("damage")
     files = tree(NAMES)

@@ -108,7 +108,7 @@ def test_a_domain_level_is_found_and_a_fifth_of_each_class_is_held_out(tmp_path,
     st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 2), st.binary(min_size=16, max_size=16)), max_size=60),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_held_out_set_depends_on_content_and_not_on_order(rows, random):
     def held(rows):
         label = np.array([r[1] for r in rows], dtype=np.int32)

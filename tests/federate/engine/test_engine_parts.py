@@ -127,7 +127,7 @@ def test_data_that_does_not_fit_is_refused():
 
 
 @given(st.integers(0, 200), st.integers(1, 40), st.booleans(), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_batches_hold_every_row_once(n, batch, drop, bn):
     sizes = batch_sizes(n, {"batch": batch, "drop_last": drop, "bn": bn})
     left_out = n % batch if drop else n if bn and n == 1 else 0

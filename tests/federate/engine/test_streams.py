@@ -10,7 +10,7 @@ from fedcache.federate.engine.context import MANY, generator, generators, key_ha
 
 
 @given(st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=4), min_size=1, max_size=20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_states_are_those_of_numpys_seed_sequence(words):
     found = seed_states(np.array(words, np.uint32).T)
     for state, w in zip(found, words, strict=True):

@@ -12,6 +12,7 @@ import pytest
 from command import fedcache, ok
 from fake_grid import grid_of
 from test_site_claims import federated, node_of, shards
+from tolerance import SUMS, close
 
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel
@@ -43,7 +44,7 @@ def test_the_server_saves_the_model_that_a_run_in_process_saves(method: str, sit
     for shard in sorted(sites.glob("*.zarr")):
         x, _, _ = features(shard)
         one, other = Predictor((far,)).scores(x), Predictor((near,)).scores(x)
-        assert np.allclose(one, other, atol=1e-5)
+        assert close(one, other, SUMS)
 
 
 @pytest.mark.parametrize("method", ["fedproto", "ditto", "solo", "perfedavg"])

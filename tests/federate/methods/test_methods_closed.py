@@ -19,7 +19,7 @@ from fedcache.heads.ridge import gram, solve, unpack
 
 
 @given(st.integers(0, 99), st.integers(1, 40))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_fed3r_is_the_centralised_ridge_whatever_the_partition(seed, m):  # T-K2
     out = go("fed3r", {"lam": 0.1}, DATA, parts(seed, m), participation=None)
     W = np.linalg.solve(X.T @ X + 0.1 * np.eye(X.shape[1]), X.T @ Y)
@@ -29,7 +29,7 @@ def test_fed3r_is_the_centralised_ridge_whatever_the_partition(seed, m):  # T-K2
 
 
 @given(st.integers(0, 99), st.integers(1, 40))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_fedncm_is_the_centralised_class_means_whatever_the_partition(seed, m):  # T-K1
     mean = (Y.T @ X) / Y.sum(0)[:, None]
     out = go("fedncm", {}, DATA, parts(seed, m), participation=None)

@@ -47,7 +47,7 @@ def test_merging_is_the_released_code(group, clean):
 
 
 @given(st.integers(0, 99), st.integers(1, 20))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_it_is_the_least_squares_of_all_rows_whatever_the_partition(seed, m):
     out = go("afl", {}, DATA, parts(seed, m), **EVERYONE)
     assert np.abs(out.server["W"].numpy() - np.linalg.lstsq(X, Y, rcond=None)[0].T).max() < 1e-10

@@ -22,31 +22,13 @@ from fedcache.federate.methods import METHODS, fedcof
 from fedcache.federate.methods.fed3r import feature_map
 from fedcache.federate.methods.fedcgs import covariance
 from fedcache.federate.methods.fedcof import scatter
-from fedcache.heads.ridge import gram, solve
+from fedcache.heads.ridge import gram
 
 LABEL = DATA.y[POOL].numpy()
 EVERYONE = {"participation": None}
 
 
 # Systems without an answer
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_system_with_fewer_rows_than_features_is_refused_even_where_cholesky_succeeds(seed):
-    z = torch.randn(39, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    with pytest.raises(FedcacheError, match="lam=0 is not positive definite") as info:
-        solve(z.T @ z, torch.ones(40, 1, dtype=torch.float64), 0.0)
-    assert info.value.code == Exit.FEDERATED
-    works = float(info.value.hint.split("=")[-1])
-    solve(z.T @ z, torch.ones(40, 1, dtype=torch.float64), works)
-
-
-def test_features_of_very_different_scale_are_no_reason_to_refuse():
-    g = np.random.default_rng(0)
-    z, scale, B = g.standard_normal((60, 5)), np.array([1e-6, 1e-3, 1.0, 1e3, 1e6])[:, None], g.standard_normal((5, 2))
-    A = scale * (z.T @ z) * scale.T
-    W = solve(torch.from_numpy(A), torch.from_numpy(B * scale), 0.0).numpy()
-    assert np.allclose(W * scale, np.linalg.solve(z.T @ z, B), rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +103,7 @@ def test_personal_models_of_several_clients_at_once_are_each_ones_own(bias):
 
 
 @given(st.integers(0, 99), st.integers(1, 20))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_random_features_are_one_draw_for_all_clients(seed, m):
     out = go("fed3r", {"rff_dim": 30, "lam": 0.1}, DATA, parts(seed, m), seed=seed, **EVERYONE)
     ctx = lanes("fed3r", {"rff_dim": 30, "rff_sigma": 1.0})
@@ -184,7 +166,7 @@ def test_the_prior_is_where_nothing_is_known_and_forgotten_where_all_is():  # T-
 
 
 @given(st.integers(0, 99), st.integers(1, 20))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_the_prior_solves_its_least_squares_whatever_the_partition(seed, m):
     # |kappa Y - Z W|^2 + lam |W - W0|^2 as an ordinary least squares of stacked rows.
     out = go("fed3r-prior", {"lam": 4.0, "kappa": 0.7}, DATA, parts(seed, m), **EVERYONE)
@@ -209,8 +191,11 @@ def test_fedcgs_is_linear_discriminant_analysis(absent):
     N = len(LABEL)
     biased = N / (N - 6)  # scikit-learn divides the scatter by N
     log_pi = np.log(Y.mean(0))
-    assert np.allclose(biased * out.server["W"].numpy()[:6], lda.coef_, rtol=1e-8)
-    assert np.allclose(biased * (out.server["b"].numpy()[:6] - log_pi) + log_pi, lda.intercept_, rtol=1e-8)
+    W, b = (out.server[name].numpy()[:6] for name in ("W", "b"))
+    # Scores differ by a number that is the same for all classes, so they are compared with those of class 0.
+    assert np.allclose(biased * (W - W[0]), lda.coef_ - lda.coef_[0], rtol=1e-8)
+    intercept = biased * (b - log_pi) + log_pi
+    assert np.allclose(intercept - intercept[0], lda.intercept_ - lda.intercept_[0], rtol=1e-8)
     assert int(out.predict(-1e6 * DATA.x).max()) < 6  # a class nobody has is never predicted
 
 
@@ -219,8 +204,9 @@ def test_the_released_code_takes_the_total_covariance():  # D-75
     assert method.resolve("official") == {"feat_post": "none", "cov": "total", "gamma_shrink": 0.0}
     out = go("fedcgs", {"cov": "total", "gamma_shrink": 0.0}, DATA, parts(1, 5), **EVERYONE)
     mean = (Y.T @ X) / Y.sum(0)[:, None]
-    W = np.linalg.solve(np.cov(X.T), mean.T)
-    b = np.log(Y.mean(0)) - 0.5 * np.einsum("cd,dc->c", mean, W)
+    apart = mean - X.mean(0)
+    W = np.linalg.solve(np.cov(X.T), apart.T)
+    b = np.log(Y.mean(0)) - 0.5 * np.einsum("cd,dc->c", apart, W) - X.mean(0) @ W
     assert np.allclose(out.server["W"].numpy().T, W, rtol=1e-8)
     assert np.allclose(out.server["b"].numpy(), b, rtol=1e-8)
 
@@ -326,9 +312,12 @@ def test_fedcof_is_its_formula(group):
     assert set(out.predict(-DATA.x).tolist()) <= set(owned.tolist())
 
 
-def test_automatic_gamma_follows_the_scale_of_the_features():
+def test_automatic_gamma_follows_the_variance_of_the_features():
     _, G = by_hand(0.0, CLIENTS)
-    auto, told = (go("fedcof", {"gamma": g}, DATA, CLIENTS, **EVERYONE) for g in ("auto", 1e-2 * np.trace(G) / 11))
+    mean = (Y.T @ X) / Y.sum(0)[:, None]
+    between = Y.mean(0) @ ((mean - X.mean(0)) ** 2).sum(1)
+    variance = (np.trace(G) - (X.mean(0) ** 2).sum() + between) / 11
+    auto, told = (go("fedcof", {"gamma": g}, DATA, CLIENTS, **EVERYONE) for g in ("auto", 1e-2 * variance))
     assert gap(auto.server["W"], told.server["W"]) < 1e-10
     large = replace(DATA, x=1000.0 * DATA.x, text=None)
     scaled = go("fedcof", {}, large, CLIENTS, **EVERYONE)

@@ -51,7 +51,7 @@ def some_arguments(draw, scheme):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), columns=any_columns(), seed=st.integers(0, 2**63 - 1))
 def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
     args = some_arguments(data.draw, scheme)
@@ -308,7 +308,7 @@ def test_two_shards_of_cifar10_are_250_rows_each():
     assert np.array_equal(np.sort(trained(partition)), np.flatnonzero(CIFAR10.split == 0))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(clients=st.integers(1, 12), shards=st.integers(1, 6), seed=st.integers(0, 99))
 def test_a_client_has_at_most_s_classes(clients, shards, seed):
     columns = even_columns(23, 1, 7)

@@ -48,7 +48,7 @@ def one_by_one(train: list[list[int]], label: np.ndarray, uid: np.ndarray, share
     return taken
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6),
     classes=st.integers(1, 4),
@@ -105,7 +105,7 @@ def some_arguments(draw, scheme):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), columns=any_columns(), seed=st.integers(0, 99), how=st.sampled_from([0.2, 0.5, 0.9, "split"]))
 def test_nobody_trains_on_validation_rows_and_given_back_the_partition_is_that_without(
     scheme, data, columns, seed, how

@@ -1,0 +1,151 @@
+"""Linear systems are refused when they are singular and solved when they are not, on every processor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.heads.gaussian_mixture import pack
+from fedcache.heads.ridge import factored, solve, solve_spectrum, spectrum
+
+
+def system(z):
+    z = torch.as_tensor(z, dtype=torch.float64)
+    return z.mT @ z
+
+
+def by_cholesky(A, B, ridge, size=None):
+    return solve(A, B, ridge, size=size)
+
+
+def by_eigenvalues(A, B, ridge, size=None):
+    return solve_spectrum(spectrum(A, B, size), ridge)
+
+
+WAYS = (by_cholesky, by_eigenvalues)
+
+
+def refused(way, A, ridge=0.0, size=None):
+    B = torch.ones(len(A), 1, dtype=torch.float64)
+    with pytest.raises(FedcacheError, match=f"lam={ridge:g} is not positive definite") as caught:
+        way(A, B, ridge, size)
+    assert caught.value.code == Exit.FEDERATED
+    return float(caught.value.hint.split("=")[-1])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mean", [0.0, 30.0])
+@pytest.mark.parametrize(("rows", "features"), [(39, 40), (2, 3), (9, 10)])
+def test_fewer_rows_than_features_are_refused_in_each_of_200_draws(way, rows, features, mean):
+    for seed in range(200):
+        z = np.random.default_rng(seed).standard_normal((rows, features)) + mean
+        works = refused(way, system(z))
+        W = way(system(z), torch.ones(features, 1, dtype=torch.float64), works)
+        assert torch.isfinite(W).all()
+
+
+def equal_features(z):
+    z[:, 7] = z[:, 2]
+
+
+def sum_of_others(z):
+    z[:, 7] = z[:, 0] - 2.0 * z[:, 1] + 3.0 * z[:, 5]
+
+
+def zero_feature(z):
+    z[:, 7] = 0.0
+
+
+def feature_of_the_mean(z):
+    z[:, 7] = z[:, :7].mean(1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("make", [equal_features, sum_of_others, zero_feature, feature_of_the_mean])
+@pytest.mark.parametrize("features", [8, 64, 257])
+def test_a_feature_that_others_determine_is_refused(way, make, scale, features):
+    g = np.random.default_rng(features)
+    z = g.standard_normal((2 * features, features))
+    make(z)
+    refused(way, system(scale * z))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3])
+def test_integers_of_rank_one_less_are_refused(way, scale):
+    # Products of small integers are exact, so A is singular and not only close to it.
+    for seed in range(50):
+        z = np.random.default_rng(seed).integers(-3, 4, (40, 20)).astype(float)
+        z[:, 19] = z[:, 3] + z[:, 11]
+        refused(way, scale * system(z))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_regular_systems_are_solved(way):
+    for seed in range(50):
+        g = np.random.default_rng(seed)
+        z = g.standard_normal((60, 40))
+        B = g.standard_normal((40, 3))
+        W = way(system(z), torch.from_numpy(B), 0.0).numpy()
+        assert np.allclose(W, np.linalg.solve(z.T @ z, B), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("condition", [1e3, 1e6, 1e9])
+def test_a_system_of_known_condition_is_solved(way, condition):
+    g = np.random.default_rng(0)
+    V = np.linalg.qr(g.standard_normal((100, 100)))[0]
+    A = (V * np.geomspace(1.0, condition, 100)) @ V.T
+    known = g.standard_normal((100, 1))
+    W = way(torch.from_numpy((A + A.T) / 2), torch.from_numpy(A @ known), 0.0).numpy()
+    assert np.abs(W - known).max() < 1e-12 * condition
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_a_ridge_makes_every_system_regular(way, scale):
+    z = scale * np.random.default_rng(0).standard_normal((39, 40))
+    z[:, 3] = 0.0
+    A = system(z)
+    assert torch.isfinite(way(A, torch.ones(40, 1, dtype=torch.float64), 1e-6 * float(A.diagonal().mean()))).all()
+
+
+def test_features_of_very_different_scale_are_no_reason_to_refuse():
+    g = np.random.default_rng(0)
+    z, scale, B = g.standard_normal((60, 5)), np.array([1e-6, 1e-3, 1.0, 1e3, 1e6])[:, None], g.standard_normal((5, 2))
+    A = scale * (z.T @ z) * scale.T
+    W = solve(torch.from_numpy(A), torch.from_numpy(B * scale), 0.0).numpy()
+    assert np.allclose(W * scale, np.linalg.solve(z.T @ z, B), rtol=1e-9)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mean", [1e2, 1e4])
+def test_a_constant_feature_is_refused_after_its_mean_is_subtracted(way, mean):
+    # What is left of its square is rounding, which looks like a small feature of its own.
+    z = np.random.default_rng(0).standard_normal((200, 12)) + mean
+    z[:, 5] = mean + 0.1
+    A = system(z)
+    total = torch.from_numpy(z.sum(0))
+    refused(way, (A - torch.outer(total, total) / 200) / 200, size=A.diagonal() / 200)
+
+
+def test_each_system_of_a_batch_is_judged_alone():
+    g = np.random.default_rng(0)
+    batch = torch.stack([system(g.standard_normal((60, 20))), system(g.standard_normal((19, 20)))])
+    assert factored(torch.stack([batch, batch.flip(0)]))[1].tolist() == [[True, False], [False, True]]
+
+
+def test_a_system_with_nan_is_refused():
+    A = torch.eye(4, dtype=torch.float64)
+    A[2, 1] = A[1, 2] = torch.nan
+    refused(by_cholesky, A)
+
+
+def test_a_covariance_of_fewer_rows_than_features_has_no_factor():
+    for seed in range(200):
+        z = np.random.default_rng(seed).standard_normal((9, 10))
+        with pytest.raises(np.linalg.LinAlgError):
+            pack(z.T @ z)

@@ -1,0 +1,34 @@
+"""How closely two computations of the same products agree when processors add up in different orders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+SUMS = 1024
+"""Terms of the sums of a small network, over all its layers."""
+
+
+def close(got: Any, want: Any, width: int, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether two arrays of one shape agree to the rounding of sums of ``width`` terms.
+
+    The error of a sum of n terms of size one is at most n eps whatever the order of the sum (Higham, Accuracy and
+    Stability, 3.1). The largest value of ``want`` stands for the size of the terms.
+
+    Args:
+        got: array or tensor.
+        want: array or tensor.
+        width: terms that are added up into one value, over all layers of a network.
+        dtype: in which the products were computed, whatever the arrays are stored in.
+    """
+    one = _array(got)
+    other = _array(want)
+    assert one.shape == other.shape, (one.shape, other.shape)
+    bound = width * torch.finfo(dtype).eps * np.abs(other).max()
+    return bool(np.abs(one - other).max() <= bound)
+
+
+def _array(values: Any) -> np.ndarray:
+    return np.asarray(values.detach() if isinstance(values, torch.Tensor) else values, np.float64)
