@@ -6,11 +6,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start hundreds of processes: where compiled files may not be written, each compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint types unit slow durability long durability-full trust engines test-engines test-gpu audit browser pages docs outputs notebooks everything nightly results bench bench-gpu wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
+.PHONY: help demo test lint types unit numeric slow durability long durability-full trust engines test-engines test-gpu audit browser pages docs outputs notebooks everything nightly results bench bench-gpu wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
 	@echo "make test     install into $(VENV), then lint, types, tests and documentation (5 minutes on two cores)"
+	@echo "make numeric  the tests of numbers, with the kernels of older processors (a minute on two cores)"
 	@echo "make slow     the tests that take minutes (kill -9 and resume, the whole offline job)"
 	@echo "make durability  kills, damage, liars: the long tests of what is promised, a few of each"
 	@echo "make browser  the HTML report and the page of the home in Chromium, without a network; axe-core's findings"
@@ -77,6 +78,16 @@ docs: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not slow and not durability and not browser and not engines and not gpu'
+
+# torch chooses its kernels by the processor, and sums in another order in each. These are the kernels of a processor
+# without AVX-512, and of one without AVX2.
+NUMERIC = tests/heads tests/federate/methods/test_methods_closed.py tests/federate/methods/test_methods_oneshot.py \
+  tests/federate/methods/test_moved_features.py tests/federate/trust/test_robust_rules.py tests/models/test_python_model.py
+
+numeric: $(VENV)/.dev
+	for kernels in avx2 default; do \
+	  ATEN_CPU_CAPABILITY=$$kernels OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu' $(NUMERIC) || exit 1; \
+	done
 
 slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow
