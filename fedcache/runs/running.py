@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from fedcache.errors import StoppedError
@@ -66,9 +67,7 @@ def owning(folders: Sequence[Path], observer: Observer, stop: Stop) -> Iterator[
                 "that is trained twice at once spends privacy twice."
             )
             # The lock file stays when the block ends: those who wait hold it open.
-            held.enter_context(
-                wait_for_lock(folder / LOCK, lambda words=words: observer.note(words), give_up_if_stopped)
-            )
+            held.enter_context(wait_for_lock(folder / LOCK, partial(observer.note, words), give_up_if_stopped))
         yield
 
 
