@@ -61,7 +61,7 @@ class ExtractConfig:
     layout: str | None = option(
         None, "Meaning of the folder levels, e.g. domain/class, or client/class for a group.", DATA, said="recognised"
     )
-    images_key: str | None = option(None, "Column of images, texts or rows.", DATA, said="by its usual name")
+    images_key: str | None = option(None, "Column of images, texts, rows or paths.", DATA, said="by its usual name")
     label_key: str | None = option(None, "Column of labels.", DATA, said="by its usual name")
     group_key: str | None = option(None, "Columns kept as groups, comma-separated.", DATA, said="all that can be")
     no_label: str | None = option(

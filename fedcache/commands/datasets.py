@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Data, Layout, command, pairs
+from fedcache.commands.options import Data, GroupKey, ImagesKey, LabelKey, Layout, NoLabel, Unlabelled, command, pairs
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import Exit, MachineError
 from fedcache.extract.datasets import holds_of, open_dataset
+from fedcache.extract.datasets.columns import with_keys
 from fedcache.extract.datasets.listing import info, known, pull
 from fedcache.extract.datasets.papers import check, full_spec
 from fedcache.extract.datasets.specs import FILES
@@ -38,12 +39,34 @@ def datasets_list() -> CommandResult:
 
 @datasets.command("info")
 @command("datasets info")
-def datasets_info(observer: TerminalObserver, name: Name, data: Data = None, layout: Layout = None) -> CommandResult:
+def datasets_info(
+    observer: TerminalObserver,
+    name: Name,
+    data: Data = None,
+    layout: Layout = None,
+    images_key: ImagesKey = None,
+    label_key: LabelKey = None,
+    group_key: GroupKey = None,
+    no_label: NoLabel = None,
+    unlabelled: Unlabelled = False,
+) -> CommandResult:
     """One dataset: what it is; a spec such as folder:PATH is read and counted.
+
+    Columns are named as for ``extract``.
 
     Example: fedcache datasets info paper:cifar10
     """
     home = Home.from_environment()
+    name = with_keys(
+        name,
+        {
+            "--images-key": images_key,
+            "--label-key": label_key,
+            "--group-key": group_key,
+            "--no-label": no_label,
+            "--unlabelled": "yes" if unlabelled else None,
+        },
+    )
     roots = roots_of(pairs(data, "--data"))
     found = info(full_spec(name), roots=roots, data=home.data)
     if name.startswith(tuple(f"{own.partition(':')[0]}:" for own in FILES)):

@@ -131,6 +131,11 @@ Backbones = Annotated[
 ]
 Weights = Annotated[list[str] | None, typer.Option("--weights", help=info_of(ExtractConfig, "weights").meaning)]
 Data = Annotated[list[str] | None, typer.Option("--data", help=info_of(ExtractConfig, "data").meaning)]
+ImagesKey = Annotated[str | None, typer.Option("--images-key", help=info_of(ExtractConfig, "images_key").meaning)]
+LabelKey = Annotated[str | None, typer.Option("--label-key", help=info_of(ExtractConfig, "label_key").meaning)]
+GroupKey = Annotated[str | None, typer.Option("--group-key", help=info_of(ExtractConfig, "group_key").meaning)]
+NoLabel = Annotated[str | None, typer.Option("--no-label", help=info_of(ExtractConfig, "no_label").meaning)]
+Unlabelled = Annotated[bool, typer.Option("--unlabelled", help=info_of(ExtractConfig, "unlabelled").meaning)]
 Layout = Annotated[str | None, typer.Option("--layout", help=info_of(ExtractConfig, "layout").meaning)]
 EngineName = Annotated[
     str,

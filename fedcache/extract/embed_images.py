@@ -31,7 +31,7 @@ from fedcache.extract.datasets import archives, texts, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, Dataset, JoinedSource, Source
 from fedcache.extract.device import resolve_device
 from fedcache.extract.how import jobs_of, note_of_other_devices, resolve_compute_as
-from fedcache.extract.image_files import EXTENSIONS
+from fedcache.extract.image_files import EXTENSIONS, to_convert
 from fedcache.extract.images import from_pillow
 from fedcache.extract.inputs import IMAGES, TEXTS
 from fedcache.extract.planning.plan import PlannedArray, memory_of
@@ -114,7 +114,9 @@ def _left_out(path: Path, found: tree.Tree) -> list[str]:
     few = [tree.name_of(name) for name in heapq.nsmallest(FEW, found.others)]
     named = f" ({', '.join(few)}{', ...' if len(found.others) > FEW else ''})" if few else ""
     reasons = sorted(found.ignored.items(), key=lambda item: -item[1])
-    said = [f"{count:,} {why}" + (named if why == tree.NO_IMAGE else "") for why, count in reasons]
+    # The names stand behind the first reason that has some.
+    first = next((why for why, _ in reasons if why != tree.HIDDEN), "")
+    said = [f"{count:,} {why}{to_convert(why)}" + (named if why == first else "") for why, count in reasons]
     count = sum(found.ignored.values())
     return [f"{path}: {count:,} {'files are' if count > 1 else 'file is'} left out: {', '.join(said)}."]
 

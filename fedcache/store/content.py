@@ -62,7 +62,7 @@ class ContentStore(GroupStore, Protocol):
 
     def writer(
         self, key: str, *, shape: tuple[int, ...], dtype: str, chunk_rows: int, recipe: dict[str, Any],
-        how: dict[str, Any], fresh: bool, wait: bool,
+        how: dict[str, Any], wait: bool, fresh: bool,
     ) -> ArrayWriter:  # fmt: skip
         """The one writer of an array."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,22 +44,35 @@ class Dialect:
 def dialect_of(path: Path) -> Dialect:
     """The dialect of a CSV or TSV, .gz too. Raises UsageError for an empty file, and for one in another encoding."""
     with open_bytes(path) as file:
+        return _dialect(file, path)
+
+
+def decoded(raw: bytes, path: Path) -> tuple[str, Dialect]:
+    """The text of a CSV, which is not packed, and its dialect; errors as ``dialect_of``."""
+    dialect = _dialect(io.BytesIO(raw), path)
+    try:
+        return raw.decode("utf-16" if dialect.encoding == "utf-16" else "utf-8-sig"), dialect
+    except UnicodeDecodeError:
+        raise other_encoding(path) from None
+
+
+def _dialect(file: IO[bytes], path: Path) -> Dialect:
+    piece = file.read(PIECE)
+    if not piece:
+        raise UsageError(f"{path} is empty.", "Its first line names the columns, for example f0,f1,f2,label")
+    encoding = "utf-16" if piece.startswith(MARKS) else "utf8"
+    decoder = codecs.getincrementaldecoder("utf-16" if encoding == "utf-16" else "utf-8-sig")()
+    head = ""
+    # All that is looked at is decoded, so that another encoding is named before the columns are.
+    for _ in range(LOOKED_AT // PIECE):
+        try:
+            text = decoder.decode(piece)
+        except UnicodeDecodeError:
+            raise other_encoding(path) from None
+        head += "" if "\n" in head else text
         piece = file.read(PIECE)
         if not piece:
-            raise UsageError(f"{path} is empty.", "Its first line names the columns, for example f0,f1,f2,label")
-        encoding = "utf-16" if piece.startswith(MARKS) else "utf8"
-        decoder = codecs.getincrementaldecoder("utf-16" if encoding == "utf-16" else "utf-8-sig")()
-        head = ""
-        # All that is looked at is decoded, so that another encoding is named before the columns are.
-        for _ in range(LOOKED_AT // PIECE):
-            try:
-                text = decoder.decode(piece)
-            except UnicodeDecodeError:
-                raise other_encoding(path) from None
-            head += "" if "\n" in head else text
-            piece = file.read(PIECE)
-            if not piece:
-                break
+            break
     head = head.lstrip("\r\n").splitlines()[0] if head.strip() else ""
     named = _NAMED.fullmatch(head)
     if named is not None:

@@ -27,6 +27,7 @@ from fedcache.tables.words import Unread, Words, shape_of, sorted_words, vector
 
 LABELS = (
     "labels", "label", "y", "target", "targets", "class", "cls", "category", "fine_label", "fine_labels",
+    "label_name", "label_id",
 )  # fmt: skip
 TEXTS = ("text", "texts", "sentence", "sentences", "review", "content", "body", "document")
 NAMES = ("name", "sample_id", "id", "filename", "file_name", "path")

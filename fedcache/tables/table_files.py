@@ -252,18 +252,18 @@ def _json(path: Path) -> Table:
         start = file.read(4096).lstrip()
     whole = None if path.suffix.lower() == ".jsonl" else _whole_json(path, start)
     if whole is None:
-        table = _json_lines(path)
+        held = _json_lines(path)
     elif isinstance(whole, dict):
-        table = pa.table(_leaf_columns(path, whole))
+        held = pa.table(_leaf_columns(path, whole))
     else:
         names = dict.fromkeys(name for record in whole for name in record)
-        table = pa.table({name: [record.get(name) for record in whole] for name in names})
-    types = _checked(path, table.schema)
+        held = pa.table({name: [record.get(name) for record in whole] for name in names})
+    types = _checked(path, held.schema)
 
     def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
-        yield from table.select(list(columns)).combine_chunks().to_batches(rows)
+        yield from held.select(list(columns)).combine_chunks().to_batches(rows)
 
-    return Table(path, types, batches, table.num_rows)
+    return Table(path, types, batches, held.num_rows)
 
 
 def _whole_json(path: Path, start: bytes) -> Any:

@@ -37,8 +37,15 @@ IMAGES = ("images", "image", "imgs", "img", "pixels", "data", "x")
 LABEL = ".label"
 """What labels are called that are in no column, as those of (image, label)."""
 
-CONTENT = {"arrays": "images", "hf": "images", "webdataset": "images", "texts": "text", "rows": "rows", "folder": ""}
-"""Kinds of datasets whose columns can be named, and the word for the column of images, texts or rows; "" for none."""
+CONTENT = {
+    "arrays": "images",
+    "hf": "images",
+    "webdataset": "images",
+    "texts": "text",
+    "rows": "rows",
+    "folder": "path",
+}
+"""Kinds of datasets whose columns can be named, and the word for the column of images, texts, rows or paths."""
 
 OPTIONS = {"label": "--label-key", "group": "--group-key", "no-label": "--no-label", "unlabelled": "--unlabelled"}
 """Word of a spec -> option that writes it, of every kind."""
@@ -90,8 +97,7 @@ def column_of(values: Sequence[Any]) -> Column:
 
 def keys_of(kind: str) -> dict[str, str]:
     """Word of a spec -> option that writes it, or "" for none; the column of images, texts or rows comes first."""
-    content = {CONTENT[kind]: "--images-key"} if CONTENT[kind] else {}
-    return {**content, **OPTIONS, **dict.fromkeys(IN_THE_SPEC, "")}
+    return {CONTENT[kind]: "--images-key", **OPTIONS, **dict.fromkeys(IN_THE_SPEC, "")}
 
 
 def parse_rest(rest: str, kind: str = "arrays") -> Asked:
@@ -145,7 +151,7 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
     words = {option: word for word, option in keys_of(kind).items() if option} if kind in CONTENT else {}
     for option in given:
         if option not in words:
-            able = ", ".join(f"{name}:" for name in CONTENT if option != "--images-key" or CONTENT[name])
+            able = ", ".join(f"{name}:" for name in CONTENT)
             raise UsageError(
                 f"{option} says what a column means, and {spec} is not one of {able}.",
                 "Of several datasets as domains each names its own: a=arrays:a.npz?label=grade,b=arrays:b.npz?label=y",

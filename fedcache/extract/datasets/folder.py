@@ -1,35 +1,43 @@
-"""``folder:PATH``: a directory, a .zip or a .tar of images read in place, or a CSV that lists them.
+"""``folder:PATH``: a directory, a .zip or a .tar of images read in place, or a list of images (.csv, .tsv, .jsonl).
 
 The same tree as a directory, zip and tar has the same names, uids and digest. Hidden files, ``__MACOSX`` and files
-that are no images by their extension are left out and counted; a file that cannot be read keeps its row and is
-quarantined when it is extracted.
+that are no images by their extension are left out and counted by format; a file that cannot be read keeps its row and
+is quarantined when it is extracted.
+
+If ``metadata.csv`` or ``metadata.jsonl`` lies among the images (Hugging Face's ImageFolder), its column ``file_name``
+names the images and its other columns label them; the splits are the folders train, test and validation. Without a
+column of labels the folders below the splits are the classes. ``--label-key`` and ``--images-key`` name columns.
+
+A list has a column of paths (path, file_name, image, image_id, ..) relative to its folder, with slashes or backslashes;
+a name without an ending is completed. The separator may be a comma, a semicolon or a tab, the encoding UTF-8 or UTF-16.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcache.errors import UsageError
-from fedcache.extract.datasets import archives, columns, dataset, tree
+from fedcache.extract.datasets import archives, columns, dataset, image_folder, image_lists, tree
 from fedcache.extract.datasets.columns import complete_split
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
-from fedcache.extract.datasets.folder_labels import Labels, enter_top_folder, infer, parse_layout, read_csv
+from fedcache.extract.datasets.folder_labels import Labels, enter_top_folder, infer, parse_layout
 from fedcache.extract.digests import stat_key
-from fedcache.extract.image_files import EXTENSIONS
+from fedcache.extract.image_files import EXTENSIONS, how_to_convert
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.files import digest_of
 from fedcache.tables.groups import Group
-from fedcache.tables.roles import ColumnChoice, read_roles
-from fedcache.tables.words import Words
+from fedcache.tables.roles import read_roles
 
-_SUFFIXES = (".zip", ".tar", ".csv")
+_SUFFIXES = (".zip", ".tar", *image_lists.ENDINGS)
 
 
 _Rows = tuple[list[str], Labels, Source, str, Counter[str]]
@@ -43,8 +51,8 @@ def key(rest: str, context: Context) -> list[Any]:
     head = [_kind(path), str(path.resolve()), _slug(path), context.layout, *asked.facts]
     if path.is_dir():
         return [*head, tree.listing_digest(path, context.within(path))]
-    if _kind(path) == ".csv":
-        listed, _ = read_csv(path)
+    if _kind(path) in image_lists.ENDINGS:
+        listed = image_lists.read_list(path, asked.content).paths
         stats = [tree.stat_numbers(path.parent / p) for p in _inside(path, listed, context)]
         return [*head, stat_key(path), digest_of(stats)]
     return [*head, stat_key(path)]
@@ -58,9 +66,18 @@ def load(rest: str, context: Context) -> Dataset:
     asked = _asked(rest)
     path = _locate(asked.place)
     facts = key(rest, context)  # before the images are read: a change in between must not go unnoticed
-    if _kind(path) == ".csv":
-        return _from_csv(rest, path, asked.choice, facts, context)
-    names, labels, source, how, ignored = _from_tree(path, context)
+    if _kind(path) in image_lists.ENDINGS:
+        return _from_list(rest, path, asked, facts, context)
+    found, names, cut = _scanned(path, context)
+    tables = image_folder.tables_among(found.others) if context.layout is None else []
+    if tables:
+        return _from_tables(rest, path, found, tables, asked, facts, context)
+    if asked.said:
+        raise UsageError(
+            f"{path} has no table of labels, and only a table has columns to name.",
+            "--layout names the levels of folders; metadata.csv with the columns file_name and label names each image",
+        )
+    names, labels, source, how, ignored = _from_tree(path, found, names, cut, context)
     uid, unreadable = dataset.read_uids(source, names, facts, context)
     classes, index = dataset.index_of(labels.classes)
     label = index.astype(np.int32)
@@ -121,72 +138,116 @@ def _slug(path: Path) -> str:
     return safe(full.name if path.is_dir() else full.stem)[:64].lstrip(".") or "folder"
 
 
-def _from_tree(path: Path, context: Context) -> _Rows:
-    within = context.within(path)
-    found = tree.scan(path, within)
+def _scanned(path: Path, context: Context) -> tuple[tree.Tree, list[str], int]:
+    """The files of a directory or archive, the names of its images, and the characters of top folders in each."""
+    found = tree.scan(path, context.within(path))
     if not found.paths:
         raise UsageError(
             f"{path} holds no images{tree.ignored_text(found.ignored)}; "
             f"expected files ending in {', '.join(sorted(EXTENSIONS))}.",
-            "Give the directory or archive that contains the images, one folder per class",
+            how_to_convert(path, found.ignored)
+            or "Give the directory or archive that contains the images, one folder per class",
         )
     spelled = [tree.name_of(p) for p in found.paths]
     keep = 1 if context.layout is None else len(parse_layout(context.layout))
-    cut = enter_top_folder(spelled, keep)
+    return found, spelled, enter_top_folder(spelled, keep)
+
+
+def _from_tree(path: Path, found: tree.Tree, spelled: Sequence[str], cut: int, context: Context) -> _Rows:
     order = np.array(sorted(range(len(spelled)), key=spelled.__getitem__), dtype=np.int64)
     names = [spelled[i][cut:] for i in order]
-    for a, b in pairwise(names):
-        if a == b:
-            raise UsageError(f"{path} has two files named {a!r}; names must differ.", "Rename or remove one of them")
-    labels = infer(names, context.layout, where=str(path))
-    source: Source
-    if found.entries is None:
-        source = tree.FilesSource(path.absolute(), [found.paths[i] for i in order], within)
-    else:
-        source = archives.ArchiveSource(found.entries.take(order))
+    _refuse_same_names(path, names)
+    labels = infer(names, context.layout, where=str(path), tables=_other_tables(path, found))
+    source = _source(path, found, order, context)
     inside = f" inside {spelled[0][: cut - 1]}" if cut else ""
     return names, labels, source, f"read as {labels.layout}{inside}", found.ignored
 
 
+def _other_tables(path: Path, found: tree.Tree) -> list[str]:
+    """The lists among the files of a directory that may say what its images are."""
+    if not path.is_dir():
+        return []
+    return [str(path / name) for name in found.others if name.lower().endswith(image_lists.ENDINGS)]
+
+
+def _refuse_same_names(path: Path, names: Sequence[str]) -> None:
+    for a, b in pairwise(names):
+        if a == b:
+            raise UsageError(f"{path} has two files named {a!r}; names must differ.", "Rename or remove one of them")
+
+
+def _source(path: Path, found: tree.Tree, order: NDArray[np.int64], context: Context) -> Source:
+    """Reads images of a directory or archive in an order."""
+    if found.entries is None:
+        return tree.FilesSource(path.absolute(), [found.paths[i] for i in order], context.within(path))
+    return archives.ArchiveSource(found.entries.take(order))
+
+
 def _asked(rest: str) -> columns.Asked:
-    """The path of a spec, and the columns that it names. Raises UsageError for columns of what is no CSV."""
-    asked = columns.parse_rest(rest, "folder")
-    if asked.said and _kind(Path(asked.place)) != ".csv":
-        raise UsageError(
-            f"{asked.place} is not a CSV, and only a CSV has columns to name.", "--layout names the levels of folders"
-        )
-    return asked
+    """The path of a spec, and the columns that it names."""
+    return columns.parse_rest(rest, "folder")
 
 
-def _from_csv(rest: str, path: Path, choice: ColumnChoice, facts: list[Any], context: Context) -> Dataset:
-    """The dataset of a CSV that lists images, whose columns mean what they do in every table."""
+def _from_tables(
+    rest: str,
+    path: Path,
+    found: tree.Tree,
+    tables: Sequence[str],
+    asked: columns.Asked,
+    facts: list[Any],
+    context: Context,
+) -> Dataset:
+    """The dataset of images whose labels are in tables among them."""
+    spelled = [tree.name_of(p) for p in found.paths]
+    spelt_tables = [tree.name_of(table) for table in tables]
+    raw = {name: found.read_other(path, table) for name, table in zip(spelt_tables, tables, strict=True)}
+    listed = image_folder.listed_images(str(path), spelled, spelt_tables, raw.__getitem__, asked.choice, asked.content)
+    # One folder above everything else is no part of the names, as without tables.
+    cut = enter_top_folder([*spelled, *spelt_tables], keep=0)
+    names = [spelled[row][cut:] for row in listed.rows]
+    choice = asked.choice if listed.label is None else replace(asked.choice, label=listed.label)
+    roles = read_roles(path, listed.columns, len(names), choice, names=names, splits=listed.splits)
+    source = _source(path, found, np.array(listed.rows, dtype=np.int64), context)
+    shown = spelt_tables[0] if len(tables) == 1 else f"{len(tables)} tables such as {spelt_tables[0]}"
+    made = columns.dataset_of_rows(
+        f"folder:{rest}", path, source, roles, {}, how=f"images from {shown}", facts=facts, context=context
+    )
+    ignored = found.ignored + listed.ignored
+    ignored[tree.TABLE] -= len(tables)
+    reading = made.reading + tree.ignored_text(+ignored)
+    return replace(made, slug=_slug(path), reading=reading, links_left_out=ignored[tree.LINK_OUT])
+
+
+def _from_list(rest: str, path: Path, asked: columns.Asked, facts: list[Any], context: Context) -> Dataset:
+    """The dataset of a list of images, whose columns mean what they do in every table."""
     if context.layout is not None:
         raise UsageError(
             f"--layout {context.layout} was given, but {path} itself says what label, domain and split are.",
             "Leave --layout out",
         )
-    listed, words = read_csv(path)
-    paths = _inside(path, listed, context)
+    listed = image_lists.read_list(path, asked.content)
+    paths = _inside(path, listed.paths, context)
     if not paths:
         raise UsageError(
-            f"All {len(listed):,} images of {path} are links that lead out of its folder.", "--follow-links reads them"
+            f"All {len(listed.paths):,} images of {path} are links that lead out of its folder.",
+            "--follow-links reads them",
         )
     kept = set(paths)
-    rows = [row for row, listed_path in enumerate(listed) if listed_path in kept]
-    table = {name: Words.of([column[row] for row in rows]).typed() for name, column in words.items()}
+    rows = [row for row, listed_path in enumerate(listed.paths) if listed_path in kept]
+    table = {name: image_folder.taken(column, rows) for name, column in listed.columns.items()}
     names = [tree.name_of(p) for p in paths]
-    roles = read_roles(path, table, len(paths), choice, names=names)
+    roles = read_roles(path, table, len(paths), asked.choice, names=names)
     source = tree.FilesSource(path.parent.absolute(), paths, context.within(path.parent))
     made = columns.dataset_of_rows(
-        f"folder:{rest}", path, source, roles, {}, how="images from path", facts=facts, context=context
+        f"folder:{rest}", path, source, roles, {}, how=f"images from {listed.column}", facts=facts, context=context
     )
-    left_out = len(listed) - len(paths)
+    left_out = len(listed.paths) - len(paths)
     ignored = Counter({tree.LINK_OUT: left_out} if left_out else {})
     return replace(made, reading=made.reading + tree.ignored_text(ignored), links_left_out=left_out)
 
 
 def _inside(path: Path, listed: list[str], context: Context) -> list[str]:
-    """Of the images that a CSV lists, those that do not lead out of its folder."""
+    """Of the images that a list names, those that do not lead out of its folder."""
     within = context.within(path.parent)
     if within is None:
         return listed

@@ -1,38 +1,26 @@
-"""Class, domain and split of every image, from what the levels of its folders mean, or from a CSV that lists images.
+"""Class, domain and split of every image, from what the levels of its folders mean.
 
-A level whose names are all in {train, test, val, valid, validation} is the split, the last level left is the class,
-and what remains is the domain. A single top folder is entered first, because archives usually have one and the
-directory they were made from does not; a split or a lone class is not entered, since it means something.
+A level whose names are all words for a split (train, test, val, dev, ..) is the split, the last level left is the
+class, and what remains is the domain. Folders that are named like splits are never taken for classes. A single top
+folder is entered first, because archives usually have one and the directory they were made from does not; a split or a
+lone class is not entered, since it means something.
 
-A layout may give a level another name, such as client: the level is then a group of that name, as is every column of a
-CSV that is none of the four.
-
-A CSV has the columns path, and as wanted label, domain and split. Paths are relative to the folder of the CSV and stay
-below it, because they are also the names of the rows, and a name must not depend on where the data lies.
+A layout may give a level another name, such as client: the level is then a group of that name.
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from fedcache.errors import FedcacheError, UsageError, closest, unknown
-from fedcache.extract.datasets.dataset import ONE_DOMAIN, TEST, TRAIN, VALIDATION
-from fedcache.extract.datasets.tree import name_of
+from fedcache.errors import UsageError, closest, unknown
+from fedcache.extract.datasets.dataset import ONE_DOMAIN, TRAIN
+from fedcache.extract.datasets.image_lists import MISSPELT
 from fedcache.parsing import SAFE
 from fedcache.tables.groups import usable_group_name
-from fedcache.tables.roles import has_a_meaning
-
-SPLITS = {"train": TRAIN, "test": TEST, "val": VALIDATION, "valid": VALIDATION, "validation": VALIDATION}
-"""Split names, compared without case."""
+from fedcache.tables.splits import SPLIT_WORDS
 
 _ROLES = ("split", "domain", "class", "*")
-_COLUMNS = ("path", "label", "domain", "split")
-MISSPELT = 0.75
-"""Likeness from which on a word is taken for a known one that was misspelt: lable is label, client is not split."""
-_FIRST_LINE = "Its first line should be: path,label,domain,split"
 
 
 @dataclass(frozen=True)
@@ -84,16 +72,17 @@ def enter_top_folder(names: Sequence[str], keep: int = 1) -> int:
     length = 0
     for folder in first[: max(0, depth - keep)]:
         prefix = f"{folder}/"
-        if folder.lower() in SPLITS or not all(name.startswith(prefix, length) for name in names):
+        if folder.lower() in SPLIT_WORDS or not all(name.startswith(prefix, length) for name in names):
             break
         length += len(prefix)
     return length
 
 
-def infer(names: Sequence[str], layout: str | None, *, where: str) -> Labels:
+def infer(names: Sequence[str], layout: str | None, *, where: str, tables: Sequence[str] = ()) -> Labels:
     """Class, domain and split of every image of ``where``, from the folders below the entered top folder.
 
-    Raises UsageError when images lie at different depths, or directly at the top, or there is one class.
+    ``tables`` are lists among the images, which may say what they are. Raises UsageError when images lie at different
+    depths, or directly at the top, or there is one class.
     """
     roles = parse_layout(layout) if layout is not None else None
     folders = [tuple(name.split("/")[:-1]) for name in names]
@@ -103,25 +92,52 @@ def infer(names: Sequence[str], layout: str | None, *, where: str) -> Labels:
         found = "; ".join(f"{n} above {name!r}" for n, name in sorted(depths.items())[:3])
         raise UsageError(
             f"The images of {where} do not lie in one folder per class: folders found: {found}; expected {wanted}.",
-            "Move the odd ones out, give --layout (for example domain/class), "
-            "or list the images in a CSV with the columns path,label,domain,split and use folder:FILE.csv",
+            _with_tables(
+                tables,
+                "Move the odd ones out, give --layout (for example domain/class), "
+                "or list the images in a CSV with the columns path,label,domain,split and use folder:FILE.csv",
+            ),
         )
     levels = [set(level) for level in zip(*set(folders), strict=True)]
     if roles is None:
         roles = _guess(levels)
+        _refuse_splits_as_classes(levels[roles.index("class")], where, tables)
     labels = _labels(folders, roles, where)
     if len(set(labels.classes)) < 2:
         raise UsageError(
             f"{where} was read as {labels.layout} and has one class, {labels.classes[0]!r}; expected at least two.",
-            "If the folders mean something else, say so with --layout; images without classes can be listed in a CSV "
-            "with an empty label column",
+            _with_tables(
+                tables,
+                "If the folders mean something else, say so with --layout; images without classes can be listed in a "
+                "CSV with an empty label column",
+            ),
         )
     return labels
 
 
+def _with_tables(tables: Sequence[str], hint: str) -> str:
+    """A hint, after the command that reads a list of images that stands among them."""
+    return f"If it lists the images:  fedcache datasets info folder:{min(tables)}\n{hint}" if tables else hint
+
+
+def _refuse_splits_as_classes(names: set[str], where: str, tables: Sequence[str]) -> None:
+    """Refuse a level as the class where its names are words for splits, or hold one for training and one for tests."""
+    codes = {SPLIT_WORDS.get(name.lower()) for name in names}
+    if None in codes and not (TRAIN in codes and len(codes) > 2):
+        return
+    raise UsageError(
+        f"The folders of {where} are named like splits ({', '.join(sorted(names)[:4])}), and none names a class.",
+        _with_tables(
+            tables,
+            "Put each class into a folder of its own, such as train/cat; or say in metadata.csv, with the columns "
+            "file_name and label, what each image is. If these names are classes: --layout class",
+        ),
+    )
+
+
 def _guess(levels: Sequence[set[str]]) -> tuple[str, ...]:
     roles = ["domain"] * len(levels)
-    splits = [i for i, level in enumerate(levels) if all(name.lower() in SPLITS for name in level)]
+    splits = [i for i, level in enumerate(levels) if all(name.lower() in SPLIT_WORDS for name in level)]
     if splits and len(levels) > 1:
         roles[splits[0]] = "split"
     last = max(i for i, role in enumerate(roles) if role == "domain")
@@ -144,65 +160,6 @@ def _labels(folders: Sequence[tuple[str, ...]], roles: tuple[str, ...], where: s
 
 def _split_codes(words: Sequence[str], hint: str) -> list[int]:
     for word in words:
-        if word.lower() not in SPLITS:
-            raise unknown("split", word, SPLITS, hint=hint)
-    return [SPLITS[word.lower()] for word in words]
-
-
-def read_csv(path: Path) -> tuple[list[str], dict[str, list[str]]]:
-    """The relative paths that a CSV lists, in order of their names, and its other columns by name.
-
-    Raises UsageError with the line, for a wrong column or path, or a path given twice.
-    """
-    rows = sorted(_rows(path), key=lambda row: name_of(row["path"]))
-    paths = [row["path"] for row in rows]
-    if not any((path.parent / p).is_file() for p in paths):
-        raise UsageError(
-            f"None of the {len(rows):,} images of {path} exists, for example {path.parent / paths[0]}.",
-            "Paths are relative to the folder of the CSV: put it there, or write the paths from there",
-        )
-    return paths, {name: [row[name] for row in rows] for name in rows[0] if name != "path"}
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = [line for line in csv.reader(file, strict=True) if line]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path} is not a CSV in UTF-8: {error}.", _FIRST_LINE) from None
-    columns = [c.strip() for c in lines[0]] if lines else []
-    columns = ["path" if c.lower() == "path" else c for c in columns]
-    lowered = {c.lower() for c in columns}
-    for column in columns:
-        # Another column is a group, unless it looks like one of the four that is missing.
-        if not has_a_meaning(column) and (near := closest(column.lower(), set(_COLUMNS) - lowered, MISSPELT)):
-            raise UsageError(f"Unknown CSV column {column!r}. Did you mean {near!r}?", _FIRST_LINE)
-    if "path" not in columns or len(set(columns)) != len(columns) or len(lines) < 2:
-        raise UsageError(
-            f"{path} has the columns {', '.join(columns) or '(none)'} and {max(0, len(lines) - 1):,} rows; "
-            "expected a path column, no column twice, and at least one row.",
-            _FIRST_LINE,
-        )
-    rows = []
-    seen: dict[str, int] = {}
-    for number, line in enumerate(lines[1:], start=1):
-        if len(line) != len(columns):
-            raise _wrong(path, number, f"has {len(line)} fields; expected {len(columns)}", "Quote fields with commas")
-        row = {column: field.strip() for column, field in zip(columns, line, strict=True)}
-        image = row["path"]
-        if {"", ".", ".."} & set(image.split("/")) or "\0" in image:
-            raise _wrong(
-                path,
-                number,
-                f"has the path {image!r}; expected a plain path below {path.parent}",
-                "Put the CSV into the folder that contains the images and write relative paths",
-            )
-        first = seen.setdefault(name_of(image), number)
-        if first != number:
-            raise _wrong(path, number, f"repeats the path {image!r} of row {first:,}", "List every image once")
-        rows.append(row)
-    return rows
-
-
-def _wrong(path: Path, number: int, what: str, hint: str) -> FedcacheError:
-    return UsageError(f"Row {number:,} of {path} {what}.", hint)
+        if word.lower() not in SPLIT_WORDS:
+            raise unknown("split", word, SPLIT_WORDS, hint=hint)
+    return [SPLIT_WORDS[word.lower()] for word in words]

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError
 from fedcache.extract.datasets import plain_pickle, tree
 from fedcache.extract.datasets.dataset import Source
-from fedcache.extract.datasets.folder_labels import SPLITS
 from fedcache.extract.datasets.paper import FoundLayout, Paper, damaged
 from fedcache.extract.datasets.tree import FilesSource, name_of
 from fedcache.parsing import parse_json
+from fedcache.tables.splits import SPLIT_WORDS as SPLITS
 
 
 @dataclass(frozen=True)

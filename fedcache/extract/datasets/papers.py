@@ -18,12 +18,12 @@ from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.extract.datasets import dataset, paper, tree
 from fedcache.extract.datasets.dataset import SPLIT_WORDS, TEST, Context, Dataset
 from fedcache.extract.datasets.download import md5_of
-from fedcache.extract.datasets.folder_labels import SPLITS
 from fedcache.extract.datasets.paper import FoundLayout, Paper
 from fedcache.extract.datasets.paper_index import PaperIndex, files_of, read_index
 from fedcache.extract.datasets.tree import FilesSource
 from fedcache.store.files import digest_of
 from fedcache.store.samples import HELD_OUT, held_out
+from fedcache.tables.splits import SPLIT_WORDS as SPLITS
 
 
 def full_spec(name: str) -> str:

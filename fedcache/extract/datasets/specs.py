@@ -24,9 +24,10 @@ HELD = "python"
 """Kind of images that a program held, which no spec names."""
 FILES = {
     "folder:PATH": (
-        "a directory, .zip or .tar with one folder per class, or a .csv that lists images",
-        "levels named train, test, val, valid or validation are the split, the last level is the class, "
-        f"what remains is the domain; without a split, {HELD_OUT} is the test set; --layout domain/class overrides",
+        "a directory, .zip or .tar with one folder per class or with metadata.csv, or a .csv that lists images",
+        "levels named train, test, val, dev or the like are the split, the last level is the class, "
+        f"what remains is the domain; without a split, {HELD_OUT} is the test set; --layout domain/class overrides; "
+        "columns of metadata.csv and of lists are named by --images-key (paths), --label-key and --group-key",
     ),
     "arrays:FILE": (
         "images and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",

@@ -28,11 +28,11 @@ from PIL import Image
 from fedcache.errors import MachineError, unknown
 from fedcache.extract.datasets import dataset, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, SPLIT_WORDS, TEST, TRAIN, Context, Dataset
-from fedcache.extract.datasets.folder_labels import SPLITS
 from fedcache.extract.image_files import MAX_BYTES, BadImage
 from fedcache.extract.images import quiet
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.samples import HELD_OUT, held_out
+from fedcache.tables.splits import SPLIT_WORDS as SPLITS
 
 
 @dataclass(frozen=True)

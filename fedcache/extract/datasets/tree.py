@@ -18,12 +18,12 @@ import numpy as np
 
 from fedcache.errors import MachineError, UsageError
 from fedcache.extract.datasets import archives
-from fedcache.extract.image_files import EXTENSIONS, MAX_BYTES, BadImage
+from fedcache.extract.image_files import EXTENSIONS, MAX_BYTES, OTHER_FORMATS, TABLES, BadImage, to_convert
 from fedcache.store.files import at_once, digest_of
 
 LINK_OUT = "link out of the folder (--follow-links reads it)"
 """Why a link is left out."""
-NO_IMAGE, HIDDEN = "not an image", "hidden"
+NO_IMAGE, HIDDEN, TABLE = "not an image", "hidden", "table"
 
 
 class FilesSource:
@@ -67,6 +67,18 @@ class Tree:
     ignored: Counter[str]  # how many files were left out, by reason
     entries: archives.Entries | None  # of the images, in the order of ``paths``; None for a directory
     others: list[str] = field(default_factory=list)  # files that are no images, nor hidden, as ``paths``
+    other_entries: archives.Entries | None = None  # of ``others``, in their order; None for a directory
+
+    def read_other(self, root: Path, name: str) -> bytes:
+        """The bytes of a file that is no image. Raises UsageError for one that cannot be read."""
+        source: FilesSource | archives.ArchiveSource = FilesSource(root, [name], None)
+        if self.other_entries is not None:
+            row = self.others.index(name)
+            source = archives.ArchiveSource(self.other_entries.take(np.array([row], dtype=np.int64)))
+        try:
+            return source.read(0)
+        except BadImage as error:
+            raise UsageError(f"{root}/{name} cannot be read: {error}.", "Write the table again.") from None
 
 
 def scan(path: Path, within: Path | None) -> Tree:
@@ -83,21 +95,25 @@ def scan(path: Path, within: Path | None) -> Tree:
                 ignored["special file"] += 1
             elif (why := _why_ignored(relative)) is not None:
                 ignored[why] += 1
-                others += [relative] if why == NO_IMAGE else []
+                others += [relative] if why != HIDDEN else []
             else:
                 paths.append(relative)
         return Tree(paths, ignored, None, others)
     entries = archives.list_zip(path) if path.suffix.lower() == ".zip" else archives.list_tar(path)
     rows = []
+    other_rows = []
     for i, name in enumerate(entries.names):
         if (why := _why_ignored(name)) is not None:
             ignored[why] += 1
-            others += [name] if why == NO_IMAGE else []
+            if why != HIDDEN:
+                others.append(name)
+                other_rows.append(i)
         else:
             rows.append(i)
     images = entries.take(np.array(rows, dtype=np.int64))
     archives.check_images(images)
-    return Tree([entries.names[i] for i in rows], ignored, images, others)
+    rest = entries.take(np.array(other_rows, dtype=np.int64))
+    return Tree([entries.names[i] for i in rows], ignored, images, others, rest)
 
 
 def _why_ignored(relative: str) -> str | None:
@@ -105,14 +121,20 @@ def _why_ignored(relative: str) -> str | None:
     if "__MACOSX" in parts or any(part.startswith(".") for part in parts):
         return HIDDEN
     dot = parts[-1].rfind(".")
-    return None if dot > 0 and parts[-1][dot:].lower() in EXTENSIONS else NO_IMAGE
+    ending = parts[-1][dot:].lower() if dot > 0 else ""
+    if ending in EXTENSIONS:
+        return None
+    if ending in TABLES:
+        return TABLE
+    return OTHER_FORMATS.get(ending, NO_IMAGE)
 
 
 def ignored_text(ignored: Counter[str]) -> str:
     """``; ignored: 3 hidden, 1 not an image``, or nothing."""
     if not ignored:
         return ""
-    return "; ignored: " + ", ".join(f"{n:,} {why}" for why, n in sorted(ignored.items()))
+    reasons = [f"{n:,} {why}{to_convert(why)}" for why, n in sorted(ignored.items())]
+    return f"; ignored: {', '.join(reasons)}"
 
 
 def _walk(root: Path, ignored: Counter[str], within: Path | None) -> list[tuple[str, os.stat_result | None]]:

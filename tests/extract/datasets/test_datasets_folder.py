@@ -214,7 +214,8 @@ def test_what_is_no_image_is_left_out_and_counted(tmp_path, memory):
         open_dataset(f"folder:{write_zip(tmp_path / 'z.zip', {**tree(SPLIT), **extra})}", memory=memory),
     ):
         assert data.digest == clean.digest
-        assert "3 not an image" in data.reading
+        assert "2 not an image" in data.reading
+        assert "1 file without an ending" in data.reading
         assert "4 hidden" in data.reading
     assert "ignored" not in clean.reading
 
@@ -517,7 +518,7 @@ def test_a_missing_image_of_a_csv_keeps_its_row(tmp_path, memory):
         ("label,domain\na,b\n", ["expected a path column"]),
         ("path,path\na,b\n", ["no column twice"]),
         ("path,label\n", ["0 rows"]),
-        ("", ["(none)"]),
+        ("", ["is empty"]),
         ("path,label\nimg/0.png\n", ["Row 1", "1 fields; expected 2"]),
         ("path,label\nimg/0.png,a\nimg/0.png,b\n", ["Row 2", "repeats", "row 1"]),
         ("path,label\n../x.png,a\n", ["Row 1", "'../x.png'", "relative"]),

@@ -1,0 +1,195 @@
+"""Lists of images: a CSV, TSV or JSON lines whose rows name files, given by the user or found among the images.
+
+The column of paths has one of the usual names (``PATHS``), or is named by ``--images-key``. Paths are relative to the
+folder of the list and stay below it, because they are also the names of the rows, and a name must not depend on where
+the data lies. Backslashes of Windows are read as slashes, and a name without an ending is completed where one file has
+it. Every other column means what it does in any table (``tables.roles``).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcache.errors import FedcacheError, UsageError, closest, unknown
+from fedcache.extract.datasets.tree import name_of
+from fedcache.extract.image_files import EXTENSIONS
+from fedcache.parsing import parse_json
+from fedcache.tables.csv_files import decoded
+from fedcache.tables.file_rows import some_names
+from fedcache.tables.roles import has_a_meaning
+from fedcache.tables.words import Column, Words, objects_of
+
+ENDINGS = (".csv", ".tsv", ".jsonl")
+"""Lists that are read."""
+
+PATHS = (
+    "path", "file_path", "filepath", "image_path", "img_path", "sample_path", "file_name", "filename", "file",
+    "image_file", "image_name", "image", "img", "image_id", "img_id", "id",
+)  # fmt: skip
+"""Usual names of the column of paths, compared without case. The first whose files are there is taken."""
+
+_USUAL = ("path", "label", "domain", "split")
+MISSPELT = 0.75
+"""Likeness from which on a word is taken for a known one that was misspelt: lable is label, client is not split."""
+FIRST_LINE = "Its first line should be: path,label,domain,split"
+
+_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
+
+
+@dataclass(frozen=True)
+class ImageList:
+    """What a list says of its rows, in the order of its file."""
+
+    paths: list[str]  # [N] relative to the list, with slashes
+    column: str  # the column of paths
+    columns: dict[str, Column]  # the others [N], by name
+
+
+def read_list(path: Path, asked: str = "") -> ImageList:
+    """A list in a file of its own, whose images are stored below its folder; ``asked`` is the column of paths.
+
+    Raises UsageError with the row, for a wrong path, a path given twice, or no image that is there.
+    """
+    folder = path.parent
+    stems = Stems(lambda inside: _listed(folder / inside))
+    found = parse_list(str(path), path.read_bytes(), asked, lambda name: (folder / name).is_file(), stems)
+    if not any((folder / name).is_file() for name in found.paths):
+        raise UsageError(
+            f"None of the {len(found.paths):,} images of {path} exists, for example {folder / found.paths[0]}.",
+            "Paths are relative to the folder of the CSV: put it there, or write the paths from there",
+        )
+    return found
+
+
+def _listed(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir()] if folder.is_dir() else []
+
+
+class Stems:
+    """The images of folders by their names without an ending, each folder looked at once."""
+
+    def __init__(self, names_in: Callable[[str], Sequence[str]]) -> None:
+        self._names_in = names_in  # names of the files of a folder
+        self._held: dict[str, dict[str, list[str]]] = {}
+
+    def completed(self, name: str) -> str:
+        """The image that is called so but for its ending, where there is one alone; else the name itself."""
+        folder, slash, last = name.rpartition("/")
+        if folder not in self._held:
+            held: dict[str, list[str]] = {}
+            for file in self._names_in(folder):
+                stem, dot, ending = file.rpartition(".")
+                if dot and f".{ending.lower()}" in EXTENSIONS:
+                    held.setdefault(stem, []).append(file)
+            self._held[folder] = held
+        images = self._held[folder].get(last, [])
+        return f"{folder}{slash}{images[0]}" if len(images) == 1 else name
+
+
+def parse_list(where: str, raw: bytes, asked: str, exists: Callable[[str], bool], stems: Stems) -> ImageList:
+    """A list from its bytes. ``exists`` says whether there is an image of a name, relative to the list; errors as
+    ``read_list``."""
+    columns = _records(where, raw) if where.lower().endswith(".jsonl") else _cells(where, raw)
+    count = len(next(iter(columns.values()), []))
+    lowered = {name.lower(): name for name in reversed([*columns])}
+    if asked and asked not in columns:
+        raise unknown(f"column of {where}", asked, columns, hint="--images-key NAME takes one of these")
+    usual = [asked] if asked else [lowered[name] for name in PATHS if name in lowered]
+    for column in columns:
+        # Another column is a group, unless it looks like one that is missing.
+        known = has_a_meaning(column) or column in usual
+        lacking = set(_USUAL) - lowered.keys() - ({"path"} if usual else set())
+        if not known and (near := closest(column.lower(), lacking, MISSPELT)):
+            raise UsageError(f"Unknown CSV column {column!r}. Did you mean {near!r}?", FIRST_LINE)
+    if not usual or not count:
+        raise UsageError(
+            f"{where} has the columns {some_names(columns) or '(none)'} and {count:,} rows; "
+            "expected a path column, no column twice, and at least one row.",
+            f"{FIRST_LINE}   or --images-key NAME names the column of paths",
+        )
+    chosen, paths = usual[0], list[str]()
+    for column in usual:
+        found = [_spelt(str(value).strip(), exists, stems) for value in columns[column]]
+        if column == usual[0] or any(map(exists, found)):
+            chosen, paths = column, found
+        if any(map(exists, found)):
+            break
+    _check(where, paths)
+    others = {name: _typed(where, values) for name, values in columns.items() if name != chosen}
+    return ImageList(paths, chosen, others)
+
+
+def _spelt(path: str, exists: Callable[[str], bool], stems: Stems) -> str:
+    """A path as its file is called: with slashes, without ``./`` before it, and with its ending."""
+    path = path.removeprefix("./")
+    if exists(path):
+        return path
+    if "\\" in path and not _DRIVE.match(path):
+        path = path.replace("\\", "/").removeprefix("./")
+    if exists(path) or not path or path[path.rfind(".") :].lower() in EXTENSIONS:
+        return path
+    return stems.completed(path)
+
+
+def _check(where: str, paths: Sequence[str]) -> None:
+    """Refuse paths that are none, or lead out of the folder of the list, and those that repeat."""
+    seen: dict[str, int] = {}
+    for number, image in enumerate(paths, start=1):
+        if {"", ".", ".."} & set(image.split("/")) or "\0" in image or _DRIVE.match(image):
+            raise _wrong(
+                where,
+                number,
+                f"has the path {image!r}; expected a plain path below {Path(where).parent}",
+                "Put the CSV into the folder that contains the images and write relative paths",
+            )
+        first = seen.setdefault(name_of(image), number)
+        if first != number:
+            raise _wrong(where, number, f"repeats the path {image!r} of row {first:,}", "List every image once")
+
+
+def _wrong(where: str, number: int, what: str, hint: str) -> FedcacheError:
+    return UsageError(f"Row {number:,} of {where} {what}.", hint)
+
+
+def _cells(where: str, raw: bytes) -> dict[str, list[str]]:
+    """Columns of words by name. Raises UsageError for rows of another length, and for names that repeat."""
+    text, dialect = decoded(raw, Path(where))
+    try:
+        lines = [line for line in csv.reader(io.StringIO(text), delimiter=dialect.separator, strict=True) if line]
+    except csv.Error as error:
+        raise UsageError(f"{where} is not a CSV: {error}.", FIRST_LINE) from None
+    lines = lines[dialect.skip :]
+    names = [name.strip() for name in lines[0]] if lines else []
+    if len(set(names)) != len(names):
+        raise UsageError(f"{where} has the columns {some_names(names)}; expected no column twice.", FIRST_LINE)
+    for number, line in enumerate(lines[1:], start=1):
+        if len(line) != len(names):
+            raise _wrong(where, number, f"has {len(line)} fields; expected {len(names)}", "Quote fields with commas")
+    return {name: [line[at].strip() for line in lines[1:]] for at, name in enumerate(names)}
+
+
+def _records(where: str, raw: bytes) -> dict[str, list[Any]]:
+    """Columns of values by name, of one JSON object a line. Raises UsageError for a line that is none."""
+    records: list[Mapping[str, Any]] = []
+    try:
+        for line in raw.decode("utf-8-sig").splitlines():
+            if line.strip():
+                records.append(parse_json(line))
+    except ValueError as error:
+        raise UsageError(f"Line {len(records) + 1:,} of {where} is not JSON: {error}.", "One object a line.") from None
+    if not all(isinstance(record, Mapping) for record in records):
+        raise UsageError(f"{where} holds lines that are no objects.", 'For example {"file_name": "1.png", "label": 3}')
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: [record.get(name) for record in records] for name in names}
+
+
+def _typed(where: str, values: Sequence[Any]) -> Column:
+    if where.lower().endswith(".jsonl"):
+        return objects_of(values)
+    return Words.of(values).typed()
