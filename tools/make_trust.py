@@ -418,6 +418,7 @@ whole files could be exchanged (`store/sealed.py`).
 | `last.json` | seal | commands that leave the dataset out refuse (exit 5) |
 | `weights/*` | imported: seal; all: compared with their digest, part of every recipe, when they are loaded | refused (exit 5) |
 | `data/*` | the digest of their content names the store made of them | another store, which says what is new |
+| `outputs/*.json` | seal | a note of an `-o` file that is being written, so that `gc` finds what a killed command left; removed |
 | `flower/keys/*`, logs, `stores/*/locks/*` | - | keys no longer fit each other and nobody connects; the others decide nothing |
 | `flower/server-*`, `flower/site-*`: Flower's database of nodes and runs, apps, logs | - | Flower's own; kept for the next start until you remove them |
 

@@ -124,6 +124,12 @@ class Spending:
         return cls(result["dataset"]["digest"], tuple(partition.get("digests", [partition["digest"]])), cost)
 
 
+def _spent_by(points: Sequence[Point]) -> list[Spending]:
+    """What the noise of each point costs; points without noise are left out."""
+    found = (Spending.of_result(point.run.result) for point in points)
+    return [spending for spending in found if spending is not None]
+
+
 @dataclass
 class Grid:
     """All points of a grid, in the order of the product; damaged and failed ones are apart."""
@@ -267,9 +273,8 @@ class Grid:
             it stays the same client. It is ``row`` where the partition differs between points or seeds, as a row is
             held by one client of each partition.
         """
-        of_points = [spent for p in self.points if (spent := Spending.of_result(p.run.result)) is not None]
-        of_points += self.without_result
-        retrained = [spent for p in self.retrained if (spent := Spending.of_result(p.run.result)) is not None]
+        of_points = [*_spent_by(self.points), *self.without_result]
+        retrained = _spent_by(self.retrained)
         made = []
         for dataset, simulation in dict.fromkeys((s.dataset, s.cost["simulation"]) for s in of_points):
             first = [s for s in of_points if (s.dataset, s.cost["simulation"]) == (dataset, simulation)]

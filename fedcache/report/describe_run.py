@@ -77,9 +77,9 @@ def listed(asked: Sequence[str], root: Path, wanted: RunFilter) -> RunsListed:
         entry["differs"] = label.removeprefix(one.method).removesuffix(f"({one.digest[:8]})").strip()
     problems = [one for one, entry in kept if isinstance(one, LeftOut) and entry["state"] != RUNNING]
     lost = []
-    for one in found:
+    for run in found:
         try:
-            tags_of(one.path)
+            tags_of(run.path)
         except FedcacheError as error:
             lost.append(f"{error.message} {error.hint}")
     joined = merge_seeds(Gathered([one for one, _ in finished])).entries
