@@ -290,6 +290,8 @@ TABLE = (
       "return min(known, default=None)", "return None", "fedncm"),
     B("a_sound_upload_that_makes_the_system_singular_is_left_out_and_named", "no upload is left out", ROUNDS,
       "suspects = pipeline.suspects()[:MOST_SUSPECTS]", "suspects = []", "fedcgs"),
+    B("a_robust_rule_stays_within_three_points_of_an_honest_federation", "the server takes the mean", BUFFERED,
+      'if rule.text == "mean":', "if True:", "fedncm"),
     B("counts_are_refused_before_any_client_is_trained", "counts travel beside the noise", "federate/trust/policy.py",
       "if t.counts_rows or not t.dtype.is_floating_point)", "if False)"),
     B("a_table_means_the_same_through_every_door", "a CSV of images has words where other tables have numbers",

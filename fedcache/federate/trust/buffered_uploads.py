@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import FedcacheError, FederatedRunError
-from fedcache.federate.engine.method import Pooling, Uploads
+from fedcache.federate.engine.method import Pooling, StatisticKind, Uploads
 from fedcache.federate.trust.pipeline import RejectedUpload, UploadPipeline, UploadPool, UploadRound
 from fedcache.federate.trust.robust_rules import RobustRule
 from fedcache.federate.trust.weights import capped_weights
 from fedcache.heads.linear import Tree
 from fedcache.heads.ridge import gram, nearest_gram
+
+SECOND_MOMENTS: frozenset[StatisticKind] = frozenset({"gram", "class grams", "squares", "class squares"})
+"""Kinds of statistics that are bounded by the sums of the same rows."""
 
 NAMED_REJECTIONS = 5
 """Rejected uploads that a run's warnings name one by one; the records count all of them."""
@@ -243,8 +246,14 @@ class BufferedUploads(UploadPipeline):
         layout = self._layout(counts=True)
         # Sums are those of m clients of the middle one's size: the sum of all rows is as large as a liar says.
         total = len(self._kept) * statistics.median(kept.rows for kept in self._kept)
-        made = _with_definite_gram(layout.tree(rule(self._rows(layout), liars), total, pooled))
+        taken = rule.of_moments if self._has_second_moments else rule
+        made = _with_definite_gram(layout.tree(taken(self._rows(layout), liars), total, pooled))
         return {name: made[name] for name in pooled}
+
+    @property
+    def _has_second_moments(self) -> bool:
+        """Whether uploads hold second moments, which fit the sums beside them."""
+        return any(t.statistic and t.statistic.kind in SECOND_MOMENTS for t in self.expected.values())
 
     def _expected_liars(self) -> int:
         """f of this round: of all its clients, less those that are rejected already."""
