@@ -134,10 +134,11 @@ def train(
     dtype: str | None = None, client_backbones: Sequence[str] = (), client_set: Mapping[str, str] | None = None,
     aggregate: str | None = None, attack: str | None = None, on_bad_update: str | None = None,
     byzantine: float | None = None, max_update_norm: float | None = None, max_rows_per_client: int | None = None,
-    max_share: float | None = None, dp_clip: float | None = None, dp_noise: float | None = None,
-    dp_delta: float | None = None, dp_seed: int | None = None, dp_allow: str | None = None,
-    observer: Observer | None = None, on_round: OnRound | None = None, track: str | Sequence[str] | None = None,
-    fresh: bool = False, save_model: bool = True, save_clients: str | None = None,
+    max_share: float | None = None, max_row_norm: float | None = None, dp_clip: float | None = None,
+    dp_noise: float | None = None, dp_delta: float | None = None, dp_seed: int | None = None,
+    dp_allow: str | None = None, observer: Observer | None = None, on_round: OnRound | None = None,
+    track: str | Sequence[str] | None = None, fresh: bool = False, save_model: bool = True,
+    save_clients: str | None = None,
 ) -> Run:  # fmt: skip
     """Train a federated method on cached features; the same run again returns the stored result.
 
@@ -157,7 +158,8 @@ def train(
         execution: ``auto``, ``sequential``, ``batched`` or ``gram``: how the clients of a round are computed.
         device: ``auto``, ``cpu`` or ``cuda``, which never falls back; ``dtype``: ``float32`` or ``float64``.
         client_backbones, client_set: backbones, and hyperparameter -> values, with which clients take turns.
-        aggregate, attack, on_bad_update, byzantine, max_update_norm, max_rows_per_client, max_share: for bad uploads.
+        aggregate, attack, on_bad_update, byzantine, max_update_norm, max_rows_per_client, max_share, max_row_norm: for
+            bad uploads, as in ``fedcache train --help``.
         dp_clip, dp_noise, dp_delta, dp_seed, dp_allow: privacy of clients, as in ``fedcache train --help``.
         on_round: called with a ``Round`` after every round, stored ones first; when it raises the run goes on without.
         observer: told the story; ``track``: ``mlflow`` and others, as ``--track``; ``fresh``: run again what is stored.

@@ -215,6 +215,10 @@ class TrainConfig:
         None, "Who has more rows takes no part.", TRUST, minimum=1, said="no limit; over sites 10 times the median"
     )
     max_share: float | None = option(None, "A client's largest share of a round's weight.", TRUST, said="by its rows")
+    max_row_norm: float | None = option(
+        None, "Statistics that need rows longer than this are rejected.", TRUST,
+        said="no limit; for unit features their length",
+    )  # fmt: skip
     dp_clip: float | None = option(
         None, "Differential privacy: the norm updates are cut to.", TRUST, said="no differential privacy"
     )

@@ -55,6 +55,7 @@ GRAM, GRAM_STATES = "federate/execution/gram.py", "federate/execution/gram_state
 SAMPLING, OPTIMISER = "federate/engine/sampling.py", "federate/engine/optimiser.py"
 TIME, TIMED = "federate/engine/simulated_time.py", "federate/engine/timed_run.py"
 SNAPSHOTS, SCORE, METHODS = ("federate/engine/snapshots.py", "federate/engine/evaluate.py", "federate/methods/")
+CHECKS = "federate/trust/statistic_checks.py"
 WEIGHTS, BUFFERED = "federate/trust/weights.py", "federate/trust/buffered_uploads.py"
 SITES, FACTS, SERVER_JOB, PLAN = (
     f"federate/engines/flower/{name}.py" for name in ("sites", "site_facts", "server_job", "plan")
@@ -277,6 +278,20 @@ TABLE = (
       '"down_bytes": got * size', '"down_bytes": 2 * got * size'),
     B("the_counter_agrees_with_the_closed_form", "bytes sent count twice", ROUNDS,
       '"up_bytes": sizes.prod(1)', '"up_bytes": 2 * sizes.prod(1)'),
+    B("no_lie_of_one_site_ends_a_method", "statistics of rows are not checked", "federate/trust/update_validation.py",
+      "if why is None and statistics:", "if False:", "fedcgs"),
+    B("no_honest_client_is_rejected_whatever_rows_it_has", "sums are thought to be exact", CHECKS,
+      "return ROUNDINGS * (self.eps * (self.rows + width) + self.declared.rounding)", "return 0.0"),
+    B("numbers_that_no_rows_can_give_are_named", "sums of the same upload bound no second moments", CHECKS,
+      "scatter = full - moments.mT @ moments if len(moments) else full", "scatter = full"),
+    B("numbers_that_no_rows_can_give_are_named", "weights of a mixture sum to anything", CHECKS,
+      "if float(apart[c]) > s.eps * (s.t.shape[-1] + 1):", "if False:"),
+    B("a_bound_on_rows_names_the_site_whose_sums_are_longer", "nobody bounds the length of rows", ROUNDS,
+      "return min(known, default=None)", "return None", "fedncm"),
+    B("a_sound_upload_that_makes_the_system_singular_is_left_out_and_named", "no upload is left out", ROUNDS,
+      "suspects = pipeline.suspects()[:MOST_SUSPECTS]", "suspects = []", "fedcgs"),
+    B("a_robust_rule_stays_within_three_points_of_an_honest_federation", "the server takes the mean", BUFFERED,
+      'if rule.text == "mean":', "if True:", "fedncm"),
     B("counts_are_refused_before_any_client_is_trained", "counts travel beside the noise", "federate/trust/policy.py",
       "if t.counts_rows or not t.dtype.is_floating_point)", "if False)"),
     B("a_table_means_the_same_through_every_door", "a CSV of images has words where other tables have numbers",

@@ -32,6 +32,7 @@ RUN_FIELDS = [
     *pick(
         TrainConfig, "method", "preset", "backbones", "rounds", "participation", "seeds", "set", "eval_every", "dtype",
         "aggregate", "on_bad_update", "byzantine", "max_update_norm", "max_rows_per_client", "max_share",
+        "max_row_norm",
     ),
     *pick(RunOptions, "runs", "fresh"),
 ]  # fmt: skip

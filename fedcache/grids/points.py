@@ -29,7 +29,8 @@ PARTITION_KEYS = (
     "unlabelled", "inside",
 )  # fmt: skip
 NUMBERS = (
-    "byzantine", "max_update_norm", "max_share", "dp_clip", "dp_noise", "dp_delta", "server_step", "staleness_power",
+    "byzantine", "max_update_norm", "max_share", "max_row_norm", "dp_clip", "dp_noise", "dp_delta", "server_step",
+    "staleness_power",
 )  # fmt: skip
 """Those of them whose values are numbers of at least 0."""
 PLACES = {"set": "the method's", "partition": "the scheme's"}

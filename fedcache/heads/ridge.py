@@ -26,6 +26,12 @@ BLOCKS, NARROWEST = 8, 64
 SINGLE_ROWS = 1024
 """Rows of a product in float32."""
 
+SINGLE_ROUNDING = 6.2e-5
+"""Error of such products relative to the products of the lengths of their columns (``gram_single``)."""
+
+LONGEST_FOURIER = math.sqrt(2.0)
+"""Length that no row of ``fourier_features`` exceeds."""
+
 SIDE_BY_SIDE = 256 << 20
 """Bytes of such products that a GPU makes at once."""
 

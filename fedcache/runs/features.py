@@ -19,7 +19,7 @@ from fedcache.extract.backbones.encoder import prompts
 from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.client_data import Data, FrozenEncoders
-from fedcache.federate.engine.feature_post import Scaling, prepare_features
+from fedcache.federate.engine.feature_post import Scaling, longest_row, prepare_features
 from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.stored_rows import Features, stored_rows
@@ -46,6 +46,11 @@ class RunFeatures:
     feat_post: str = "none"  # what was done to features
     scaling: Scaling | None = None  # the numbers of ``feat_post=standardize``
     how: tuple[Mapping[str, Any], ...] = ()  # the arrays were computed; () where that is not known
+
+    def after(self, feat_post: str, scaling: Scaling | None) -> RunFeatures:
+        """The same features, with a note of the ``feat_post`` that was applied to them."""
+        data = replace(self.data, longest_row=longest_row(feat_post, self.data.widths))
+        return replace(self, data=data, feat_post=feat_post, scaling=scaling)
 
 
 def read_store(
@@ -82,7 +87,7 @@ def read_store(
     samples, widths = store.samples, tuple(a.shape[2] for a in arrays)
     label, domain = samples.label.astype(np.int64), samples.domain.astype(np.int64)
     made = with_text(method, hp, store, keys, x, label, domain, widths)
-    return replace(made, feat_post=feat_post, scaling=scaling)
+    return made.after(feat_post, scaling)
 
 
 LOOKED_AT = 64
@@ -129,7 +134,7 @@ def read_client_stores(
         label[places], domain[places] = store.samples.label, store.samples.domain
     x, scaling = prepare_features(arrays, feat_post, train)
     made = with_text(method, hp, first, keys, x, label, domain, tuple(a.shape[2] for a in arrays))
-    return replace(made, feat_post=feat_post, scaling=scaling)
+    return made.after(feat_post, scaling)
 
 
 def with_text(

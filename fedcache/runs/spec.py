@@ -33,7 +33,7 @@ MOST_SEEDS = 10_000
 
 TRUST_OPTIONS = (
     "aggregate", "attack", "on_bad_update", "byzantine", "max_update_norm", "max_rows_per_client", "max_share",
-    "dp_clip", "dp_noise", "dp_delta", "dp_seed", "dp_allow",
+    "max_row_norm", "dp_clip", "dp_noise", "dp_delta", "dp_seed", "dp_allow",
 )  # fmt: skip
 """Fields of ``TrainConfig`` that say it; each can be swept."""
 
@@ -366,7 +366,7 @@ def policy_from_config(config: TrainConfig, method: Method | None = None) -> Tru
         privacy.require()  # before anything is trained
     trust = parse_policy(
         config.aggregate, config.attack, config.on_bad_update, config.byzantine, config.max_update_norm, privacy,
-        config.max_rows_per_client, config.max_share,
+        config.max_rows_per_client, config.max_share, config.max_row_norm,
     )  # fmt: skip
     if method is not None:
         trust.check(method, hyperparameters(method, replace(config, set={})))  # what is set is another method's too

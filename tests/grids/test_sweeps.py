@@ -83,11 +83,12 @@ def test_every_point_of_a_swept_alpha_has_its_own_rows(tmp_path):
 
 def test_values_of_a_run_have_the_type_of_its_option():
     words = {"rounds": "3", "byzantine": "1", "max_share": "0.5", "max_rows_per_client": "7", "dp_clip": "2",
-             "dp_noise": "0", "dp_delta": "1e-6", "dp_seed": "4", "max_update_norm": "9",
+             "dp_noise": "0", "dp_delta": "1e-6", "dp_seed": "4", "max_update_norm": "9", "max_row_norm": "2",
              "attack": "nan:0.2"}  # fmt: skip
     found = typed_sweep_values(words)
     assert found == {"rounds": 3, "byzantine": 1.0, "max_share": 0.5, "max_rows_per_client": 7, "dp_clip": 2.0,
-                     "dp_noise": 0.0, "dp_delta": 1e-6, "dp_seed": 4, "max_update_norm": 9.0}  # fmt: skip
+                     "dp_noise": 0.0, "dp_delta": 1e-6, "dp_seed": 4, "max_update_norm": 9.0,
+                     "max_row_norm": 2.0}  # fmt: skip
     whole = {key for key, value in found.items() if type(value) is int}
     assert whole == {"rounds", "max_rows_per_client", "dp_seed"}
     with pytest.raises(FedcacheError, match="--sweep rounds: 'x' is no number"):

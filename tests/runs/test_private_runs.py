@@ -449,6 +449,7 @@ def test_noise_too_small_to_compute_with_is_refused() -> None:
     ("words", "said"),
     [
         (("--max-update-norm", 0.001), "--max-update-norm with --dp-noise would tell something of single clients"),
+        (("--max-row-norm", 5), "--max-row-norm with --dp-noise would tell something of single clients"),
         (("--max-rows-per-client", 80), "--max-rows-per-client with --dp-noise would tell"),
         (("--set", "head=mlp", "--set", "bn=true"), "makes variances of BatchNorm negative"),
         (("--dp-delta", "1e-300"), "--dp-delta 1e-300 is out of range"),

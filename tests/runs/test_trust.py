@@ -68,6 +68,8 @@ def test_rules_are_swept_and_rejections_are_counted_and_named() -> None:
         (("--on-bad-update", "ignore"), 2, "fail"),
         (("--byzantine", "0.5"), 2, "below 0.5"),
         (("--max-update-norm", "-1"), 2, "above 0"),
+        (("--max-row-norm", "0"), 2, "above 0"),
+        (("--max-row-norm", "5"), 2, "its clients send no statistics of their rows"),
         (("--dp-clip", "1"), 2, "--dp-noise"),
         (("--dp-delta", "0.1"), 2, "--dp-clip"),
     ],

@@ -92,6 +92,7 @@ class Data:
     names: tuple[str, ...] = ()  # C class names, for methods with a text tower
     image: tuple[int, int] | None = None  # (H, W) when ``x`` holds images, uint8 [N, 1, H * W * 3]
     towers: FrozenEncoders | None = None  # live frozen encoders, or None
+    longest_row: float | None = None  # length that no row of ``x`` exceeds as it was made; None where nobody knows
 
     def __post_init__(self) -> None:
         N, _, D = self.x.shape

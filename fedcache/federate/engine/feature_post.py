@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +24,20 @@ from fedcache.store.files import make_private
 from fedcache.store.machine import explain_disk_errors, memory_limit
 
 FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "standardize")
+
+LONGEST_ROWS: Mapping[str, Callable[[Sequence[int]], float]] = {
+    "l2": lambda widths: math.sqrt(len(widths)),
+    "l2_concat": lambda _widths: 1.0,
+    "sign": lambda widths: math.sqrt(sum(widths)),
+}
+"""A ``feat_post`` that bounds the length of a row -> that bound, of the widths of the backbones."""
+
+
+def longest_row(feat_post: str, widths: Sequence[int]) -> float | None:
+    """Length that no row exceeds after ``feat_post``; None where it sets no bound."""
+    bound = LONGEST_ROWS.get(feat_post)
+    return None if bound is None else bound(widths)
+
 
 STEP = 4096
 """Rows that are worked on at a time: what is made of them on the way stays small."""

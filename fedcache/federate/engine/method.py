@@ -27,6 +27,35 @@ ON_ROWS = ("sequential", "batched", "gram")
 """Executions of a method whose maps on features are trained by its clients' own rows alone, and combined linearly."""
 
 
+StatisticKind = Literal[
+    "sum",  # [D] sum of the rows
+    "class sums",  # [C, D] sum of the rows of each class
+    "class means",  # [C, D] mean of the rows of each class
+    "gram",  # [D (D + 1) / 2] sum of z z' over the rows z, upper triangle
+    "class grams",  # [C, D (D + 1) / 2] the same for each class
+    "squares",  # [D] sum of the squared rows
+    "class squares",  # [C, D] sum of the squared rows of each class
+    "ridge solutions",  # [C, D] the client's own ridge regression, from the gram matrix in the same upload
+    "mixture means",  # [C, K, D] means of the K Gaussians of each class
+    "mixture deviations",  # [C, K, 1 or D] their standard deviations
+    "mixture factors",  # [C, K, D (D + 1) / 2] Cholesky factors of their covariances
+    "mixture weights",  # [C, K] their weights, which sum to 1 in each class that the client has
+]
+"""What the numbers of a tensor are computed from. Each kind has checks of its own (``trust.statistic_checks``)."""
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A tensor that is a statistic of the client's training rows; an upload has at most one of each kind."""
+
+    kind: StatisticKind
+    ridge: float = 0.0  # what the client adds to the diagonal of the gram matrix, or of each covariance
+    # length that no row exceeds, where the rows are not the features of the run but what the method makes of them;
+    # infinity where nothing is known of it, None for the features
+    longest: float | None = None
+    rounding: float = 0.0  # relative error of products that are computed in a narrower type than the tensor's
+
+
 @dataclass(frozen=True)
 class UploadTensor:
     """One tensor of an upload."""
@@ -35,6 +64,7 @@ class UploadTensor:
     dtype: torch.dtype  # of its numbers
     # whether it holds numbers of the client's training rows: whole, not negative, no more than it has
     counts_rows: bool = False
+    statistic: Statistic | None = None  # of which rows' statistic it is; None for anything else, such as weights
 
     @staticmethod
     def like(t: Tensor) -> UploadTensor:

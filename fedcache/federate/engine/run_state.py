@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import StoreError
+from fedcache.errors import FederatedRunError, StoreError, UsageError
 from fedcache.federate.engine.client_data import AllClients, ClientData, Data, FeatureColumns, cut_out, stack_clients
 from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
 from fedcache.federate.engine.eligibility import eligible_clients
@@ -46,6 +46,12 @@ from fedcache.federate.trust.update_validation import (
 )
 from fedcache.federate.trust.weights import reduced_weights
 from fedcache.heads.linear import Tree
+
+NUMERICAL = (ArithmeticError, ValueError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]  # not in its __all__
+"""Errors of a method's server step that come from the numbers in the uploads."""
+
+MOST_SUSPECTS = 32
+"""Uploads that are left out one by one, to find the one that the server cannot aggregate."""
 
 DEALT_BYTES = 8 << 20
 """Row numbers of chunks of clients that are kept for the next round."""
@@ -100,6 +106,8 @@ class RunState:
         self.labels = self._labels() if "labels" in method.reads(hp) else None
         self.rejected: list[RejectedUpload] = []
         self.unprotected_classes = self.round = 0
+        self.keeps_uploads = not self.trust.plain  # a round's, so that one can be left out
+        self._tried: tuple[Tree, Tree] | None = None  # pooled uploads, and the server that they make
         self.expected_clients = 0.0  # a round, on average
         self.server: Tree = {}
         self.states = ClientStates()
@@ -233,7 +241,13 @@ class RunState:
 
     def update_validation(self) -> UpdateValidation:
         """What every upload of this round must be."""
-        return UpdateValidation(self.expected_uploads(), self.round + 1)
+        return UpdateValidation(self.expected_uploads(), self.round + 1, self.longest_row)
+
+    @property
+    def longest_row(self) -> float | None:
+        """Length that no training row exceeds, by ``--max-row-norm`` or as the features are made; None without."""
+        known = [bound for bound in (self.trust.max_row_norm, self.data.longest_row) if bound is not None]
+        return min(known, default=None)
 
     @cached_property
     def client_names(self) -> Sequence[str]:
@@ -252,7 +266,7 @@ class RunState:
         self.expected_clients = self.sampler.share(participation) * len(
             self.training_clients if private else self.eligible
         )
-        return (UploadPipeline if self.trust.plain else BufferedUploads)(
+        return (BufferedUploads if self.keeps_uploads else UploadPipeline)(
             UploadRound(
                 self.method, self.hp, self.trust, self.expected_uploads(), down,
                 number=self.round + 1, seed=self.seed, names=self.client_names, rows=self.client_rows,
@@ -260,7 +274,7 @@ class RunState:
                 clients=len(ids), attackers=self.liars,
                 expected_clients=self.expected_clients,
                 expected_rows=float(self.client_rows[self.eligible].sum()) if private else 0.0,
-                noise=self.private.normals(self.round),
+                noise=self.private.normals(self.round), longest=self.longest_row,
             )
         )  # fmt: skip
 
@@ -274,16 +288,75 @@ class RunState:
             tensors = {k: t for k, t in up.items() if isinstance(t, Tensor)} if isinstance(up, dict) else {}
             return sum(t.numel() for t in tensors.values()), itemsize(tensors)
 
-    def pooled(self, pipeline: UploadPipeline) -> Tree:
+    def pooled(self, pipeline: UploadPipeline, ids: Sequence[int]) -> Tree:
         """What a pipeline has made of the uploads of the round; who was rejected is noted.
+
+        Where the server cannot aggregate what was pooled, and can without the upload of one client, that upload is
+        rejected.
 
         Raises FederatedRunError for a malformed upload that is not to be left out.
         """
         pooled = pipeline.pooled()
+        if isinstance(pipeline, BufferedUploads) and self.steps_at_once:
+            pipeline, pooled = self._aggregable(pipeline, pooled, ids)
         self.warnings += pipeline.warnings(len(self.rejected), self.unprotected_classes)
         self.rejected += pipeline.rejected
         self.unprotected_classes += pipeline.unprotected_classes
         return pooled
+
+    @property
+    def steps_at_once(self) -> bool:
+        """Whether what is pooled is all that the server's next step is made of."""
+        return True
+
+    def _aggregable(self, pipeline: BufferedUploads, pooled: Tree, ids: Sequence[int]) -> tuple[BufferedUploads, Tree]:
+        """The round as the server can aggregate it: as it is, or without the upload of one client.
+
+        Raises FederatedRunError, where leaving out one upload does not help; it names the suspects.
+        """
+        rejected = {r.client for r in pipeline.rejected}
+        ids = [c for c in ids if c not in rejected]
+        try:
+            self._tried = pooled, self.next_server(pooled, ids)
+            return pipeline, pooled
+        except FederatedRunError as error:
+            failure = error
+        suspects = pipeline.suspects()[:MOST_SUSPECTS]
+        why = f"the server cannot aggregate the round with it, and can without it ({failure.message.rstrip('.')})"
+        for client in suspects:
+            others = [c for c in ids if c != client]
+            try:
+                rest, pooled = pipeline.without(client, why)
+                self._tried = pooled, self.next_server(pooled, others)
+            except (FederatedRunError, UsageError):
+                continue
+            if self.trust.on_bad == "fail":
+                raise pipeline.validation.refusal(client, self.client_names[client], why) from failure
+            return rest, pooled
+        if not suspects:
+            raise failure
+        named = ", ".join(repr(self.client_names[c]) for c in suspects[:5])
+        tried = f"Leaving out any one of {len(suspects)} uploads does not help; farthest from the others: {named}."
+        raise FederatedRunError(f"{failure.message} {tried}", failure.hint) from failure
+
+    def next_server(self, pooled: Tree, ids: Sequence[int]) -> Tree:
+        """What the server holds after a step with pooled uploads; nothing is changed yet.
+
+        Raises FederatedRunError, whatever numerical error the method meets, and for numbers that are not finite.
+        """
+        if self._tried is not None and self._tried[0] is pooled:
+            return self._tried[1]
+        try:
+            merged = self.method.aggregate(self.server, pooled, self.server_ctx(ids))
+        except NUMERICAL as error:
+            raise FederatedRunError(
+                f"Round {self.round + 1}: {self.method.name} cannot aggregate the uploads: {error}.",
+                "Look at the clients, or leave out uploads with --on-bad-update reject.",
+            ) from error
+        # In memory as in a file: strides pick GEMM kernels, and a resumed run must give the same bits.
+        made = {k: t.contiguous() for k, t in merged.items()}
+        self.check_finite(made, (), 0)
+        return made
 
     def fit_one(self, down: Tree, client: int) -> Tree:
         """One client trained alone, without leading axes; its upload."""
@@ -332,13 +405,11 @@ class RunState:
 
         ``ups`` are (scalars, bytes of one) that each client sent.
         """
-        merged = self.method.aggregate(self.server, pooled, self.server_ctx(ids))
+        self.server = self.next_server(pooled, ids)
+        self._tried = None
         if not self.noticed and (said := self.method.notice(pooled, self.server_ctx(ids))):
             self.noticed = True
             self.warnings.append(f"round {self.round + 1}: {said}")
-        # In memory as in a file: strides pick GEMM kernels, and a resumed run must give the same bits.
-        self.server = {k: t.contiguous() for k, t in merged.items()}
-        self.check_finite(self.server, (), 0)
         # A one-shot method has nothing to send before its round; what is delivered is the model it made.
         delivered = self.down() if self.method.one_shot else down
         if self.trust.secret_participants:

@@ -94,6 +94,11 @@ class TimedRun(RunState):
         self.staleness, self.lost, self.early = first.staleness, first.lost, first.early
         self.versions[self.round], self._groups = self.down(), []
 
+    @property
+    def steps_at_once(self) -> bool:
+        """Not where a step is made of several groups."""
+        return self._groups is None
+
     def finish(self, ids: Sequence[int], down: Tree, pooled: Tree, ups: Sequence[tuple[int, int]]) -> RoundTraffic:
         """The end of a round, or of one group of clients of a step: then it is kept until ``end_step``."""
         if self._groups is None:

@@ -102,7 +102,7 @@ class Batched(Executor):
                 self.pool_chunk(chunk, up, pipeline)
             elif accepted:
                 for j, c in enumerate(chunk):
-                    pipeline.add(batch.of_client(up, j), c, validated=True)
+                    pipeline.add(batch.of_client(up, j), c, validated=first.trust.plain)
             if accepted:
                 self.note_sent(chunk, up, itemsize(up), sent)
 
@@ -131,9 +131,10 @@ class Batched(Executor):
         if not stacked and not each:
             pipeline.add_weights(chunk)  # sums do not say how many clients are in them
             return
+        validated = self.batch.points[0].trust.plain  # else each upload is validated by itself
         for j, c in enumerate(chunk):
             whole = {n: parts[j] if self.batch.axes == 2 else parts[j][0] for n, parts in (each or {}).items()}
-            pipeline.add({**self.batch.of_client(stacked, j), **whole}, c, validated=True)
+            pipeline.add({**self.batch.of_client(stacked, j), **whole}, c, validated=validated)
 
     def note_sent(
         self, chunk: Sequence[int], up: Tree, size: int, sent: dict[int, Sent], shown: Tree | None = None

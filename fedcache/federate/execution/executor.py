@@ -158,7 +158,7 @@ class Sequential(Executor):
                 own = up if len(group) == 1 else point.fit_one(down, c)
                 pipeline.add(own, c)
                 sent.append(point.upload_size(own))
-        return point.pooled(pipeline), sent
+        return point.pooled(pipeline, ids), sent
 
     def uploads(
         self, point: RunState, down: Tree, groups: Sequence[Sequence[int]]

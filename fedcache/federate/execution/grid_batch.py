@@ -266,7 +266,7 @@ class GridBatch:
     ) -> list[RoundTraffic | None]:
         """Hand every server its pooled uploads; returns as ``Executor.one_round``."""
         try:
-            pooled = self.points[0].pooled(pipeline)
+            pooled = self.points[0].pooled(pipeline, ids)
         except FedcacheError as error:
             return self.fail(error)
         found: list[RoundTraffic | None] = []

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.methods import fedncm
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, Uploads, UploadTensor
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, Statistic, Tree, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import add_up, class_sums
 from fedcache.heads.ridge import factored, gram, solve, unpack
@@ -52,7 +52,11 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """W_k [C, D] and the triangle of C_k [D (D + 1) / 2]."""
     C, D = ctx.env.classes, ctx.env.width
-    return {"head": UploadTensor((C, D), torch.float64), "gram": UploadTensor((D * (D + 1) // 2,), torch.float64)}
+    gram_matrix = Statistic("gram", ridge=float(ctx.number("gamma")))
+    return {
+        "head": UploadTensor((C, D), torch.float64, statistic=Statistic("ridge solutions")),
+        "gram": UploadTensor((D * (D + 1) // 2,), torch.float64, statistic=gram_matrix),
+    }
 
 
 def merge(Wu: Tensor, Cu: Tensor, Wv: Tensor, Cv: Tensor) -> tuple[Tensor, Tensor]:

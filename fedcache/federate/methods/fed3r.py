@@ -37,11 +37,14 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.context import RunConstants, generator
+from fedcache.federate.engine.method import StatisticKind
 from fedcache.federate.methods import fedncm
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, Uploads, UploadTensor
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Statistic, Tree, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import add_up, class_sums, predict
 from fedcache.heads.ridge import (
+    LONGEST_FOURIER,
+    SINGLE_ROUNDING,
     SINGLE_ROWS,
     SPECTRUM,
     drawn_fourier,
@@ -123,9 +126,15 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """The triangle of A_i and B_i of D features (or Fourier features), and with a bias their sums and the counts."""
     C, D = ctx.env.classes, ctx.count("rff_dim") or ctx.env.width
-    sums = {"gram": UploadTensor((D * (D + 1) // 2,), torch.float64), "class_sum": UploadTensor((C, D), torch.float64)}
+    longest = LONGEST_FOURIER if ctx.count("rff_dim") else None
+    rounding = SINGLE_ROUNDING if ctx.hp["precision"] == "float32" else 0.0
+
+    def sent(shape: tuple[int, ...], kind: StatisticKind) -> UploadTensor:
+        return UploadTensor(shape, torch.float64, statistic=Statistic(kind, longest=longest, rounding=rounding))
+
+    sums = {"gram": sent((D * (D + 1) // 2,), "gram"), "class_sum": sent((C, D), "class sums")}
     if ctx.hp["bias"]:
-        sums["sum"] = UploadTensor((D,), torch.float64)
+        sums["sum"] = sent((D,), "sum")
         sums["count"] = UploadTensor((C,), torch.float64, counts_rows=True)
     return sums
 

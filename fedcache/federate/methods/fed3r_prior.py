@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.methods import fedncm
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, Uploads, UploadTensor, model
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, Statistic, Tree, Uploads, UploadTensor, model
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
 from fedcache.federate.methods.fedncm import add_up, class_sums
 from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
@@ -36,7 +36,10 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """The triangle of A_i [D (D + 1) / 2] and B_i [C, D]."""
     C, D = ctx.env.classes, ctx.env.width
-    return {"gram": UploadTensor((D * (D + 1) // 2,), torch.float64), "class_sum": UploadTensor((C, D), torch.float64)}
+    return {
+        "gram": UploadTensor((D * (D + 1) // 2,), torch.float64, statistic=Statistic("gram")),
+        "class_sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
+    }
 
 
 def prepare(up: Tree, ctx: Ctx) -> Tree:

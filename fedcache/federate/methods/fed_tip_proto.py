@@ -20,6 +20,7 @@ from fedcache.federate.methods.common import (
     Defaults,
     HParam,
     Method,
+    Statistic,
     Tree,
     Uploads,
     UploadTensor,
@@ -41,7 +42,11 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """Unit class means [C, D], and which of them exist [C]."""
     C = ctx.env.classes
-    return {"key": UploadTensor((C, ctx.env.width), ctx.env.dtype), "has": UploadTensor((C,), torch.bool)}
+    unit_means = Statistic("class means", longest=1.0)
+    return {
+        "key": UploadTensor((C, ctx.env.width), ctx.env.dtype, statistic=unit_means),
+        "has": UploadTensor((C,), torch.bool),
+    }
 
 
 def sent(up: Tree, _ctx: Ctx) -> int:

@@ -21,7 +21,7 @@ import torch
 
 from fedcache.errors import FederatedRunError
 from fedcache.federate.methods import fedncm
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, Uploads, UploadTensor
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, Statistic, Tree, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked
 from fedcache.heads.linear import head_around
@@ -45,8 +45,8 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """G_i, packed [D (D + 1) / 2], S_c [C, D] and N_c [C]."""
     C, D = ctx.env.classes, ctx.env.width
     return {
-        "gram": UploadTensor((D * (D + 1) // 2,), torch.float64),
-        "class_sum": UploadTensor((C, D), torch.float64),
+        "gram": UploadTensor((D * (D + 1) // 2,), torch.float64, statistic=Statistic("gram")),
+        "class_sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
         "count": UploadTensor((C,), torch.float64, counts_rows=True),
     }
 

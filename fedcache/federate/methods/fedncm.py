@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from fedcache.federate.engine.method import Uploads, UploadTensor
+from fedcache.federate.engine.method import Statistic, Uploads, UploadTensor
 from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, Tree, affine
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.heads.linear import head_around
@@ -82,7 +82,10 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """S_c [C, D] and N_c [C]."""
     C, D = ctx.env.classes, ctx.env.width
-    return {"sum": UploadTensor((C, D), torch.float64), "count": UploadTensor((C,), torch.float64, counts_rows=True)}
+    return {
+        "sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
+        "count": UploadTensor((C,), torch.float64, counts_rows=True),
+    }
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:

@@ -28,7 +28,18 @@ from torch import Tensor
 
 from fedcache.errors import FederatedRunError
 from fedcache.federate.engine.local_training import train
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Hp, HParam, Method, Uploads, UploadTensor, model
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Defaults,
+    Hp,
+    HParam,
+    Method,
+    Statistic,
+    Uploads,
+    UploadTensor,
+    model,
+)
 from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, declare, without
 from fedcache.federate.methods.fedncm import masked, predict
 from fedcache.heads.gaussian_mixture import Gaussians, fit_mixture, of_class, pooled, scale_size
@@ -62,9 +73,14 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """mean [C, K, D], scale [C, K, S] and weight [C, K] of K Gaussians a class in 16 bits, and count [C]."""
     C, K, D = ctx.env.classes, ctx.count("k_mix"), ctx.env.width
-    shapes = {"mean": (C, K, D), "scale": (C, K, scale_size(str(ctx.hp["cov"]), D)), "weight": (C, K)}
-    gaussians = {name: UploadTensor(shape, torch.float16) for name, shape in shapes.items()}
-    return {**gaussians, "count": UploadTensor((C,), torch.int64, counts_rows=True)}
+    cov, reg = str(ctx.hp["cov"]), float(ctx.number("reg_covar"))
+    scale = Statistic("mixture factors" if cov == "full" else "mixture deviations", ridge=reg)
+    return {
+        "mean": UploadTensor((C, K, D), torch.float16, statistic=Statistic("mixture means")),
+        "scale": UploadTensor((C, K, scale_size(cov, D)), torch.float16, statistic=scale),
+        "weight": UploadTensor((C, K), torch.float16, statistic=Statistic("mixture weights")),
+        "count": UploadTensor((C,), torch.int64, counts_rows=True),
+    }
 
 
 def _fitted(z: np.ndarray, k: int, cov: str, ctx: Ctx, seed: int) -> Gaussians:

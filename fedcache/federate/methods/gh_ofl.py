@@ -21,14 +21,16 @@ shrinkage are; it counts absent classes in C, gives them a prior of 1e-12, and c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedcache.errors import FederatedRunError
+from fedcache.federate.engine.method import StatisticKind
 from fedcache.federate.methods import fedncm
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, Uploads, UploadTensor, affine
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Statistic, Tree, Uploads, UploadTensor, affine
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedcgs import means
 from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked
@@ -38,6 +40,15 @@ from fedcache.heads.ridge import factored, gram, pack, unpack, unpack_triangle
 
 FLOOR = 1e-6
 """Smallest variance, and what is added to the diagonal of every covariance."""
+
+
+STATISTICS: Mapping[str, StatisticKind] = {
+    "class_square": "class squares",
+    "square": "squares",
+    "gram": "gram",
+    "class_gram": "class grams",
+}
+"""Name of what is sent of squares -> what kind of statistic it is."""
 
 
 def square_kind(hp: Hp) -> str:
@@ -91,11 +102,11 @@ def square_shape(hp: Hp, C: int, D: int) -> tuple[int, ...]:
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """S_c [C, D], N_c [C], and the squares."""
-    C, D = ctx.env.classes, ctx.env.width
+    C, D, kind = ctx.env.classes, ctx.env.width, square_kind(ctx.hp)
     return {
-        "class_sum": UploadTensor((C, D), torch.float64),
+        "class_sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
         "count": UploadTensor((C,), torch.float64, counts_rows=True),
-        square_kind(ctx.hp): UploadTensor(square_shape(ctx.hp, C, D), torch.float64),
+        kind: UploadTensor(square_shape(ctx.hp, C, D), torch.float64, statistic=Statistic(STATISTICS[kind])),
     }
 
 

@@ -7,6 +7,7 @@ where it pools sums, prototypes of each class where its server merges them by cl
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +17,15 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import FedcacheError, FederatedRunError
-from fedcache.federate.engine.method import Pooling, Uploads
-from fedcache.federate.trust.pipeline import UploadPipeline, UploadPool, UploadRound
+from fedcache.federate.engine.method import Pooling, StatisticKind, Uploads
+from fedcache.federate.trust.pipeline import RejectedUpload, UploadPipeline, UploadPool, UploadRound
 from fedcache.federate.trust.robust_rules import RobustRule
 from fedcache.federate.trust.weights import capped_weights
 from fedcache.heads.linear import Tree
 from fedcache.heads.ridge import gram, nearest_gram
+
+SECOND_MOMENTS: frozenset[StatisticKind] = frozenset({"gram", "class grams", "squares", "class squares"})
+"""Kinds of statistics that are bounded by the sums of the same rows."""
 
 NAMED_REJECTIONS = 5
 """Rejected uploads that a run's warnings name one by one; the records count all of them."""
@@ -87,6 +91,7 @@ class _KeptUpload:
     client: int
     rows: float
     tree: Tree
+    validated: bool = False
 
 
 class BufferedUploads(UploadPipeline):
@@ -106,8 +111,8 @@ class BufferedUploads(UploadPipeline):
     def add(self, up: Tree, client: int, *, validated: bool = False) -> None:
         """Keep the upload of one client; what is wrong with it is found by ``pooled``."""
         # A copy: an executor may write the next client's upload to the same memory.
-        copy = {k: t.clone() if isinstance(t, Tensor) else t for k, t in up.items()} if isinstance(up, dict) else up
-        self._kept.append(_KeptUpload(client, self.round.rows[client], copy))
+        own = {k: t.clone() if isinstance(t, Tensor) else t for k, t in up.items()} if isinstance(up, dict) else up
+        self._kept.append(_KeptUpload(client, self.round.rows[client], own, validated))
 
     def pooled(self) -> Tree:
         """What the policy makes of the uploads that survive it."""
@@ -117,10 +122,11 @@ class BufferedUploads(UploadPipeline):
         if not self.expected:
             raise self.policy.refused(self.method, "its clients send nothing")
         layout = self._layout()
-        self._reject(lambda kept: self.validation.problem(kept.tree, kept.rows, finite=True))
+        self._reject(lambda kept: self.validation.malformed(kept.tree, kept.rows))
         if self.policy.attack is not None:
             self._simulate_attack(layout)
-        self._reject(lambda kept: self.validation.problem(kept.tree, kept.rows) or self._too_long(layout, kept))
+        self._reject(self._problem)
+        self._reject(lambda kept: self._too_long(layout, kept))
         self.rejected.sort(key=lambda rejected: rejected.client)
         if not self._kept:
             raise FederatedRunError(
@@ -128,12 +134,52 @@ class BufferedUploads(UploadPipeline):
                 f"aggregate; the first because {self.rejected[0].why}.",
                 "Lower the learning rate, or look at the clients.",
             )
+        return self._combined()
+
+    def _combined(self) -> Tree:
+        """What the policy makes of the uploads that are kept."""
         changed = self.policy.rule.text != "mean" or self.policy.privacy is not None
         if self.method.merges == "classes" and changed:
             return self._merged_classes()
         if self.policy.privacy is not None:
-            return self._private(layout)
+            return self._private(self._layout())
         return self._aggregated()
+
+    def suspects(self) -> list[int]:
+        """The clients whose uploads are kept, the one whose upload is farthest from the median of all first.
+
+        Empty where an upload cannot be left out: under noise, which is drawn once for a round.
+        """
+        if self.policy.privacy is not None or len(self._kept) < 2:
+            return []
+        V = self._rows(self._layout())
+        far = (V - V.median(0).values).norm(dim=1) if V.shape[1] else torch.zeros(len(V))
+        order = far.argsort(descending=True, stable=True).tolist()
+        return [self._kept[i].client for i in order]
+
+    def without(self, client: int, why: str) -> tuple[BufferedUploads, Tree]:
+        """The same round with that client's upload rejected, and what it pools.
+
+        Raises FederatedRunError or UsageError, where the other uploads do not suffice for the rule.
+        """
+        rest = copy.copy(self)
+        rest._kept = [kept for kept in self._kept if kept.client != client]
+        rest.rejected = [*self.rejected, RejectedUpload(self.round.number, client, why)]
+        rest.rejected.sort(key=lambda rejected: rejected.client)
+        rest.unprotected_classes = 0
+        return rest, rest._combined()
+
+    def _problem(self, kept: _KeptUpload) -> str | None:
+        """What is wrong with the numbers of an upload, in words.
+
+        A simulated attack shows what a rule withstands, so the statistics of its liars are not checked. Those of a
+        private run are clipped instead: epsilon does not cover who is rejected.
+        """
+        if kept.validated:
+            return None
+        lies = self.policy.attack is not None and kept.client in self.round.attackers
+        statistics = not lies and self.policy.privacy is None
+        return self.validation.problem(kept.tree, kept.rows, statistics=statistics)
 
     def warnings(self, named: int, unprotected: int) -> list[str]:
         """The first rejected uploads of a run, and the first round with unprotected classes."""
@@ -200,8 +246,14 @@ class BufferedUploads(UploadPipeline):
         layout = self._layout(counts=True)
         # Sums are those of m clients of the middle one's size: the sum of all rows is as large as a liar says.
         total = len(self._kept) * statistics.median(kept.rows for kept in self._kept)
-        made = _with_definite_gram(layout.tree(rule(self._rows(layout), liars), total, pooled))
+        taken = rule.of_moments if self._has_second_moments else rule
+        made = _with_definite_gram(layout.tree(taken(self._rows(layout), liars), total, pooled))
         return {name: made[name] for name in pooled}
+
+    @property
+    def _has_second_moments(self) -> bool:
+        """Whether uploads hold second moments, which fit the sums beside them."""
+        return any(t.statistic and t.statistic.kind in SECOND_MOMENTS for t in self.expected.values())
 
     def _expected_liars(self) -> int:
         """f of this round: of all its clients, less those that are rejected already."""

@@ -135,6 +135,7 @@ class UploadRound:
     expected_rows: float  # the training rows of all clients that may take part
     attackers: frozenset[int]  # clients that lie
     noise: Noise  # that privacy adds to a sum
+    longest: float | None  # length that no training row exceeds; None where nobody knows
 
 
 class UploadPipeline:
@@ -148,7 +149,7 @@ class UploadPipeline:
     def __init__(self, round_: UploadRound) -> None:
         self.round = round_
         self.policy, self.method, self.expected = round_.policy, round_.method, round_.expected
-        self.validation = UpdateValidation(round_.expected, round_.number)
+        self.validation = UpdateValidation(round_.expected, round_.number, round_.longest)
         self._pool = UploadPool(self.method.pool(round_.hp), max(1, round_.clients))
         self.rejected: list[RejectedUpload] = []
         self.unprotected_classes = 0
@@ -219,7 +220,7 @@ class UploadPipeline:
         rows = self.round.rows[client]
         if not validated and not self.validation.is_sound(up, rows):
             name = self.round.names[client]
-            if why := self.validation.problem(up, rows, finite=True):
+            if why := self.validation.malformed(up, rows):
                 raise self.validation.refusal(client, name, why)
             for tensor, t in up.items():
                 if t.is_floating_point() and not is_bounded(t):

@@ -40,12 +40,13 @@ class TrustPolicy:
     privacy: Privacy | None = None  # clipping and noise
     max_rows: int | None = None  # the most rows that a client may have, None for no bound
     max_share: float | None = None  # the largest share of a round's weight that a client may have, None for no bound
+    max_row_norm: float | None = None  # the longest row that statistics may be made of, None for no bound
 
     @property
     def plain(self) -> bool:
         """Whether uploads are only checked, so that they need not be kept one by one."""
         plain = self.rule.text == "mean" and self.attack is None and self.privacy is None
-        return plain and self.on_bad == "fail" and self.max_norm is None
+        return plain and self.on_bad == "fail" and self.max_norm is None and self.max_row_norm is None
 
     @property
     def protects(self) -> bool:
@@ -77,7 +78,11 @@ class TrustPolicy:
 
     def _check_untold(self) -> None:
         """Refuse bounds of which it would be told whom they concern. Raises UsageError."""
-        for name, given in (("--max-update-norm", self.max_norm), ("--max-rows-per-client", self.max_rows)):
+        bounds = (
+            ("--max-update-norm", self.max_norm), ("--max-rows-per-client", self.max_rows),
+            ("--max-row-norm", self.max_row_norm),
+        )  # fmt: skip
+        for name, given in bounds:
             if given is not None:
                 raise UsageError(
                     f"{name} with --dp-noise would tell something of single clients that epsilon does not cover.",
@@ -100,7 +105,15 @@ class TrustPolicy:
             )
 
     def check_uploads(self, method: Method, declared: Callable[[], Uploads]) -> None:
-        """Refuse uploads that hold more than what noise is added to. Raises UsageError, naming it."""
+        """Refuse bounds that no upload falls under, and uploads that hold more than what noise is added to.
+
+        Raises UsageError, naming the tensors.
+        """
+        if self.max_row_norm is not None and not any(t.statistic for t in declared().values()):
+            raise UsageError(
+                f"{method.name} takes no --max-row-norm: its clients send no statistics of their rows.",
+                "Bound its updates instead: --max-update-norm",
+            )
         if self.privacy is None or method.merges == "classes":  # of counts no more than 0 or 1 is taken, with noise
             return
         beside = sorted(n for n, t in declared().items() if t.counts_rows or not t.dtype.is_floating_point)
@@ -137,7 +150,7 @@ class TrustPolicy:
             ("--aggregate", self.rule.text != "mean"), ("--attack", self.attack is not None),
             ("--dp-clip", self.privacy is not None), ("--on-bad-update", self.on_bad != "fail"),
             ("--max-update-norm", self.max_norm is not None), ("--max-rows-per-client", self.max_rows is not None),
-            ("--max-share", self.max_share is not None),
+            ("--max-share", self.max_share is not None), ("--max-row-norm", self.max_row_norm is not None),
         )  # fmt: skip
         return ", ".join(name for name, given in found if given)
 
@@ -158,6 +171,7 @@ def parse_policy(
     privacy: Privacy | None = None,
     max_rows_per_client: int | None = None,
     max_share: float | None = None,
+    max_row_norm: float | None = None,
 ) -> TrustPolicy:
     """From the words of the command line. Raises UsageError."""
     on_bad_update = (
@@ -169,6 +183,8 @@ def parse_policy(
         raise UsageError(f"--byzantine {byzantine:g}: expected a share from 0 to below 0.5.", "For example 0.2")
     if max_update_norm is not None and not max_update_norm > 0:
         raise UsageError(f"--max-update-norm {max_update_norm:g} is not above 0.", "For example 100")
+    if max_row_norm is not None and not max_row_norm > 0:
+        raise UsageError(f"--max-row-norm {max_row_norm:g} is not above 0.", "For example 100")
     if max_rows_per_client is not None and max_rows_per_client < 1:
         raise UsageError(f"--max-rows-per-client {max_rows_per_client} is not above 0.", "For example 10000")
     if max_share is not None and not 0.0 < max_share <= 1.0:
@@ -194,4 +210,5 @@ def parse_policy(
         privacy,
         max_rows_per_client,
         max_share,
+        max_row_norm,
     )

@@ -85,6 +85,12 @@ def nnm(V: Tensor, f: int) -> Tensor:
     return torch.stack([V[rows].mean(0) for rows in near])
 
 
+def mean_of_nearest(V: Tensor, point: Tensor, count: int) -> Tensor:
+    """The mean of the ``count`` rows nearest to a point."""
+    far = ((V - point) ** 2).sum(1)
+    return V[far.argsort(stable=True, dim=0)[:count]].mean(0)
+
+
 def clip(V: Tensor, bound: float) -> Tensor:
     """Rows longer than ``bound`` are shortened to it."""
     length: Tensor = torch.linalg.vector_norm(V, dim=1, keepdim=True)
@@ -121,6 +127,21 @@ class RobustRule:
     def left_out(self, m: int) -> int:
         """Values that ``trimmed`` leaves out at each side of m."""
         return int(float(self.number or 0.0) * m + 1e-9)
+
+    def by_coordinate(self, m: int) -> bool:
+        """Whether the numbers of the result may come from different rows of m, so that it mixes none of them."""
+        if self.last == "trimmed":
+            return self.left_out(m) > 0
+        return self.last == "median" or find("aggregators", self.last) is not None
+
+    def of_moments(self, V: Tensor, f: int) -> Tensor:
+        """``__call__`` for rows that hold first and second moments, which a mean of rows keeps consistent.
+
+        A rule that takes each number by itself does not: a median of variances does not fit a median of means. Such a
+        rule is followed by the mean of the rows nearest to its result.
+        """
+        made, m = self(V, f), len(V)
+        return mean_of_nearest(V, made, m - max(f, self.left_out(m))) if self.by_coordinate(m) else made
 
     def __call__(self, V: Tensor, f: int) -> Tensor:
         """What the rows say together, each with one vote: [d].

@@ -3,8 +3,8 @@
 The method declares what its clients send (``Method.uploads``), or it is what its ``fit`` makes of a few rows of noise;
 the server knows how many rows each client holds and which round it is. An upload that differs, or holds a number that
 is not finite, is refused with the client and the round named; what is done then is the run's choice
-(``--on-bad-update``). A sound upload may still lie: against that stand ``federate.trust.robust_rules`` and a bound on
-its norm.
+(``--on-bad-update``). Statistics of rows are also checked for what their kind allows (``statistic_checks``). A sound
+upload may still lie: against that stand ``federate.trust.robust_rules`` and bounds on norms.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import Method, Uploads, UploadTensor
+from fedcache.federate.trust.statistic_checks import statistic_problem
 
 PROBE = "/probe"
 """The name under which noise is trained on; no client may have it, because names hold no slash."""
@@ -72,23 +73,40 @@ def counts_rows(name: str) -> bool:
 
 
 class UpdateValidation:
-    """What the uploads of one round must be. ``number`` is that of the round that is being collected, from 1."""
+    """What the uploads of one round must be.
 
-    def __init__(self, expected: Uploads, number: int) -> None:
-        self.expected, self.number = expected, number
+    Args:
+        expected: what the method declares.
+        number: of the round that is being collected, from 1.
+        longest: length that no training row exceeds; None where nobody knows.
+    """
+
+    def __init__(self, expected: Uploads, number: int, longest: float | None = None) -> None:
+        self.expected, self.number, self.longest = expected, number, longest
         # Laid out once for the round, so that comparing an upload costs a few microseconds.
         self._layout = tuple((name, torch.Size(t.shape), t.dtype) for name, t in expected.items())
         self._counts = tuple(name for name, t in expected.items() if t.counts_rows)
 
-    def problem(self, up: object, rows: float, *, sent_in: int | None = None, finite: bool = False) -> str | None:
+    def problem(self, up: object, rows: float, *, sent_in: int | None = None, statistics: bool = True) -> str | None:
         """The first thing wrong with one client's upload, in words; None for a sound one.
 
         Args:
             up: what came, of which nothing is known.
             rows: n_i, training rows of the client.
             sent_in: the round the client says it answers, None where the engine cannot be answered late.
-            finite: whether its floats are looked at by the caller.
+            statistics: whether statistics of rows are checked for what their kind allows.
         """
+        why = self.malformed(up, rows, sent_in=sent_in)
+        if why is not None:
+            return why
+        assert isinstance(up, dict)
+        why = self.finite_problem(up)
+        if why is None and statistics:
+            why = statistic_problem(self.expected, up, rows, self.longest)
+        return why
+
+    def malformed(self, up: object, rows: float, *, sent_in: int | None = None) -> str | None:
+        """What is wrong with the round, names, shapes, types or counts of one upload; its other floats are not read."""
         if sent_in is not None and sent_in != self.number:
             return f"it answers round {sent_in}, and this is round {self.number}"
         if why := self.structure_problem(up):
@@ -97,7 +115,7 @@ class UpdateValidation:
         for name in self._counts:
             if why := _wrong_counts(name, up[name].unsqueeze(0), [rows])[0]:
                 return why
-        return None if finite else self.finite_problem(up)
+        return None
 
     def is_sound(self, up: object, rows: float) -> bool:
         """Whether nothing is wrong with one client's upload, in one pass: what is asked of every client.

@@ -68,6 +68,7 @@ def test_what_looks_at_single_uploads_or_hides_nothing_is_refused() -> None:
         ({"aggregate": "median"}, "--aggregate looks at single uploads"),
         ({"on_bad_update": "reject"}, "--on-bad-update looks at single uploads"),
         ({"max_update_norm": 1.0}, "--max-update-norm looks at single uploads"),
+        ({"max_row_norm": 1.0}, "--max-row-norm looks at single uploads"),
         ({"sites": 2}, "fewer than 3 sites"),
         ({"participation": "2"}, "fewer than 3 sites"),
         ({"secure_bound": 0.0}, "--secure-bound 0 is not above 0"),

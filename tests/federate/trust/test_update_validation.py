@@ -345,6 +345,66 @@ def test_all_uploads_refused_ends_the_run_and_keeps_the_model():
             trust=parse_policy(on_bad_update="reject", max_update_norm=1e-9))  # fmt: skip
 
 
+def one_spoils(method, victim, error):
+    """The method whose server step fails while one client's upload is among the others: one class sum is a million.
+
+    What is declared of the upload does not say that it is a statistic, so nothing is wrong with it by itself.
+    """
+
+    def fit(down, state, data, ctx):
+        state, up = method.fit(down, state, data, ctx)
+        if ctx.ids == (victim,):
+            up = {**up, "sum": up["sum"].index_fill(0, torch.tensor([0]), 1e6)}
+        return state, up
+
+    def aggregate(server, up, ctx):
+        if bool((up["sum"][0] > 1e4).any()):
+            raise error
+        return method.aggregate(server, up, ctx)
+
+    def uploads(server, ctx):
+        return {n: replace(t, statistic=None) for n, t in method.uploads(server, ctx).items()}
+
+    return replace(method, fit=fit, aggregate=aggregate, uploads=uploads)
+
+
+NUMERICAL = [ValueError("pvals < 0"), FloatingPointError("underflow"), np.linalg.LinAlgError("no convergence"),
+             torch.linalg.LinAlgError("singular")]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", NUMERICAL, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("on_bad", [None, "reject", "fail"])
+def test_no_numerical_error_leaves_the_servers_step(error, on_bad):
+    data, clients = federation()
+    method = METHODS["fedncm"]
+    how = {"rounds": 1, "execution": "sequential", "dtype": torch.float64}
+    bad = one_spoils(method, 3, error)
+    # A rule that keeps uploads, or a policy that rejects; with the defaults of one process sums alone are kept.
+    trust = parse_policy("trimmed:0", on_bad_update=on_bad) if on_bad else parse_policy()
+    if on_bad == "reject":
+        out = run(bad, method.resolve(), data, clients, trust=trust, **how)
+        without = [replace(c, train=c.train[:0]) if i == 3 else c for i, c in enumerate(clients)]
+        assert difference(out, run(method, method.resolve(), data, without, trust=trust, **how)) < 1e-12
+        assert out.records[0].diagnostics["rejected"] == 1.0
+        assert "the upload of client 3 ('client-3') is rejected: the server cannot aggregate" in out.warnings[-1]
+        return
+    with pytest.raises(FedcacheError, match=str(error)) as caught:
+        run(bad, method.resolve(), data, clients, trust=trust, **how)
+    assert caught.value.code is Exit.FEDERATED
+    assert ("client 3 ('client-3') is refused" in caught.value.message) == (on_bad == "fail")
+
+
+def test_a_server_that_keeps_a_place_for_each_client_takes_a_round_in_which_one_is_rejected():
+    data, clients = federation()
+    method = METHODS["fedpcl"]
+    hp, trust = method.resolve("paper", small("fedpcl")), parse_policy(on_bad_update="reject")
+    out = run(liar(method, "nan", 1), hp, data, clients, rounds=1, execution="sequential", trust=trust)
+    assert float(out.server["counts"][1].sum()) == 0.0
+    others = [i for i in out.records[0].clients if i != 1]
+    assert len(others) > 5
+    assert all(float(out.server["counts"][i].sum()) == len(clients[i].train) for i in others)
+
+
 VALIDATED = ("fedavg", "fedproto", "fed3r", "fedpcl", "scaffold", "fedrep", "fst-cbdg")
 
 

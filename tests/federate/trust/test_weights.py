@@ -164,7 +164,8 @@ def test_counts_are_voted_on_like_the_sums_they_belong_to():
     def lie(down, state, rows_, ctx):
         state, up = method.fit(down, state, rows_, ctx)
         if LIAR in ctx.ids:
-            up = {**up, "count": torch.zeros_like(up["count"])}
+            up = {name: torch.zeros_like(t) for name, t in up.items()}
+            up["sum"][0] = 1.0
             up["count"][0] = 1e9
         return state, up
 
@@ -180,7 +181,7 @@ def test_counts_are_voted_on_like_the_sums_they_belong_to():
     pipeline = job.upload_pipeline(ids, down, None)
     for client in ids:
         pipeline.add(job.fit_one(down, client), client)
-    job.finish(ids, down, job.pooled(pipeline), [(1, 8)] * len(ids))
+    job.finish(ids, down, job.pooled(pipeline, ids), [(1, 8)] * len(ids))
     honest = [np.bincount(data.y.numpy()[c.train], minlength=6) for i, c in enumerate(clients) if i != LIAR]
     counts = seen[0]["count"].numpy()
     assert (counts <= 6 * np.max(honest, 0)).all()

@@ -40,6 +40,7 @@ IN_PROCESS = "In one process it runs: fedcache train --clients-from DIR --method
 TRAIN = (
     "method", "preset", "backbones", "rounds", "participation", "seeds", "eval_every", "dtype", "aggregate",
     "on_bad_update", "byzantine", "max_update_norm", "max_rows_per_client", "max_share",
+    "max_row_norm",
 )  # fmt: skip
 """Fields of ``TrainConfig`` that an app has."""
 

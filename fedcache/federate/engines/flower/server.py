@@ -20,7 +20,7 @@ from torch import Tensor
 from fedcache.errors import FedcacheError, FederatedRunError, UsageError
 from fedcache.federate.engine.deployed import DeployedModel, no_training_rows
 from fedcache.federate.engine.hyperparameters import Value
-from fedcache.federate.engine.method import keep_down
+from fedcache.federate.engine.method import keep_down, sends_nothing
 from fedcache.federate.engine.outcome import RoundRecord, Snapshot, TrainingOutput
 from fedcache.federate.engine.run import TrainingRun
 from fedcache.federate.engine.run_state import RunState
@@ -53,13 +53,14 @@ class Server:
         ``spec`` is as in ``engine.run``, and its data has no row: widths, views, classes and text are read of it.
         """
         clients = [rows_of(m.facts) for m in self.sites.members]
-        # What is malformed does not get as far as the pipeline, which need not keep uploads only to leave some out.
-        alone = replace(spec.trust, on_bad="fail")
-        trust = alone if alone.plain else spec.trust
+        leaves_out = spec.trust.on_bad == "reject"
+        # Where nothing is sent there is nothing to leave out.
+        trust = replace(spec.trust, on_bad="fail") if spec.method.uploads is sends_nothing else spec.trust
         run = RunState(spec.method, hp, spec.data, clients, spec.seed, spec.dtype, trust=trust)
+        run.keeps_uploads = self.secure_bound is None and spec.method.uploads is not sends_nothing
         run.start()
         rounds = 1 if spec.method.one_shot else spec.rounds
-        made = ServerJob(job_id, run, rounds, spec.participation, on_round, spec.trust.on_bad == "reject")
+        made = ServerJob(job_id, run, rounds, spec.participation, on_round, leaves_out)
         made.shapes = {k: tuple(t.shape) for k, t in run.server.items()}
         if state is not None:
             made.records = resume_job(run, state)
@@ -160,31 +161,42 @@ class Server:
                     f"Round {number}: secure aggregation gave no sum: {summed.failed}.",
                     "The sites' logs say why; run again: it goes on after the last whole round.",
                 )
-            if len(ids) < self.sites.terms.quorum and (sample or run.trust.privacy is None):
-                named = ""
-                for client, why in sorted(reasons.items())[:1]:
-                    named = f"; site {self.sites.members[client].facts.name!r} is out because: "
-                    named += why.removeprefix(NO_ANSWER).rstrip(".")
-                raise FederatedRunError(
-                    f"Round {number}: {len(ids)} of {len(sample)} sites have a sound upload, and "
-                    f"{self.sites.terms.quorum} are needed{named}.",
-                    "Start or mend the missing sites and run again: it goes on after the last whole round.",
-                )
+            self._check_quorum(number, ids, sample, reasons)
             pipeline = run.upload_pipeline(ids, down, job.participation)
-            sent = [] if summed is None else [summed.sent] * len(ids)
             for client in ids if summed is None else ():
                 pipeline.add(ups[client], client, validated=True)
-                sent.append(run.upload_size(ups[client]))
             if summed is not None:
                 pipeline.add_weights(ids)
                 for name, (total, dtype) in summed.sums.items():
                     pipeline.add_sum(name, total, dtype)
-            traffic = run.finish(ids, down, run.pooled(pipeline), sent)
+            already = len(run.rejected)
+            pooled = run.pooled(pipeline, ids)
+            for rejected in run.rejected[already:]:  # sound by itself, but the server cannot aggregate with it
+                self._say_rejected(number, rejected.client, rejected.why)
+                reasons[rejected.client] = rejected.why
+                ids.remove(rejected.client)
+            self._check_quorum(number, ids, sample, reasons)
+            sent = [run.upload_size(ups[c]) if summed is None else summed.sent for c in ids]
+            traffic = run.finish(ids, down, pooled, sent)
         except FedcacheError as error:
             job.failed = error
             return None
         job.latest |= dict.fromkeys(ids, number)
         return ids, traffic
+
+    def _check_quorum(self, number: int, ids: Sequence[int], sample: Sequence[int], reasons: Mapping[int, str]) -> None:
+        """Refuse a round with too few sound uploads; ``reasons`` say why clients of the sample have none."""
+        if len(ids) >= self.sites.terms.quorum:
+            return
+        named = ""
+        for client, why in sorted(reasons.items())[:1]:
+            named = f"; site {self.sites.members[client].facts.name!r} is out because: "
+            named += why.removeprefix(NO_ANSWER).rstrip(".")
+        raise FederatedRunError(
+            f"Round {number}: {len(ids)} of {len(sample)} sites have a sound upload, and "
+            f"{self.sites.terms.quorum} are needed{named}.",
+            "Start or mend the missing sites and run again: it goes on after the last whole round.",
+        )
 
     def _left_out(self, job: ServerJob, client: int, number: int, why: str) -> None:
         """Note a site whose upload is not in a round; one that is refused ends a run that was not told otherwise."""
@@ -199,9 +211,14 @@ class Server:
         if not job.leaves_out:
             raise run.update_validation().refusal(client, name, why)
         run.rejected.append(RejectedUpload(number, client, why))
+        self._say_rejected(number, client, why)
+        run.warnings.append(f"round {number}: the upload of client {client} ({name!r}) is rejected: {why}")
+
+    def _say_rejected(self, number: int, client: int, why: str) -> None:
+        """Name the site of a rejected upload in the result and in the log."""
+        name = self.sites.members[client].facts.name
         self.sites.missed.append(MissedSite(number, name, f"its upload is rejected: {why}"))
         self.sites.say(f"warning: round {number}: the upload of site {name!r} is rejected: {why}.")
-        run.warnings.append(f"round {number}: the upload of client {client} ({name!r}) is rejected: {why}")
 
     def _score(self, jobs: Sequence[ServerJob], common: Mapping[str, Any]) -> None:
         """Ask every site for its counts, and make of them what the in-process evaluation makes of predictions."""
@@ -254,6 +271,7 @@ class Server:
                 run.method, run.hp, run.data, [*run.clients, rows_of(member.facts)], run.seed, run.env.dtype,
                 trust=run.trust,
             )  # fmt: skip
+            wider.keeps_uploads = run.keeps_uploads
             wider.start()
             if {k: tuple(t.shape) for k, t in wider.server.items()} != job.shapes:
                 self.sites.say(

@@ -18,6 +18,7 @@ from torch.nn.functional import one_hot
 
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.evaluate import PersonalModels, Scores, evaluate_global, evaluate_personal
+from fedcache.federate.engine.feature_post import longest_row
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import Evaluation
@@ -74,6 +75,7 @@ class SiteRows:
             widths=first.widths,
             domain=torch.empty(0, dtype=torch.int64),
             backbones=first.backbones,
+            longest_row=longest_row(first.feat_post, first.widths),
         )
         digests = (*first.recipes, *((first.text,) if first.text else ()))
         recipes = tuple(parse_json(text.encode()) for text in first.made_from)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -12,7 +13,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, keep_optimiser, minibatches, train
-from fedcache.federate.engine.method import Uploads, UploadTensor
+from fedcache.federate.engine.method import Statistic, Uploads, UploadTensor
 from fedcache.federate.engine.views import drawn_views, training_views
 from fedcache.federate.methods.common import model
 from fedcache.federate.methods.common.switches import PROTO_VIEW, TRAIN_VIEW
@@ -123,7 +124,14 @@ def cached_views(hp: Hp, views: int) -> str:
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """Clients send a prototype of each class, ``proto`` [C, P], and the rows behind it, ``count`` [C]."""
     C, dtype = ctx.env.classes, ctx.env.dtype
-    return {"proto": UploadTensor((C, ctx.count("dim")), dtype), "count": UploadTensor((C,), dtype, counts_rows=True)}
+    unit = ctx.hp.get("z_norm") == "l2" or bool(ctx.hp.get("proto_norm"))
+    if ctx.hp.get("noise_on") == "proto":
+        unit = False
+    means = Statistic("class means", longest=1.0 if unit else math.inf)
+    return {
+        "proto": UploadTensor((C, ctx.count("dim")), dtype, statistic=means),
+        "count": UploadTensor((C,), dtype, counts_rows=True),
+    }
 
 
 def owned_rows(up: Tree, _ctx: Ctx) -> int:

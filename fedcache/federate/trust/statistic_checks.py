@@ -1,0 +1,327 @@
+"""Checks of statistics: whether the numbers of one upload can be statistics of that many rows.
+
+Sums over rows bound one another. Let z be the n rows of a client, S_c the sum of the n_c rows of class c and G the sum
+of all z z'. Then for every client, whatever its rows are:
+
+    G - sum_c S_c S_c' / n_c is positive semi-definite    (the scatter within the classes)
+    trace(G) >= sum_c |S_c|^2 / n_c
+    W_c = (G + ridge I)^-1 S_c fulfils sum_c W_c' (G + ridge I) W_c <= n
+    variances and weights of a mixture are not negative, and the weights of a class sum to 1
+
+and where no row is longer than r:  |S_c| <= n_c r, trace(G) <= n r^2, |mean| <= r.
+
+An upload that breaks one of them was not computed from rows. One that keeps all of them may still lie: it is then a
+statistic of some rows, though not of the client's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcache.federate.engine.method import Statistic, StatisticKind, Uploads
+from fedcache.heads.linear import Tree
+from fedcache.heads.ridge import unpack
+
+LENGTH_SLACK = 1e-2
+"""Relative excess over the longest row that is rounding of features in 16 bits, and of what is made of them."""
+
+ROUNDINGS = 8.0
+"""Errors of one rounding that a sum may have for each of its rows and columns."""
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """One statistic of an upload, and what else the server knows."""
+
+    name: str  # of the tensor
+    t: Tensor  # float64
+    declared: Statistic
+    eps: float  # relative rounding of its numbers as they were sent
+    others: Mapping[StatisticKind, Tensor]  # all statistics of the upload, float64
+    ridge: float  # on the diagonal of the gram matrix of the upload
+    count: Tensor | None  # [C] rows of each class, where the upload has them
+    rows: float  # of the client
+    longest: float  # length that no row exceeds
+
+    @property
+    def counted(self) -> float:
+        """Rows that the statistic is of: those that the upload counts, else all that the client has."""
+        return self.rows if self.count is None else float(self.count.sum())
+
+    def tolerance(self, width: int) -> float:
+        """Relative error of a sum over the rows and of a product with so many columns."""
+        return ROUNDINGS * (self.eps * (self.rows + width) + self.declared.rounding)
+
+    @property
+    def within(self) -> float:
+        """The longest row, with its rounding."""
+        return self.longest * (1.0 + LENGTH_SLACK)
+
+
+Check = Callable[[_Checked], "str | None"]
+
+
+def statistic_problem(expected: Uploads, up: Tree, rows: float, longest: float | None) -> str | None:
+    """The first reason why an upload is no statistic of the client's rows, in words; None when there is none.
+
+    Args:
+        expected: what the method declares.
+        up: finite, with the names, shapes and types that are declared.
+        rows: training rows of the client.
+        longest: length that no row of features exceeds; None where nobody knows.
+    """
+    declared = {name: t.statistic for name, t in expected.items() if t.statistic is not None}
+    if not declared:
+        return None
+    others: dict[StatisticKind, Tensor] = {said.kind: up[name].double() for name, said in declared.items()}
+    ridge = max((said.ridge for said in declared.values() if said.kind == "gram"), default=0.0)
+    counts = [up[name].double() for name, t in expected.items() if t.counts_rows]
+    for name, said in declared.items():
+        bound = said.longest if said.longest is not None else longest
+        statistic = _Checked(
+            name, others[said.kind], said, torch.finfo(expected[name].dtype).eps, others, ridge,
+            counts[0] if counts else None, rows, math.inf if bound is None else bound,
+        )  # fmt: skip
+        why = CHECKS[said.kind](statistic)
+        if why is not None:
+            return f"{name} {why}"
+    return None
+
+
+def _sum(s: _Checked) -> str | None:
+    """Sum of all rows: that of the class sums."""
+    if float(s.t.norm()) > s.counted * s.within:
+        return _too_long("is", float(s.t.norm()), s.counted, s.longest)
+    if "class sums" not in s.others:
+        return None
+    of_classes = s.others["class sums"]
+    apart = float((s.t - of_classes.sum(0)).norm())
+    scale = float(of_classes.norm(dim=1).sum())
+    if "gram" in s.others:  # rows may cancel in their sum, and their rounding does not
+        width = s.t.shape[0]
+        scale += math.sqrt(max(0.0, s.rows * float(unpack(s.others["gram"], width).trace())))
+    if apart > s.tolerance(len(s.t)) * scale:
+        return f"differs from the sum of the class sums by {apart:.3g}"
+    return None
+
+
+def _class_sums(s: _Checked) -> str | None:
+    """Sums of the rows of each class."""
+    lengths = s.t.norm(dim=-1)
+    if s.count is None:
+        if float(lengths.sum()) > s.rows * s.within:
+            return _too_long("has class sums that are together", float(lengths.sum()), s.rows, s.longest)
+        return None
+    absent = (s.count == 0) & (lengths > 0)
+    if absent.any():
+        return f"is not 0 for class {int(absent.nonzero()[0])}, of which the upload counts no rows"
+    if math.isinf(s.within):
+        return None
+    excess = lengths - s.count * s.within
+    c = int(excess.argmax())
+    if float(excess[c]) > 0.0:
+        return _too_long(f"has for class {c} a sum that is", float(lengths[c]), float(s.count[c]), s.longest)
+    return None
+
+
+def _class_means(s: _Checked) -> str | None:
+    """Means of the rows of each class."""
+    length = float(s.t.norm(dim=-1).max())
+    if length > s.within:
+        return f"has a mean of length {length:.3g}, and no row is longer than {s.longest:.3g}"
+    return None
+
+
+def _moments(s: _Checked, width: int) -> Tensor:
+    """Rows M [k, D] with sum of z z' >= M'M, by the class sums of the upload; [0, D] without class sums."""
+    if s.count is not None:
+        return _moments_of_classes(s, width)
+    sums = s.others.get("class sums", s.t.new_zeros(0, width))
+    return sums.sum(0, keepdim=True)[: len(sums)] / math.sqrt(max(s.rows, 1.0))
+
+
+def _moments_of_classes(s: _Checked, width: int) -> Tensor:
+    """Rows m_c [C, D] with the sum of z z' of class c >= m_c m_c'; [0, D] without class sums."""
+    sums = s.others.get("class sums", s.t.new_zeros(0, width))
+    if s.count is None:
+        return sums / math.sqrt(max(s.rows, 1.0))
+    return sums / s.count[: len(sums)].clamp(min=1.0).sqrt().unsqueeze(-1)
+
+
+def _gram(s: _Checked) -> str | None:
+    """Sum of z z' over all rows."""
+    width = (math.isqrt(8 * s.t.shape[-1] + 1) - 1) // 2
+    full = unpack(s.t, width)
+    full.diagonal().sub_(s.ridge)
+    why = _second_moments(s, full, _moments(s, width), s.counted)
+    if why is None and s.count is None and "class sums" in s.others:
+        together = float(s.others["class sums"].norm(dim=-1).sum())
+        most = s.rows * float(full.trace()) * (1.0 + s.tolerance(width))
+        if together * together > most:
+            why = "is smaller than the class sums in the same upload need"
+    return why
+
+
+def _class_grams(s: _Checked) -> str | None:
+    """Sum of z z' over the rows of each class."""
+    width = (math.isqrt(8 * s.t.shape[-1] + 1) - 1) // 2
+    moments = _moments_of_classes(s, width)
+    for c, packed in enumerate(s.t):
+        count = s.rows if s.count is None else float(s.count[c])
+        why = _second_moments(s, unpack(packed, width), moments[c : c + 1], count)
+        if why is not None:
+            return f"of class {c} {why}"
+    return None
+
+
+def _second_moments(s: _Checked, full: Tensor, moments: Tensor, rows: float) -> str | None:
+    """What is wrong with a sum of z z' [D, D] over so many rows, which their sums bound from below."""
+    width, trace = full.shape[-1], float(full.trace())
+    if rows == 0.0:
+        return None if not full.any() else "is not 0, and the upload counts no rows"
+    size = trace + s.ridge * width  # of what was added up and rounded
+    tolerance = s.tolerance(width) * max(size, 0.0)
+    smallest = float(full.diagonal().min())
+    if smallest < -tolerance:
+        return f"holds {smallest:.3g} where a sum of squares stands"
+    if trace > rows * s.within * s.within:
+        return (
+            f"is too large: its trace is {trace:.3g}, and {rows:g} rows that are no longer than {s.longest:.3g} give "
+            f"at most {rows * s.longest * s.longest:.3g}"
+        )
+    least = float((moments**2).sum())
+    if trace + tolerance < least:
+        return f"is too small: its trace is {trace:.3g}, and the sums in the same upload need at least {least:.3g}"
+    scatter = full - moments.mT @ moments if len(moments) else full
+    shift = torch.eye(width, dtype=full.dtype, device=full.device) * tolerance
+    if not torch.linalg.cholesky_ex(scatter + shift)[1]:
+        return None
+    lowest = float(torch.linalg.eigvalsh(scatter)[0])
+    if lowest < -tolerance:
+        what = "it" if not len(moments) else "it, less the part of the sums in the same upload,"
+        return f"is no sum of z z' over rows: {what} has the eigenvalue {lowest:.3g}"
+    return None
+
+
+def _squares(s: _Checked) -> str | None:
+    """Sum of the squared rows."""
+    moments = _moments(s, s.t.shape[-1])
+    return _squared(s, s.t.unsqueeze(0), (moments**2).sum(0, keepdim=True), [s.counted])
+
+
+def _class_squares(s: _Checked) -> str | None:
+    """Sum of the squared rows of each class."""
+    counts = [s.rows] * len(s.t) if s.count is None else s.count.tolist()
+    moments = _moments_of_classes(s, s.t.shape[-1])
+    return _squared(s, s.t, moments**2, counts)
+
+
+def _squared(s: _Checked, squares: Tensor, least: Tensor, counts: list[float]) -> str | None:
+    """What is wrong with sums of squared rows [k, D] of so many rows each, and the least that sums allow."""
+    smallest = float(squares.min())
+    if smallest < 0.0:
+        return f"holds {smallest:.3g} where a sum of squares stands"
+    for total, rows in zip(squares.sum(-1).tolist(), counts, strict=True):
+        if rows == 0.0 and total > 0.0:
+            return "is not 0 where the upload counts no rows"
+        if rows > 0.0 and total > rows * s.within * s.within:
+            return (
+                f"is too large: {total:.3g} in sum, and {rows:g} rows that are no longer than {s.longest:.3g} give at "
+                f"most {rows * s.longest * s.longest:.3g}"
+            )
+    if len(least) and bool((squares * (1.0 + s.tolerance(squares.shape[-1])) < least).any()):
+        return "is smaller than the squares of the sums in the same upload need"
+    return None
+
+
+def _ridge_solutions(s: _Checked) -> str | None:
+    """W_c = C^-1 S_c of the client's own rows, with C from the same upload."""
+    packed = s.others["gram"]
+    width = s.t.shape[-1]
+    system = unpack(packed, width)
+    sums = s.t @ system  # [C, D]
+    energy = float((sums * s.t).sum())
+    # A solution is as exact as the largest entries of its system allow.
+    rounding = s.tolerance(width) * float(system.diagonal().abs().sum())
+    most = s.rows * (1.0 + s.tolerance(width)) + rounding * float((s.t**2).sum())
+    if not energy <= most or not math.isfinite(most):  # numbers that overflow here are too large too
+        return f"fits its rows with {energy:.3g}, and {s.rows:g} rows give at most that number"
+    longest = float(sums.norm(dim=-1).sum())
+    if longest > s.rows * s.within + rounding * float(s.t.norm(dim=-1).sum()):
+        return _too_long("belongs to class sums that are together", longest, s.rows, s.longest)
+    return None
+
+
+def _mixture_means(s: _Checked) -> str | None:
+    """Means of Gaussians: each lies among the rows."""
+    return _class_means(s)
+
+
+def _mixture_deviations(s: _Checked) -> str | None:
+    """Standard deviations of Gaussians."""
+    if float(s.t.min()) < 0.0:
+        return f"holds a negative standard deviation ({float(s.t.min()):.3g})"
+    width = s.others["mixture means"].shape[-1]
+    total = (s.t**2).sum(-1) * (width / s.t.shape[-1])  # one deviation stands for every feature
+    return _spread(s, total, width)
+
+
+def _mixture_factors(s: _Checked) -> str | None:
+    """Cholesky factors of covariances, packed row by row."""
+    width = s.others["mixture means"].shape[-1]
+    rows = torch.arange(1, width + 1, device=s.t.device)
+    diagonal = s.t[..., rows * (rows + 1) // 2 - 1]
+    if float(diagonal.min()) < 0.0:
+        return f"holds a negative number on the diagonal of a Cholesky factor ({float(diagonal.min()):.3g})"
+    return _spread(s, (s.t**2).sum(-1), width)
+
+
+def _spread(s: _Checked, total: Tensor, width: int) -> str | None:
+    """What is wrong with the summed variances of Gaussians."""
+    found = float(total.max())
+    most = s.within * s.within + width * s.declared.ridge * (1.0 + LENGTH_SLACK)
+    if found > most:
+        return f"has a variance of {found:.3g} over all features, and rows no longer than {s.longest:.3g} have less"
+    return None
+
+
+def _mixture_weights(s: _Checked) -> str | None:
+    """Weights of the Gaussians of each class, which sum to 1 where the client has rows of it."""
+    if float(s.t.min()) < 0.0:
+        return f"holds a negative weight ({float(s.t.min()):.3g})"
+    total = s.t.sum(-1)
+    expected = torch.ones_like(total) if s.count is None else (s.count > 0).double()
+    apart = (total - expected).abs()
+    c = int(apart.argmax())
+    if float(apart[c]) > s.eps * (s.t.shape[-1] + 1):
+        return f"sums to {float(total[c]):.3g} for class {c}, expected {float(expected[c]):g}"
+    return None
+
+
+def _too_long(what: str, length: float, rows: float, longest: float) -> str:
+    return (
+        f"{what} too long: {length:.3g}, and {rows:g} rows that are no longer than {longest:.3g} sum to at most "
+        f"{rows * longest:.3g}"
+    )
+
+
+CHECKS: Mapping[StatisticKind, Check] = {
+    "sum": _sum,
+    "class sums": _class_sums,
+    "class means": _class_means,
+    "gram": _gram,
+    "class grams": _class_grams,
+    "squares": _squares,
+    "class squares": _class_squares,
+    "ridge solutions": _ridge_solutions,
+    "mixture means": _mixture_means,
+    "mixture deviations": _mixture_deviations,
+    "mixture factors": _mixture_factors,
+    "mixture weights": _mixture_weights,
+}
+"""What is checked of each kind of statistic."""

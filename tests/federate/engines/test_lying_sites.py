@@ -1,0 +1,255 @@
+"""One of six sites lies: no method ends, the site is named where its numbers can be no statistic, and a robust rule
+holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command import ok
+from fake_grid import FakeGrid, grid_of
+
+from fedcache.config import Home, TrainConfig
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engines.flower.federation import federate
+from fedcache.federate.engines.flower.messages import PackedMessage, SiteMessage, pack, unpack
+from fedcache.federate.engines.flower.plan import Plan
+from fedcache.heads.ridge import gram
+from fedcache.progress import Silent
+from fedcache.runs.run import Run
+from fedcache.store.store import Store
+
+SITES, C, D = 6, 4, 7
+LIAR = 103
+
+Tree = dict[str, torch.Tensor]
+
+SECOND = ("gram", "class_square", "class_gram", "square", "scale")
+"""Names of second moments."""
+
+
+def times(factor: float) -> Callable[[Tree], Tree]:
+    """Every number that is no count, so many times larger; 16 bits hold no more than their largest."""
+    return lambda up: {k: t if k == "count" or not t.is_floating_point() else t * factor for k, t in up.items()}
+
+
+def turned(up: Tree) -> Tree:
+    """Second moments with the other sign; sums with the other sign where the method sends none."""
+    names = [k for k in up if k in SECOND] or [k for k in up if k != "count"]
+    return {k: -t if k in names and t.is_floating_point() else t for k, t in up.items()}
+
+
+def swapped(up: Tree) -> Tree:
+    """Two tensors of one shape in each other's place; else classes in the place of the next ones."""
+    floats = [k for k in up if k != "count" and up[k].is_floating_point()]
+    for a in floats:
+        for b in floats:
+            if a < b and up[a].shape == up[b].shape and up[a].dtype == up[b].dtype:
+                return {**up, a: up[b], b: up[a]}
+    return {k: t.roll(1, 0) if k in floats and t.dim() > 1 else t for k, t in up.items()}
+
+
+LIES: Mapping[str, Callable[[Tree], Tree]] = {
+    "x -1": times(-1.0),
+    "x -1e6": times(-1e6),
+    "x 1e6": times(1e6),
+    "second moments x -1": turned,
+    "zeros": times(0.0),
+    "swapped moments": swapped,
+}
+
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "fed3r": {},
+    "fed3r with a bias": {"bias": True},
+    "fedcgs": {},
+    "afl": {},
+    "gda": {},
+    "fedpft": {"epochs": 3},
+    "fedpft full": {"epochs": 3, "cov": "full", "k_mix": 2},
+    "fedcof": {},
+    "gh-ofl": {},
+    "gh-ofl lda": {"head": "lda"},
+    "gh-ofl qda": {"head": "qda"},
+    "gh-ofl pooled": {"variance": "pooled"},
+    "fedncm": {},
+    "fedproto": {"epochs": 1, "dim": 8},
+    "fedavg": {"epochs": 1, "head": "linear"},
+}
+"""Case -> its settings; the first word is the method."""
+
+
+def stores(place: Path) -> Path:
+    """Six sites of one store, which all have rows of every class; the features are not unit and have a mean."""
+    draw = np.random.default_rng(5)
+    y = np.arange(SITES * 60) % C
+    centre = 2.0 * draw.standard_normal((C, D)) + 0.5
+    x = (centre[y] + 0.6 * draw.standard_normal((len(y), D))).astype(np.float32)
+    text = (centre / np.linalg.norm(centre, axis=1, keepdims=True)).astype(np.float32)
+    store = Store.from_arrays({"mine": x}, labels=y, classes=list("abcd"), text={"mine": text}, path=place / "all.zarr")
+    ok("partition", "--store", store.path, "--scheme", "iid", "--clients", SITES, "--seed", 2, "--name", "six")
+    ok("shard", "--store", store.path, "-p", "six", "--out", place / "sites")
+    return place / "sites"
+
+
+@pytest.fixture
+def sites(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Path:
+    return shutil.copytree(once(stores), tmp_path / "sites")
+
+
+class Heard(Silent):
+    """Keeps the story."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+    warn = note
+
+
+def lying(lie: Callable[[Tree], Tree]) -> Callable[[str, int, PackedMessage], PackedMessage]:
+    """What a site does to its answers: the words stay, the uploads are lies."""
+
+    def meddle(kind: str, _number: int, packed: PackedMessage) -> PackedMessage:
+        if kind != "fit":
+            return packed
+        message = unpack(packed)
+        return pack(SiteMessage(json.loads(json.dumps(message.words)), [lie(dict(tree)) for tree in message.trees]))
+
+    return meddle
+
+
+def run_of(
+    case: str, sites: Path, place: Path, lie: Callable[[Tree], Tree] | None = None, **words: Any
+) -> tuple[Run, list[str]]:
+    grid: FakeGrid = grid_of(sites, place / "state")
+    if lie is not None:
+        grid.meddle[LIAR] = lying(lie)
+    return run_on(grid, case, place, **words)
+
+
+def run_on(grid: FakeGrid, case: str, place: Path, *, quorum: int = 1, **words: Any) -> tuple[Run, list[str]]:
+    settings = {"feat_post": "none", **METHODS[case], **words.pop("set", {})}
+    config = TrainConfig(
+        method=case.split()[0], rounds=3, execution="sequential", set={k: str(v) for k, v in settings.items()}, **words
+    )
+    asked = dataclasses.replace(Plan(config, sites=SITES, wait=0.01, quorum=quorum).checked(), runs=str(place / "runs"))
+    heard = Heard()
+    (run,) = federate(asked, grid, Home(place), heard)
+    return run, heard.lines
+
+
+def accuracy(run: Run) -> float:
+    return float(run.result["accuracy"]["mean"])
+
+
+NAMED = ("fed3r", "fedcgs", "afl", "gda", "fedpft", "gh-ofl")
+"""Methods whose uploads hold two statistics that bound each other."""
+
+ROBUST = {
+    "fed3r": "median",
+    "fed3r with a bias": "trimmed:0.2",
+    "fedcgs": "median",
+    "gda": "krum",
+    "gh-ofl": "median",
+    "gh-ofl lda": "nnm+trimmed:0.2",
+    "gh-ofl qda": "geomedian",
+    "fedncm": "median",
+    "fedproto": "trimmed:0.2",
+    "fedavg": "geomedian",
+}
+"""Case -> a rule that withstands one liar of six."""
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("case", METHODS)
+def test_no_lie_of_one_site_ends_a_method(case: str, lie: str, sites: Path, tmp_path: Path) -> None:
+    run, heard = run_of(case, sites, tmp_path, LIES[lie])
+    assert 0.0 <= accuracy(run) <= 1.0
+    missed = run.result["federation"]["missed"]
+    assert {m["site"] for m in missed} <= {"client-2"}
+    if case.split()[0] in NAMED and lie.startswith(("x", "second")):
+        assert len(missed) == 1
+        assert missed[0]["why"].startswith("its upload is rejected: ")
+        assert run.result["trust"] == {"on_bad_update": "reject", "rejected": 1}
+        assert any("the upload of site 'client-2' is rejected" in line for line in heard)
+
+
+@pytest.mark.parametrize("case", ROBUST)
+def test_a_robust_rule_stays_within_three_points_of_an_honest_federation(
+    case: str, sites: Path, tmp_path: Path
+) -> None:
+    honest, _ = run_of(case, sites, tmp_path / "honest")
+    for number, lie in enumerate(LIES.values()):
+        run, _ = run_of(case, sites, tmp_path / str(number), lie, aggregate=ROBUST[case])
+        assert accuracy(run) > accuracy(honest) - 0.03
+
+
+@pytest.mark.parametrize("words", [{"set": {"feat_post": "l2"}}, {"max_row_norm": 20.0}])
+@pytest.mark.parametrize("case", ["fedncm", "fedcof", "fed3r"])
+def test_a_bound_on_rows_names_the_site_whose_sums_are_longer(
+    case: str, words: dict[str, Any], sites: Path, tmp_path: Path
+) -> None:
+    honest, _ = run_of(case, sites, tmp_path / "honest", **words)
+    assert honest.result["federation"]["missed"] == []
+    for number, factor in enumerate((-1e6, 1e6, 1e3)):
+        run, _ = run_of(case, sites, tmp_path / str(number), times(factor), **words)
+        assert [m["site"] for m in run.result["federation"]["missed"]] == ["client-2"]
+        assert accuracy(run) > accuracy(honest) - 0.03
+
+
+def drowning(up: Tree) -> Tree:
+    """Statistics of rows that exist: all are one vector that is a billion times longer than those of the others."""
+    n, row = float(up["count"].sum()), torch.full((D,), 1e9, dtype=torch.float64)
+    return {**up, "class_sum": up["count"].unsqueeze(-1) * row, "gram": n * gram(row.unsqueeze(0))} | (
+        {"sum": n * row} if "sum" in up else {}
+    )
+
+
+ALMOST_FREE = {"fed3r with a bias": {"lam": 0.01}, "fedcgs": {"gamma_shrink": 1e-6}, "gh-ofl lda": {"shrink": 0.0}}
+"""Case -> settings under which its system is hardly regularised."""
+
+
+@pytest.mark.parametrize("case", ALMOST_FREE)
+def test_a_sound_upload_that_makes_the_system_singular_is_left_out_and_named(
+    case: str, sites: Path, tmp_path: Path
+) -> None:
+    honest, _ = run_of(case, sites, tmp_path / "honest")
+    run, heard = run_of(case, sites, tmp_path / "liar", drowning, set=ALMOST_FREE[case])
+    (missed,) = run.result["federation"]["missed"]
+    assert missed["site"] == "client-2"
+    assert "the server cannot aggregate the round with it, and can without it" in missed["why"]
+    assert run.result["trust"]["rejected"] == 1
+    assert any("the upload of site 'client-2' is rejected" in line for line in heard)
+    assert accuracy(run) > accuracy(honest) - 0.03
+
+
+def test_where_bad_uploads_end_the_run_the_site_is_named(sites: Path, tmp_path: Path) -> None:
+    with pytest.raises(FedcacheError, match=r"Round 1: the upload of client 2 .'client-2'. is refused") as caught:
+        run_of("fed3r with a bias", sites, tmp_path, drowning, on_bad_update="fail")
+    assert caught.value.code is Exit.FEDERATED
+    assert "can without it" in caught.value.message
+
+
+def test_what_no_single_upload_explains_ends_the_run_and_names_the_suspects(sites: Path, tmp_path: Path) -> None:
+    grid = grid_of(sites, tmp_path / "state")
+    for node in grid.sites:
+        grid.meddle[node] = lying(drowning)
+    with pytest.raises(FedcacheError, match=r"Leaving out any one of 6 uploads does not help; .*: 'client-") as caught:
+        run_on(grid, "fed3r with a bias", tmp_path)
+    assert caught.value.code is Exit.FEDERATED
+
+
+def test_a_quorum_counts_the_uploads_that_the_server_can_aggregate(sites: Path, tmp_path: Path) -> None:
+    grid = grid_of(sites, tmp_path / "state")
+    grid.meddle[LIAR] = lying(drowning)
+    with pytest.raises(FedcacheError, match="5 of 6 sites have a sound upload, and 6 are needed; site 'client-2'"):
+        run_on(grid, "fed3r with a bias", tmp_path, quorum=SITES)

@@ -1,0 +1,264 @@
+"""Statistics of any rows pass the checks of their kind; numbers that no rows can give do not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import federation, fitted, go, run, scaled, small
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.method import Statistic, UploadTensor
+from fedcache.federate.methods import METHODS
+from fedcache.federate.trust.policy import parse_policy
+from fedcache.federate.trust.privacy import Privacy
+from fedcache.federate.trust.statistic_checks import CHECKS, statistic_problem
+from fedcache.heads.ridge import gram
+
+SETTINGS = {
+    "fed3r": [{}, {"bias": True}, {"class_weight": "local"}, {"class_weight": "local", "bias": True},
+              {"precision": "float32"}, {"precision": "float32", "bias": True},
+              {"rff_dim": 16, "rff_sigma": 1.0, "bias": True}, {"omega": 1.0}],
+    "fed3r-prior": [{}],
+    "fedcgs": [{}],
+    "gda": [{}],
+    "tofa": [{}],
+    "afl": [{}, {"gamma": 1e-3}, {"gamma": 0.0}],
+    "gh-ofl": [{"head": "nb"}, {"head": "nb", "variance": "pooled"}, {"head": "lda"}, {"head": "qda"}],
+    "fedncm": [{}],
+    "fedcof": [{}],
+    "fedpft": [{"epochs": 1}, {"epochs": 1, "cov": "diag", "k_mix": 2}, {"epochs": 1, "cov": "full", "k_mix": 3},
+               {"epochs": 1, "cov": "full", "reg_covar": 0.1}],
+    "fedproto": [{"epochs": 1}, {"epochs": 1, "z_norm": "l2"}],
+    "fedpcl": [{"epochs": 1}, {"epochs": 1, "z_norm": "l2"}, {"epochs": 1, "proto_norm": True},
+               {"epochs": 1, "proto_norm": True, "noise_on": "proto", "s": 0.5}],
+    "fed-tip-proto": [{}, {"min_rows": 3}],
+}  # fmt: skip
+"""Methods that send statistics of rows -> settings that change which."""
+
+
+def unit(x):
+    return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+
+
+ROWS = {
+    "features": lambda x, _y: x,
+    "large means": lambda x, _y: x + 300.0,
+    "large means apart": lambda x, y: x + 1e4 * (1.0 + y[:, None, None]),
+    "small": lambda x, _y: 1e-6 * x,
+    "large": lambda x, _y: 1e4 * x,
+    "scales apart": lambda x, _y: x * torch.logspace(-6, 4, x.shape[-1], dtype=x.dtype),
+    "duplicates": lambda x, y: x[:6][y],
+    "constant": lambda x, _y: torch.ones_like(x),
+    "zeros": lambda x, _y: torch.zeros_like(x),
+    "one feature": lambda x, _y: x * (torch.arange(x.shape[-1]) == 2),
+    "signs": lambda x, _y: (x > 0).to(x.dtype),
+    "16 bits": lambda x, _y: x.half().to(x.dtype),
+    "unit": lambda x, _y: unit(x),
+    "unit in 16 bits": lambda x, _y: unit(x).half().to(x.dtype),
+}
+"""What clients may hold."""
+
+LONGEST = {"unit": 1.0, "unit in 16 bits": 1.0, "signs": math.sqrt(11)}
+SENDING = [(name, i) for name, settings in SETTINGS.items() for i in range(len(settings))]
+
+
+def seen_uploads(name, settings, data, clients, **how):
+    """What every client of a run sends, with its rows, and what the method declares."""
+    method, ups, declared = METHODS[name], [], []
+
+    def spy(down, state, rows, ctx):
+        state, up = method.fit(down, state, rows, ctx)
+        ups.append((up, float(rows.n[0])))
+        return state, up
+
+    def uploads(server, ctx):
+        declared.append(method.uploads(server, ctx))
+        return declared[-1]
+
+    hp = method.resolve("paper", scaled({**small(name), **settings}))
+    spied = replace(method, fit=spy, uploads=uploads)
+    try:
+        run(spied, hp, fitted(method, data), clients, rounds=1, execution="sequential", **how)
+    except FedcacheError as error:  # such rows may be no training set for the method
+        assert error.code is Exit.FEDERATED  # noqa: PT017
+        assert "refused" not in str(error)  # noqa: PT017
+    return ups, declared[0]
+
+
+def test_every_method_that_declares_a_statistic_is_tried():
+    data, clients = federation()
+    found = set()
+    for name, method in METHODS.items():
+        if method.uploads is None:
+            continue
+        seen = []
+        uploads = method.uploads
+
+        def spy(server, ctx, *, uploads=uploads, seen=seen):
+            seen.append(uploads(server, ctx))
+            return seen[-1]
+
+        hp = method.resolve("paper", scaled(small(name)))
+        try:
+            run(replace(method, uploads=spy), hp, fitted(method, data), clients, rounds=1, execution="sequential")
+        except FedcacheError as error:
+            assert error.code in (Exit.USAGE, Exit.STORE), name  # noqa: PT017
+        found |= {name for sent in seen if any(t.statistic for t in sent.values())}
+    assert found == set(SETTINGS)
+
+
+TRAINED = ("fedproto", "fedpcl")
+"""Methods whose statistics are of projections, which all rows come to alike."""
+
+HONEST = [(name, i, rows) for name, i in SENDING for rows in (ROWS if name not in TRAINED else ("features", "large"))]
+
+
+@pytest.mark.parametrize(("name", "which", "rows"), HONEST)
+def test_no_honest_client_is_rejected_whatever_rows_it_has(name, which, rows):
+    # Clients of 1 to 64 rows with 3 of 6 classes, so some have one row of a class and none of others.
+    data, clients = federation(seed=which, dtype=torch.float32)
+    data = replace(data, x=ROWS[rows](data.x, data.y), longest_row=LONGEST.get(rows))
+    ups, declared = seen_uploads(name, SETTINGS[name][which], data, clients, dtype=torch.float32)
+    assert ups or SETTINGS[name][which].get("gamma") == 0.0  # whose own system is singular, which the client says
+    for up, n in ups:
+        if all(bool(torch.isfinite(t).all()) for t in up.values()):  # 16 bits do not hold all numbers
+            assert statistic_problem(declared, up, n, data.longest_row) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", ["fed3r", "fedcgs", "gh-ofl"])
+def test_no_honest_client_of_many_rows_is_rejected(name, seed):
+    draw = np.random.default_rng(seed)
+    sizes = draw.integers(1, 3000, 3)
+    data, clients = federation(seed=seed, sizes=sizes, width=33, dtype=torch.float32)
+    data = replace(data, x=data.x * float(10.0 ** draw.uniform(-4, 4)) + float(draw.uniform(-100, 100)))
+    for settings in SETTINGS[name]:
+        ups, declared = seen_uploads(name, settings, data, clients, dtype=torch.float32)
+        assert len(ups) == 3
+        for up, n in ups:
+            assert statistic_problem(declared, up, n, None) is None
+
+
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+@pytest.mark.parametrize("name", ["fed3r", "fedcgs", "afl", "gda", "gh-ofl", "fedncm", "fedcof", "fedpft", "fedproto"])
+def test_an_honest_run_rejects_nobody(name, execution):
+    if execution not in METHODS[name].executions:
+        pytest.skip("no client axis")
+    out = go(name, small(name), execution=execution, trust=parse_policy(on_bad_update="reject"))
+    assert all(not r.diagnostics["rejected"] for r in out.records)
+
+
+def test_noise_that_breaks_a_gram_matrix_is_no_lie():
+    # Noise of this size makes the sum of second moments indefinite; it is added after uploads were taken together.
+    trust = parse_policy(privacy=Privacy(1.0, 5.0, seed=0, allow=frozenset({"rows", "evaluation"})))
+    out = go("fed3r", {"lam": 1.0}, trust=trust, participation=None)
+    assert math.isfinite(out.accuracy)
+    assert not out.records[0].diagnostics["rejected"]
+
+
+Z = torch.tensor([[3.0, 1.0], [1.0, -2.0], [0.0, 1.0]], dtype=torch.float64)
+Y = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
+SUMS, COUNT = Y.T @ Z, Y.sum(0)  # of 3 rows, one of class 0
+OWN = {
+    "gram": gram(Z),
+    "class sums": SUMS,
+    "sum": Z.sum(0),
+    "squares": (Z**2).sum(0),
+    "class squares": Y.T @ Z**2,
+    "class grams": torch.stack([gram(Z[:1]), gram(Z[1:])]),
+    "class means": SUMS / COUNT.unsqueeze(-1),
+    "ridge solutions": torch.linalg.solve(Z.T @ Z + torch.eye(2), SUMS.T).T,
+    "mixture means": (SUMS / COUNT.unsqueeze(-1)).unsqueeze(1),
+    "mixture deviations": torch.tensor([[[0.0]], [[1.2]]], dtype=torch.float64),
+    "mixture factors": torch.tensor([[[0.0, 0.0, 0.0]], [[0.5, -1.0, 0.0]]], dtype=torch.float64),
+    "mixture weights": torch.ones(2, 1, dtype=torch.float64),
+}
+"""Statistics of three rows of two features."""
+
+
+def told(kinds, changes=None, *, count=COUNT, rows=3.0, longest=None, ridge=0.0):
+    up = {kind: (changes or {}).get(kind, OWN[kind]) for kind in kinds}
+    declared = {k: UploadTensor(tuple(t.shape), t.dtype, statistic=Statistic(k, ridge=ridge)) for k, t in up.items()}
+    if count is not None:
+        up["count"] = count
+        declared["count"] = UploadTensor((2,), torch.float64, counts_rows=True)
+    return statistic_problem(declared, up, rows, longest)
+
+
+LONGEST_OF_Z = math.sqrt(10.0)
+WRONG = [
+    (("gram",), {"gram": -OWN["gram"]}, {}, "holds -10 where a sum of squares stands"),
+    (("gram",), {"gram": torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64)}, {}, "has the eigenvalue -1"),
+    (("gram",), {}, {"count": torch.zeros(2, dtype=torch.float64)}, "is not 0, and the upload counts no rows"),
+    (("gram",), {}, {"longest": 2.0}, "its trace is 16, and 3 rows that are no longer than 2 give at most 12"),
+    (("gram",), {}, {"ridge": 9.0}, "holds -3 where a sum of squares stands"),
+    (("gram", "class sums"), {"class sums": 2.0 * SUMS}, {}, "is too small: its trace is 16"),
+    # Trace and diagonal allow these sums; the matrix does not.
+    (("gram", "class sums"), {"class sums": torch.tensor([[1.0, -3.0], [1.0, -1.0]], dtype=torch.float64)}, {},
+     "less the part of the sums in the same upload, has the eigenvalue"),
+    (("gram", "class sums"), {"class sums": torch.tensor([[0.0, 6.0], [0.0, -6.0]], dtype=torch.float64)},
+     {"count": None}, "is smaller than the class sums in the same upload need"),
+    (("class sums",), {}, {"count": torch.tensor([0.0, 3.0], dtype=torch.float64)},
+     "is not 0 for class 0, of which the upload counts no rows"),
+    (("class sums",), {}, {"longest": 3.0}, "has for class 0 a sum that is too long: 3.16, and 1 rows"),
+    (("class sums",), {}, {"longest": 1.0, "count": None}, "has class sums that are together too long: 4.58"),
+    (("class sums", "sum"), {"sum": Z.sum(0) + 1.0}, {}, "differs from the sum of the class sums by 1.41"),
+    (("sum",), {}, {"longest": 1.0}, "is too long: 4, and 3 rows that are no longer than 1 sum to at most 3"),
+    (("squares",), {"squares": -OWN["squares"]}, {}, "holds -10 where a sum of squares stands"),
+    (("squares",), {}, {"longest": 2.0}, "is too large: 16 in sum, and 3 rows"),
+    (("squares", "class sums"), {"class sums": 2.0 * SUMS}, {}, "is smaller than the squares of the sums"),
+    (("class squares",), {}, {"longest": 3.0}, "is too large: 10 in sum, and 1 rows"),
+    (("class squares",), {}, {"count": torch.tensor([0.0, 3.0], dtype=torch.float64)}, "is not 0 where the upload"),
+    (("class squares", "class sums"), {"class squares": 0.9 * OWN["class squares"]}, {}, "is smaller than the squares"),
+    (("class grams",), {"class grams": -OWN["class grams"]}, {}, "of class 0 holds -9 where"),
+    (("class grams",), {}, {"longest": 3.0}, "of class 0 is too large: its trace is 10"),
+    (("class grams", "class sums"), {"class sums": SUMS.flip(0)}, {}, "of class 0 is no sum of z z'"),
+    (("class means",), {}, {"longest": 3.0}, "has a mean of length 3.16, and no row is longer than 3"),
+    (("gram", "ridge solutions"), {"gram": OWN["gram"] + gram(torch.eye(2, dtype=torch.float64)),
+                                   "ridge solutions": 3.0 * OWN["ridge solutions"]}, {"ridge": 1.0},
+     "fits its rows with"),
+    (("mixture deviations", "mixture means"), {"mixture deviations": -OWN["mixture deviations"]}, {},
+     "holds a negative standard deviation (-1.2)"),
+    (("mixture deviations", "mixture means"), {}, {"longest": 1.0}, "has a variance of 2.88 over all features"),
+    (("mixture factors", "mixture means"), {"mixture factors": -OWN["mixture factors"]}, {},
+     "holds a negative number on the diagonal of a Cholesky factor (-0.5)"),
+    (("mixture factors", "mixture means"), {}, {"longest": 1.0}, "has a variance of 1.25"),
+    (("mixture means",), {}, {"longest": 3.0}, "has a mean of length 3.16"),
+    (("mixture weights",), {"mixture weights": -OWN["mixture weights"]}, {}, "holds a negative weight (-1)"),
+    (("mixture weights",), {"mixture weights": 2.0 * OWN["mixture weights"]}, {}, "sums to 2 for class 0, expected 1"),
+    (("mixture weights",), {}, {"count": torch.tensor([0.0, 3.0], dtype=torch.float64)}, "for class 0, expected 0"),
+]  # fmt: skip
+"""Kinds in an upload, what takes the place of some of them, what else differs, and what is said."""
+
+
+@pytest.mark.parametrize(("kinds", "changes", "other", "said"), WRONG)
+def test_numbers_that_no_rows_can_give_are_named(kinds, changes, other, said):
+    why = told(kinds, changes, **other)
+    assert why is not None
+    assert said in why
+    assert why.startswith(kinds)
+
+
+@pytest.mark.parametrize("count", [COUNT, None])
+def test_the_same_kinds_of_real_rows_pass(count):
+    for kinds in {kinds for kinds, *_ in WRONG} - {("gram", "ridge solutions")}:
+        assert told(kinds, count=count, longest=LONGEST_OF_Z) is None
+    system = {"gram": OWN["gram"] + gram(torch.eye(2, dtype=torch.float64))}
+    assert told(("gram", "ridge solutions"), system, ridge=1.0, count=None, longest=LONGEST_OF_Z) is None
+
+
+def test_every_kind_has_a_number_that_it_refuses():
+    assert {kind for kinds, *_ in WRONG for kind in kinds} == set(CHECKS)
+
+
+@pytest.mark.parametrize("kind", CHECKS)
+@pytest.mark.parametrize("factor", [1e150, -1e150])
+def test_numbers_whose_squares_overflow_are_answered(kind, factor):
+    kinds = {"ridge solutions": ("gram", kind), "mixture deviations": ("mixture means", kind),
+             "mixture factors": ("mixture means", kind)}.get(kind, (kind, "class sums"))  # fmt: skip
+    told(dict.fromkeys(kinds), {k: factor * OWN[k] for k in kinds}, longest=1e200)
+    assert told(dict.fromkeys(kinds), {k: factor * OWN[k] for k in kinds}, longest=LONGEST_OF_Z) is not None
