@@ -25,6 +25,7 @@ from fedcache.federate.engine.client_data import FrozenEncoders
 from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.engine.method import Method
+from fedcache.models.check_facts import refused
 from fedcache.models.saved_model import SavedModel
 from fedcache.store.own_names import MODULE
 from fedcache.store.store import Store
@@ -228,10 +229,12 @@ def _same_value(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 def encoders_of(model: SavedModel, home: Home, given: Mapping[str, Path] | None = None) -> FrozenEncoders | None:
     """The live encoders of a model that runs some, with the weights that its recipe names; None for the others.
 
-    Raises MachineError, as ``locate_recipe``.
+    Raises MachineError, as ``locate_recipe``; StoreError for a backbone that has none.
     """
     if model.facts.encoder is None:
         return None
     item = locate_recipe(model.recipes[model.facts.encoder], home, given)
-    template = model.facts.template or "a photo of a {}."
-    return clip_towers.load_towers(item.backbone, item.weights, item.recipe, template)
+    try:
+        return clip_towers.load_towers(item.backbone, item.weights, item.recipe, str(model.facts.template))
+    except UsageError as error:
+        raise refused(f"its live encoders are {item.backbone.name}, which has none ({error.message})") from error

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import CorruptionError, FedcacheError, StoreError, unknown
+from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, unknown
 from fedcache.extract.backbones import (
     cnn,
     glyph_clip,
@@ -142,7 +142,8 @@ def lookup_recorded(recipe: Recipe, *, home: Path | None = None, file: Path | No
     """The row of the backbone that a recipe from a file names: of a model, a store or a run.
 
     A file of others may name anything. Code runs as ``lookup`` says, and a path is refused, because recipes hold bare
-    names: a file must not choose which of the user's files is opened. Raises StoreError for one; as ``lookup``.
+    names: a file must not choose which of the user's files is opened. Raises StoreError for one, and for a backbone
+    that nobody here knows; as ``lookup``.
     """
     name = recipe.backbone
     if bare_name(name) != name and ":" in name:
@@ -150,7 +151,12 @@ def lookup_recorded(recipe: Recipe, *, home: Path | None = None, file: Path | No
             f"The recipe names {name!r}, which is a path; fedcache stores the name alone.",
             "Get the file again from whoever made it: this fedcache never writes such a recipe.",
         )
-    return lookup(name, home=home, file=file, output=output_of(recipe), size=recipe.size)
+    try:
+        return lookup(name, home=home, file=file, output=output_of(recipe), size=recipe.size)
+    except UsageError as error:
+        if file is not None:  # the file that the user gave is what does not fit
+            raise
+        raise StoreError(error.message, error.hint) from error
 
 
 def _recall(path: Path, name: str) -> Backbone | None:
