@@ -56,7 +56,7 @@ KNOWN = {
     "optional.py needed_library import_module": "names of libraries that callers write",
     "plugins.py _installed entry_points": "packages that the user installed; only a name that they declare is loaded",
     "extract/backbones/checkpoints.py _read_npz np.load": "a checkpoint, without objects",
-    "extract/backbones/checkpoints.py _read_torch torch.load": "a checkpoint, of tensors and plain data alone",
+    "extract/backbones/checkpoints.py load_torch torch.load": "a checkpoint, of tensors and plain data alone",
     "models/export/formats.py  joblib": "it writes a file for scikit-learn and reads none",
     "models/export/predict_features.py  np.load": "a program of an exported folder: features, without objects",
     "models/export/predict_features.py  torch.export.load": "the same: the program beside it, which its user runs",
