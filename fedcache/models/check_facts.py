@@ -31,7 +31,7 @@ TALLEST = 8192
 
 
 @dataclass(frozen=True)
-class Kind:
+class FactKind:
     """What a fact may be."""
 
     allows: Callable[[Any], bool]
@@ -43,29 +43,29 @@ def refused(what: str) -> StoreError:
     return StoreError(f"The model file is not one that fedcache writes: {what}.", HINT)
 
 
-def whole(low: int, high: int) -> Kind:
+def whole(low: int, high: int) -> FactKind:
     """A whole number from ``low`` to ``high``."""
-    return Kind(lambda v: type(v) is int and low <= v <= high, f"a whole number from {low} to {high}")
+    return FactKind(lambda v: type(v) is int and low <= v <= high, f"a whole number from {low} to {high}")
 
 
-def one_of(*words: str) -> Kind:
+def one_of(*words: str) -> FactKind:
     """One of some words."""
-    return Kind(lambda v: isinstance(v, str) and v in words, " or ".join(words))
+    return FactKind(lambda v: isinstance(v, str) and v in words, " or ".join(words))
 
 
-def or_none(kind: Kind) -> Kind:
+def or_none(kind: FactKind) -> FactKind:
     """Another kind, or nothing."""
-    return Kind(lambda v: v is None or kind.allows(v), f"{kind.words}, or null")
+    return FactKind(lambda v: v is None or kind.allows(v), f"{kind.words}, or null")
 
 
-def list_of(kind: Kind) -> Kind:
+def list_of(kind: FactKind) -> FactKind:
     """A list of values of a kind."""
-    return Kind(lambda v: isinstance(v, list | tuple) and all(map(kind.allows, v)), f"a list, each {kind.words}")
+    return FactKind(lambda v: isinstance(v, list | tuple) and all(map(kind.allows, v)), f"a list, each {kind.words}")
 
 
-def mapping_to(kind: Kind) -> Kind:
+def mapping_to(kind: FactKind) -> FactKind:
     """An object with words as keys."""
-    return Kind(
+    return FactKind(
         lambda v: isinstance(v, Mapping) and all(isinstance(k, str) and kind.allows(one) for k, one in v.items()),
         f"an object, each value {kind.words}",
     )
@@ -86,12 +86,12 @@ def _is_override(value: Any) -> bool:
     return SETTINGS.allows(value["hp"])
 
 
-WORD = Kind(lambda v: isinstance(v, str), "a word")
-PLAIN = Kind(_is_plain, "a number, a word, true, false or null")
+WORD = FactKind(lambda v: isinstance(v, str), "a word")
+PLAIN = FactKind(_is_plain, "a number, a word, true, false or null")
 SETTINGS = mapping_to(PLAIN)
-OVERRIDE = Kind(_is_override, "columns and hp")
+OVERRIDE = FactKind(_is_override, "columns and hp")
 
-FACTS: Mapping[str, Kind] = {
+FACTS: Mapping[str, FactKind] = {
     "run": WORD,
     "seed": whole(-LARGEST, LARGEST),
     "dataset": WORD,
@@ -103,7 +103,7 @@ FACTS: Mapping[str, Kind] = {
     "dtype": one_of("float32", "float64"),
     "classes": list_of(WORD),
     "keys": list_of(WORD),
-    "recipes": list_of(Kind(lambda v: isinstance(v, Mapping), "an object")),
+    "recipes": list_of(FactKind(lambda v: isinstance(v, Mapping), "an object")),
     "widths": list_of(whole(1, WIDEST)),
     "views": whole(1, LARGEST),
     "feat_post": one_of(*FEAT_POSTS),

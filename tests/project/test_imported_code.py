@@ -61,7 +61,7 @@ KNOWN = {
     "models/export/predict_features.py  np.load": "a program of an exported folder: features, without objects",
     "models/export/predict_features.py  torch.export.load": "the same: the program beside it, which its user runs",
     "models/export/predict_images.py  torch.export.load": "the same",
-    "store/plain_pickle.py _Unpickler Unpickler": "arrays, lists and words alone; any other name is refused",
+    "tables/plain_pickle.py _Unpickler Unpickler": "arrays, lists and words alone; any other name is refused",
 }
 
 
