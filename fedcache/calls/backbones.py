@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import UsageError
-from fedcache.extract.backbones import own_module
+from fedcache.extract.backbones import lookup, own_module
+from fedcache.store.own_names import MODULE, note_named
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -15,14 +16,15 @@ if TYPE_CHECKING:
 
 
 def backbone(
-    module: nn.Module, name: str | None = None, *, transform: Callable[[Any], Tensor] | None = None,
+    module: nn.Module | str, name: str | None = None, *, transform: Callable[[Any], Tensor] | None = None,
     size: int | None = None, mean: Sequence[float] | None = None, std: Sequence[float] | None = None,
 ) -> str:  # fmt: skip
     """Make a torch module a backbone of this process: ``fc.extract("digits", [fc.backbone(net, "mine", size=64)])``.
 
     Args:
         module: maps [B, 3, size, size] to [B, D]; [B, T, D] and [B, D, H, W] are averaged. What runs is a copy in
-            evaluation mode.
+            evaluation mode. Or ``module:PACKAGE.MODULE:FACTORY``: from now on a model or store that names this factory
+            may have it called in this process.
         name: None for that of its class.
         transform: from a Pillow image (RGB, already size x size) to the module's input without the batch; None scales
             to [0, 1] and normalises by ``mean`` and ``std``.
@@ -33,6 +35,14 @@ def backbone(
 
     Raises UsageError for what is no module, fails on two images, or holds something whose digest is not known.
     """
+    if isinstance(module, str):
+        if not module.startswith(MODULE):
+            raise UsageError(
+                f"{module!r} is no module: backbone; other names need no permission.",
+                "fc.backbone('module:PACKAGE.MODULE:FACTORY')",
+            )
+        note_named(module)
+        return lookup(module).name
     return own_module.register(module, name, transform=transform, size=size, mean=mean, std=std)
 
 

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from fedcache.config import ADDRESSES, refuse_remote
 from fedcache.errors import FedcacheError, UsageError, unknown
+from fedcache.store.own_names import note_named
 from fedcache.torch_state import usual_torch_state
 
 P = ParamSpec("P")
@@ -102,6 +103,8 @@ def current_names(words: Mapping[str, Any]) -> dict[str, Any]:
 def fields_of(config: type, given: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
     """Those of some keywords that are fields of a configuration and were given, as its values.
 
+    The backbones among them are backbones that the user named.
+
     Args:
         config: the dataclass.
         given: keywords.
@@ -112,6 +115,7 @@ def fields_of(config: type, given: Mapping[str, Any], *, strict: bool = False) -
     """
     known: Mapping[str, Any] = config.__dataclass_fields__  # type: ignore[attr-defined]
     given = current_names(given)
+    note_named([given.get("backbones"), given.get("client_backbones")])
     if strict and (wrong := [name for name in given if name not in known]):
         raise unknown("option", wrong[0], known)
     made = {name: given[name] for name in known if name not in ("method", "store", "seeds", "set") and name in given}

@@ -12,6 +12,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import import_weights, known, locate, lookup, pull
+from fedcache.extract.backbones.checkpoints import averaged_in, averaged_sentence
 from fedcache.extract.backbones.hugging_face import fetch
 from fedcache.extract.planning.plan import check_backbone, memory_of
 from fedcache.plugins import plugins
@@ -75,13 +76,20 @@ def backbones_info(name: Name) -> CommandResult:
 def backbones_import(
     file: Annotated[Path, typer.Argument(help="A checkpoint: safetensors, or a state_dict pickle.")],
     name: Annotated[str, typer.Option("--as", help="The backbone whose weights these are.")],
+    key: Annotated[
+        str | None, typer.Option(help="Which weights of a checkpoint that holds several, such as state_dict_ema.")
+    ] = None,
 ) -> CommandResult:
     """Check a checkpoint and keep it as safetensors under $FEDCACHE_HOME/weights.
 
     Example: fedcache backbones import model_best.pth.tar --as resnet18-quickdraw
     """
-    path = import_weights(file, name, Home.from_environment().root)
-    return CommandResult({"name": name, "path": str(path)}, [f"{name}: {path}", f"fedcache extract --backbones {name}"])
+    path = import_weights(file, name, Home.from_environment().root, key=key)
+    lines = [f"{name}: {path}"]
+    averaged = averaged_in(file) if key is None and file.is_file() else None
+    if averaged is not None:
+        lines.append(averaged_sentence(file, name, averaged))
+    return CommandResult({"name": name, "path": str(path)}, [*lines, f"fedcache extract --backbones {name}"])
 
 
 @backbones.command("pull")

@@ -20,6 +20,7 @@ from fedcache.config import ADDRESSES, ExtractConfig, Home, PartitionConfig, Tra
 from fedcache.errors import UsageError, all_at_once
 from fedcache.federate.methods import METHODS, unknown_method
 from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option
+from fedcache.store.own_names import note_named
 
 POINTS = "Points"
 """The panel of the options of ``grid`` that say which points there are."""
@@ -215,6 +216,7 @@ def command(
                     older.append(item.metadata["option"].names)
                     given[item.name] = value if given[item.name] is None else given[item.name]
             as_json = values.pop("json")
+            note_named([*values.values(), *given.values()])
 
             def call(observer: TerminalObserver) -> CommandResult:
                 for key, value in {**values, **given}.items():

@@ -24,7 +24,6 @@ from PIL import Image
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import MachineError, UsageError
 from fedcache.extract import backbones as registry
-from fedcache.extract.backbones.own import output_of
 from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.compute_features import ExtractionOptions, extract_arrays
 from fedcache.extract.datasets import archives, texts, tree
@@ -183,11 +182,10 @@ def _checked(image: Any, number: int) -> NDArray[np.uint8] | Image.Image:
 def locate_recipe(recipe: Recipe, home: Home, given: Mapping[str, Path] | None = None) -> PlannedArray:
     """The backbone of a recipe with the very weights that the recipe names.
 
-    Raises MachineError, when the weights are not here or are other ones. ``given`` are files by backbone, that of
-    ``--weights``.
+    Raises MachineError, when the weights are not here or are other ones; as ``lookup_recorded``. ``given`` are files by
+    backbone, that of ``--weights``.
     """
-    file, output = (given or {}).get(recipe.backbone), output_of(recipe)
-    backbone = registry.lookup(recipe.backbone, home=home.root, file=file, output=output, size=recipe.size)
+    backbone = registry.lookup_recorded(recipe, home=home.root, file=(given or {}).get(recipe.backbone))
     weights = registry.locate(backbone, given=given or {}, home=home.root, memory=memory_of(home), offline=home.offline)
     if weights.path is None and weights.download is not None:
         raise MachineError(

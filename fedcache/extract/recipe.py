@@ -7,8 +7,9 @@ versions) is recorded beside the recipe and is never part of it, so features mad
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -40,6 +41,39 @@ _CHOICES = {
     "interpolation": ("bicubic", "bilinear"),
     "norm": tuple(NORMS),
     "dtype": ("float16", "float32"),
+}
+_LARGEST = 2**20
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= 2**31
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+
+
+def _is_triple(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 3 and all(map(_is_number, value))
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+# What ``Recipe.from_dict`` takes, from a file of anybody.
+_STORED: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("backbone", "weights", "pooling", "activation", "augment", "decoder"), _is_word),
+    "size": lambda value: _is_whole(value) and value <= _LARGEST,
+    "resize": lambda value: value in ("crop", "squash"),
+    "interpolation": lambda value: value in ("bicubic", "bilinear"),
+    "crop_pct": lambda value: _is_number(value) and 0 < value <= 2,
+    "mean": _is_triple,
+    "std": lambda value: _is_triple(value) and 0 not in value,
+    "views": lambda value: _is_whole(value) and 1 <= value <= _LARGEST,
+    "view_seed": _is_whole,
+    "dtype": lambda value: value in ("float16", "float32", "uint8"),
+    "version": _is_whole,
 }
 _RANGES = {"size": (8, 2048), "crop_pct": (0.1, 1.0), "views": (1, 64), "view_seed": (0, 2**31 - 1)}
 
@@ -122,7 +156,10 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
-        """The inverse of ``to_dict``; a key this version does not know is an error (a newer fedcache wrote it)."""
+        """The inverse of ``to_dict``; a key this version does not know is an error (a newer fedcache wrote it).
+
+        Raises StoreError for one, and for values that no recipe has.
+        """
         known = {f.name for f in fields(cls)}
         extra = sorted(set(data) - known)
         if extra:
@@ -130,6 +167,13 @@ class Recipe:
                 f"A recipe in the store has fields this fedcache does not know: {', '.join(extra)}.",
                 "Upgrade fedcache, or extract again with this version.",
             )
+        for name, allows in _STORED.items():
+            needed = name not in ("augment", "version")
+            if (needed and name not in data) or (name in data and not allows(data[name])):
+                raise StoreError(
+                    f"A recipe in the file has the {name} {str(data.get(name))[:40]!r}, which no recipe has.",
+                    "Get the file again from whoever made it, or extract again.",
+                )
         values = dict(data)
         values["mean"], values["std"] = tuple(values["mean"]), tuple(values["std"])
         return cls(**values)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, StoreError, UsageError
-from fedcache.extract.backbones import clip_towers, lookup
+from fedcache.extract.backbones import clip_towers, lookup_recorded
 from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.planning.find_store import more_features
 from fedcache.extract.recipe import OF_VIEWS, Recipe
@@ -25,7 +25,9 @@ from fedcache.federate.engine.client_data import FrozenEncoders
 from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.engine.method import Method
+from fedcache.models.check_facts import refused
 from fedcache.models.saved_model import SavedModel
+from fedcache.store.own_names import MODULE
 from fedcache.store.store import Store
 from fedcache.torch_state import usual_torch_state
 
@@ -208,8 +210,11 @@ def _lacks(store: Store, wanted: str, recipe: Mapping[str, Any]) -> StoreError:
     if "size" not in recipe:  # somebody's own embeddings
         return StoreError(f"{message}; {has}.", "Name a store that has them.")
     message += f" (weights {weights[:12]})" if weights != "none" else ""
+    if name.startswith(MODULE):  # code, which no hint is worth running for
+        return StoreError(f"{message}; {has}.", more_features(store, name))
     with suppress(FedcacheError):  # a backbone of another installation
-        options = Recipe.from_dict(recipe).departures(lookup(name).recipe)
+        made = Recipe.from_dict(recipe)
+        options = made.departures(lookup_recorded(made).recipe)
         return StoreError(f"{message}; {has}.", more_features(store, name, recipe=options))
     return StoreError(f"{message}; {has}.", f"fedcache backbones import FILE --as {name}")
 
@@ -224,10 +229,12 @@ def _same_value(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 def encoders_of(model: SavedModel, home: Home, given: Mapping[str, Path] | None = None) -> FrozenEncoders | None:
     """The live encoders of a model that runs some, with the weights that its recipe names; None for the others.
 
-    Raises MachineError, as ``locate_recipe``.
+    Raises MachineError, as ``locate_recipe``; StoreError for a backbone that has none.
     """
     if model.facts.encoder is None:
         return None
     item = locate_recipe(model.recipes[model.facts.encoder], home, given)
-    template = model.facts.template or "a photo of a {}."
-    return clip_towers.load_towers(item.backbone, item.weights, item.recipe, template)
+    try:
+        return clip_towers.load_towers(item.backbone, item.weights, item.recipe, str(model.facts.template))
+    except UsageError as error:
+        raise refused(f"its live encoders are {item.backbone.name}, which has none ({error.message})") from error

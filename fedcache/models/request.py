@@ -33,6 +33,9 @@ class ModelOptions:
     weights: Mapping[str, str] = option(
         {}, "NAME=FILE, a backbone's local weights; repeatable.", MODEL, said="looked for by name"
     )
+    backbone: tuple[str, ...] = option(
+        (), "A module: backbone that the model reads and whose code you trust.", MODEL, said="none"
+    )
     runs: str | None = option(
         None, "Directory of the runs, instead of the one under FEDCACHE_HOME.", MODEL, path=True,
         said="$FEDCACHE_HOME/runs",

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import CorruptionError, MachineError, StoreError, UsageError, closest, unknown
+from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, UsageError, closest, unknown
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.client_data import FrozenEncoders
 from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
@@ -34,7 +34,9 @@ from fedcache.federate.engine.feature_post import Scaling, prepare_features
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.methods import METHODS, find_method
 from fedcache.heads.linear import Tree
+from fedcache.models.check_facts import check_facts, check_tensors, refused
 from fedcache.models.client_stacks import ClientStacks, of_format_1
+from fedcache.optional import reason
 from fedcache.store.sealed import is_sealed, read_sealed, write_sealed
 
 FORMAT = 2
@@ -85,7 +87,7 @@ class ModelFacts:
     @property
     def inputs(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
         """Key and recipe of each array that is read to predict: of a model that reads images that of the images."""
-        every = tuple(zip(self.keys, self.recipes, strict=True))
+        every = tuple(zip(self.keys, self._known_recipes, strict=True))
         return every if self.image is None else every[-1:]
 
     @property
@@ -100,10 +102,15 @@ class ModelFacts:
         return self.protocol != "global"
 
     @property
+    def _known_recipes(self) -> tuple[Mapping[str, Any], ...]:
+        """One for each key: {} where nobody knows it."""
+        return self.recipes or ({},) * len(self.keys)
+
+    @property
     def backbones(self) -> tuple[str, ...]:
         """Names, in the order in which features are concatenated; a key where nobody knows a recipe."""
-        known = self.recipes or ({},) * len(self.keys)
-        return tuple(str(recipe.get("backbone", key)) for recipe, key in zip(known, self.keys, strict=True))
+        pairs = zip(self._known_recipes, self.keys, strict=True)
+        return tuple(str(recipe.get("backbone", key)) for recipe, key in pairs)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -112,15 +119,18 @@ class ModelFacts:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelFacts:
-        """The inverse of ``to_dict``. Raises StoreError for another format."""
+        """The inverse of ``to_dict``. Raises StoreError for another format, and for facts of no model."""
+        if not isinstance(data, Mapping):
+            raise refused("its facts are no object")
         values = dict(data)
         found = values.pop("format", None)
         known = {f.name for f in fields(cls)}
         if found not in READ or set(values) - known:
             raise StoreError(f"The model has format {found}, expected {FORMAT}.", "Upgrade fedcache.")
+        check_facts(values)
         for name in ("classes", "keys", "recipes", "widths", "names", "computed"):
             values[name] = tuple(values.get(name, ()))
-        values["image"] = None if values["image"] is None else tuple(values["image"])
+        values["image"] = None if values.get("image") is None else tuple(values["image"])
         values["overrides"] = {
             int(c): ClientOverrides(tuple((a, b) for a, b in o["columns"]), o["hp"])
             for c, o in values["overrides"].items()
@@ -175,8 +185,8 @@ class SavedModel:
     def load(cls, path: Path) -> SavedModel:
         """Read a model file.
 
-        Raises StoreError for a file that is missing or of another format, CorruptionError for one that is not what was
-        written.
+        Raises StoreError for a file that is missing, of another format, or that claims what no model is;
+        CorruptionError for one that is not what was written.
         """
         try:
             found = read_sealed(path, KIND)
@@ -192,7 +202,14 @@ class SavedModel:
         if found is None:
             raise StoreError(f"There is no model at {path}.", "fedcache train saves one with every run.")
         facts = ModelFacts.from_dict(found.content)
-        return cls(facts, of_format_1(found.tensors) if found.content["format"] == 1 else found.tensors)
+        tensors, stacked = found.tensors, found.content["format"] == FORMAT
+        if not stacked:
+            try:
+                tensors = of_format_1(tensors)
+            except ValueError as error:
+                raise refused("it holds tensors of a client without a number") from error
+        check_tensors(facts, tensors, stacked=stacked)
+        return cls(facts, tensors)
 
     def tree(self, folder: str) -> Tree:
         """The tensors in ``features/`` or ``server/`` by their last name."""
@@ -206,14 +223,14 @@ class SavedModel:
     def find_method(self, own: Method | None = None) -> Method:
         """The method that predicts: one of the package, or the user's ``own``.
 
-        Raises UsageError for a method that is not there.
+        Raises StoreError for a method that is not there, UsageError for another one than the model's.
         """
         if own is not None:
             if own.name != self.facts.method:
                 raise UsageError(f"The model is of {self.facts.method}, not of {own.name}.", "Give that method.")
             return own
         if self.facts.method not in METHODS:
-            raise UsageError(
+            raise StoreError(
                 f"The model is of {self.facts.method}, a method of somebody's own.",
                 "Load it from Python:  fedcache.load_model(path, method=METHOD)",
             )
@@ -263,7 +280,8 @@ class SavedModel:
     ) -> DeployedModel:
         """The model of a client, or the one for all, as it was scored when the run ended.
 
-        Raises UsageError, StoreError, as ``number_of`` and ``find_method``.
+        Raises UsageError, StoreError, as ``number_of`` and ``find_method``; StoreError for hyperparameters and tensors
+        with which the method of the package cannot score.
 
         Args:
             client: its name; None for the one model for all.
@@ -281,9 +299,18 @@ class SavedModel:
         part = self.client_stacks.tree(number, "own")
         down, part = ({k: t.to(device) for k, t in tree.items()} for tree in (down, part))
         made = DeployedModel(used, down, part, no_training_rows(used.name), ctx)
-        if one_for_all and facts.personal:
-            _check_global(made)
+        # Clients of one group have tensors of the same names and shapes, so one of them is tried for all.
+        alike = (one_for_all, self.client_stacks.places.get(-1 if number is None else number, ("", 0))[0])
+        if method is None and alike not in self._tried:
+            check_settings(used, ctx.hp, facts.protocol)
+            _check_scores(made, needs_client=one_for_all and facts.personal)
+            self._tried.add(alike)
         return made
+
+    @cached_property
+    def _tried(self) -> set[tuple[bool, str]]:
+        """Which models have scored a row."""
+        return set()
 
     def context(
         self, client: tuple[str, int] | None, *, encoders: FrozenEncoders | None = None, device: str = "cpu"
@@ -378,15 +405,54 @@ def _finite(features: np.ndarray) -> np.ndarray:
     return np.where(beyond, np.nan, features) if beyond.any() else features
 
 
-def _check_global(model: DeployedModel) -> None:
-    """Refuse a method whose server has nothing that predicts by itself; UsageError."""
-    size = model.ctx.env.width if model.ctx.env.image is None else 3 * model.ctx.env.image[0] * model.ctx.env.image[1]
-    row = torch.zeros(1, size, dtype=model.ctx.env.dtype if model.ctx.env.image is None else torch.uint8)
+def check_settings(method: Method, hp: Mapping[str, Any], protocol: str) -> None:
+    """Refuse hyperparameters that the method does not take, and another protocol than follows. Raises StoreError."""
+    declared = {h.name: h for h in method.hparams}
+    for name in hp.keys() & declared.keys():
+        value = hp[name]
+        try:
+            same = declared[name].parse(value) == value
+        except FedcacheError:
+            same = False
+        if not same:
+            raise refused(f"{name} of {method.name} is {str(value)[:40]!r}, expected {declared[name].legal()}")
+    try:
+        wanted = method.protocol(hp)
+    except (KeyError, TypeError) as error:
+        raise refused(f"{method.name} lacks hyperparameters ({reason(error)})") from error
+    if protocol != wanted:
+        raise refused(f"its protocol is {protocol}, and that of {method.name} with its settings is {wanted}")
+
+
+def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
+    """Let a model score one row, so that tensors of other shapes than the method's are known before any answer.
+
+    Raises StoreError where it cannot; UsageError for a server that has nothing that predicts by itself, if
+    ``needs_client``.
+    """
+    env = model.ctx.env
+    size = env.width if env.image is None else 3 * env.image[0] * env.image[1]
+    row = torch.zeros(1, size, dtype=env.dtype if env.image is None else torch.uint8)
     try:
         with torch.no_grad():
-            model.scores(row.to(model.ctx.env.device))
-    except KeyError:
-        raise UsageError(
-            f"{model.method.name} has no model for all: its server holds what clients share, and no classifier.",
-            "--client NAME takes the model of a client.",
-        ) from None
+            begun = model.method.broadcast(model.method.init(model.ctx), model.ctx)
+            scores = model.scores(row.to(env.device))
+    except (FedcacheError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # code of the package meets tensors of any shape, names and types
+        if needs_client and isinstance(error, KeyError):
+            raise UsageError(
+                f"{model.method.name} has no model for all: its server holds what clients share, and no classifier.",
+                "--client NAME takes the model of a client.",
+            ) from None
+        raise refused(f"{model.method.name} cannot score with its tensors ({reason(error)})") from error
+    for name in begun.keys() & model.down.keys():
+        # A tensor of one number would be spread over all without an error.
+        found, wanted = model.down[name], begun[name]
+        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+            raise refused(
+                f"{name} of {model.method.name} is {found.dtype} {list(found.shape)}, expected {wanted.dtype} "
+                f"{list(wanted.shape)}"
+            )
+    if tuple(scores.shape) != (1, env.classes) or not scores.is_floating_point():
+        raise refused(f"{model.method.name} scores {list(scores.shape[1:])} classes with its tensors, of {env.classes}")

@@ -10,7 +10,7 @@ import scipy
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
-from fedcache.extract.backbones import lookup
+from fedcache.extract.backbones import lookup_recorded
 from fedcache.extract.inputs import IMAGES, reads_of
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.methods import METHODS
@@ -123,7 +123,7 @@ def _backbones(saved: SavedModel, home: Home) -> list[str]:
             continue
         recipe = Recipe.from_dict(told)
         try:
-            licence = lookup(recipe.backbone, home=home.root).licence
+            licence = lookup_recorded(recipe, home=home.root).licence
         except FedcacheError:  # a backbone of another installation
             licence = ""
         kind = reads_of(recipe)

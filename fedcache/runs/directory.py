@@ -31,6 +31,7 @@ from fedcache.store.files import (
     Buffer,
     canonical_json,
     digest_of,
+    file_sha256,
     make_private,
     read_lines,
     read_whole,
@@ -84,7 +85,7 @@ class RunDirectory:
     def stored(self) -> dict[str, Any] | None:
         """The finished result, or None.
 
-        Raises DamagedRunError, when it, its config, its rounds or its partitions are not what was written.
+        Raises DamagedRunError, when it, its config, its rounds, its partitions or its models are not what was written.
         """
         path = self.path / "result.json"
         if not path.exists():
@@ -93,6 +94,7 @@ class RunDirectory:
         if result.get("digest") != self.identity.digest:
             raise DamagedRunError(path, "is the result of another run")
         check_files(self.path, result)
+        check_models(self.path, result)
         return result
 
     def begin(self, config: Mapping[str, Any], partitions: Mapping[str, Sequence[Buffer]], note: str = "") -> None:
@@ -361,6 +363,27 @@ def check_files(folder: Path, result: Mapping[str, Any]) -> None:
             raise DamagedRunError(folder / name)
 
 
+def check_models(folder: Path, result: Mapping[str, Any]) -> None:
+    """Compare the trained models of a run with what was written; a run whose models were removed is whole.
+
+    Raises DamagedRunError, for a file that is missing or is not what was written.
+    """
+    index = folder / MODELS / INDEX
+    try:
+        listed = read_sealed(index, what_of_models(str(result["digest"])))
+    except CorruptionError as error:
+        raise DamagedRunError(index) from error
+    for name, written in ({} if listed is None else listed.content["files"]).items():
+        file = index.with_name(name)
+        if not file.is_file() or file_sha256(file) != written["sha256"]:
+            raise DamagedRunError(file, "is missing or is not what was written")
+
+
+def what_of_models(digest: str) -> dict[str, Any]:
+    """What the list of a run's models is, for its seal."""
+    return {"kind": "models of a run", "run": digest}
+
+
 def command_saving(folder: Path, clients: str) -> str:
     """The command that trains the run of a directory again and saves the models of clients: all, or their names."""
     words = ["fedcache", "train", "--config", str(folder / "config.toml"), "--fresh", "--save-clients", clients]
@@ -393,10 +416,7 @@ def reads_embeddings(path: Path) -> bool:
 
 
 def has_client_models(path: Path) -> bool:
-    """Whether models of single clients are in the files of a run; only the names of their tensors are read.
-
-    Raises SafetensorError for a file that is no model.
-    """
+    """Whether models of single clients are in the files of a finished run; only the names of their tensors are read."""
     for file in _files_of_models(path):
         with safe_open(file, framework="np") as tensors:
             if any(name.startswith("clients/") for name in tensors.keys()):  # noqa: SIM118  (no mapping)

@@ -64,7 +64,7 @@ def evaluate_runs(
         stop: asked between the models of clients, blocks of rows and the chunks of an extraction.
     """
     each = [asked] * len(places)
-    if asked.weights or (asked.client is not None and len(places) > 1):
+    if asked.weights or asked.backbone or (asked.client is not None and len(places) > 1):
         # What only some models have is known when all were looked at, before the first is measured.
         facts = []
         for place in places:

@@ -151,12 +151,13 @@ def load_model(
 
 
 def check_weights(asked: ModelOptions, read: Iterable[Sequence[str]]) -> None:
-    """Refuse weights of backbones that no model reads, given the backbones that each does. Raises UsageError."""
+    """Refuse weights and names of backbones that no model reads, given those that each does. Raises UsageError."""
     known = list(dict.fromkeys(name for names in read for name in names))
-    if unread := [name for name in asked.weights if name not in known]:
-        raise UsageError(
-            f"--weights names {', '.join(unread)}, which the model does not read.", f"It reads {', '.join(known)}."
-        )
+    for option, named in (("--weights", asked.weights), ("--backbone", asked.backbone)):
+        if unread := [name for name in named if name not in known]:
+            raise UsageError(
+                f"{option} names {', '.join(unread)}, which the model does not read.", f"It reads {', '.join(known)}."
+            )
 
 
 def weights_of(asked: ModelOptions) -> Mapping[str, Path]:

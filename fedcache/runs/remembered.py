@@ -23,7 +23,7 @@ from fedcache.extract.planning.find_store import locate_store
 from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.methods import NAMES, find_method, wants_encoders
 from fedcache.progress import Observer, Silent
-from fedcache.runs.directory import check_files, has_model, measured_of, read_result
+from fedcache.runs.directory import check_files, check_models, has_model, measured_of, read_result
 from fedcache.runs.run import Run
 from fedcache.store.files import file_sha256, sha256_hex
 
@@ -191,6 +191,7 @@ def _whole_run(folder: Path, digest: str) -> Run | None:
             return None
         result = read_result(path)
         check_files(folder, result)
+        check_models(folder, result)
     except (FedcacheError, OSError):
         return None
     measured = measured_of(folder, result)

@@ -24,7 +24,7 @@ from fedcache.federate.execution.memory_estimate import Forecast, Load
 from fedcache.models.collect import MOST_BYTES, chosen_clients, collect
 from fedcache.models.saved_model import ModelFacts, SavedModel, computed_as
 from fedcache.runs.choice import DIGITS, Order, choice_value, order_of_run
-from fedcache.runs.directory import INDEX, MODELS, check_place, has_model, read_result
+from fedcache.runs.directory import INDEX, MODELS, check_place, has_model, read_result, what_of_models
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
 from fedcache.runs.score import values_held_out
@@ -193,7 +193,7 @@ def seal(run: Path, digest: str, result: str, kept: KeptModels) -> None:
     if not files:
         return
     listed = {path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for path in files}
-    write_sealed(run / MODELS / INDEX, _what(digest), {"result": result, "files": listed, "kept": kept.which})
+    write_sealed(run / MODELS / INDEX, what_of_models(digest), {"result": result, "files": listed, "kept": kept.which})
 
 
 def whole_seed(run: Path, digest: str, seed: int) -> bool:
@@ -239,7 +239,7 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     again = train_again(run, result)
     folder, digest = run / MODELS, str(result["digest"])
     try:
-        found = read_sealed(folder / INDEX, _what(digest))
+        found = read_sealed(folder / INDEX, what_of_models(digest))
     except CorruptionError as error:
         raise CorruptionError(error.message, again) from error
     if found is None:
@@ -280,12 +280,8 @@ def drop(run: Path) -> None:
 def drop_unless_asked_for(run: Path, digest: str) -> None:
     """Remove the models of a grid's point that is not the best, unless another command keeps them."""
     try:
-        found = read_sealed(run / MODELS / INDEX, _what(digest))
+        found = read_sealed(run / MODELS / INDEX, what_of_models(digest))
     except CorruptionError:
         return
     if found is not None and found.content["kept"] == "best":
         drop(run)
-
-
-def _what(digest: str) -> dict[str, Any]:
-    return {"kind": "models of a run", "run": digest}

@@ -3,16 +3,45 @@
 In a store and in a recipe such a backbone has its bare name, without folders: two sites that keep one model in
 different places have one recipe, and a store says nothing of places. A name that an installed package gives to a
 factory stands for ``module:`` and the place of that factory.
+
+A ``module:`` name is Python code that is imported and called, so data must never choose one. It counts only if the
+user wrote it in the command or passed it to a function in this process, or if an installed package declares it as a
+backbone. Names in models, stores, runs and ``fedcache.toml`` count for nothing.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePath
+from typing import Any
 
-from fedcache.plugins import find
+from fedcache.plugins import find, plugins
 
 MODULE, ONNX, TFLITE, HUGGING_FACE = "module:", "onnx:", "tflite:", "hf:"
 PREFIXES = (MODULE, ONNX, TFLITE, HUGGING_FACE)
+
+_CODE_NAME = re.compile(rf"{MODULE}[\w.]+:[\w.]+")
+_named: set[str] = set()
+"""The ``module:`` names that the user wrote or passed in this process."""
+
+
+def note_named(given: Any) -> None:
+    """Note the ``module:`` names in what the user wrote in a command, or passed to a function of the Python API.
+
+    ``given`` is a word or a list of words; anything else names nothing. Never pass what was read from a file.
+    """
+    if isinstance(given, str):
+        _named.update(_CODE_NAME.findall(given))
+    elif isinstance(given, list | tuple):
+        for one in given:
+            note_named(one)
+
+
+def may_be_run(name: str) -> bool:
+    """Whether the user named this ``module:`` backbone in this process, or installed a package that declares it."""
+    if name in _named:
+        return True
+    return any(name == f"{MODULE}{plugin.place}" for plugin in plugins("backbones").values())
 
 
 def bare_name(name: str) -> str:

@@ -32,6 +32,7 @@ from fedcache.federate.execution.executor import Executor
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.federate.partition.scheme import Scheme
+from fedcache.store.own_names import note_named
 from fedcache.testing.aggregator_laws import AGGREGATOR_LAWS, Vote
 from fedcache.testing.backbone_laws import BACKBONE_LAWS, Looked
 from fedcache.testing.federation import TinyClient, difference, gap, make_federation
@@ -152,6 +153,7 @@ def backbone_laws(
         home: folder of settings and weights; None for ``$FEDCACHE_HOME``.
         exceptions: laws that need not hold, each with the reason.
     """
+    note_named(name)
     place = Home.from_environment() if home is None else Home(home)
     looked = Looked(name, dict(weights or {}), place)
     return less_exceptions(

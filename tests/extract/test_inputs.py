@@ -22,6 +22,7 @@ from fedcache.extract.inputs import encode_items, held_by, read_items, text_of
 from fedcache.extract.recipe import Recipe
 from fedcache.extract.workers.local import GpuFeeder, InProcess
 from fedcache.process import Stop
+from fedcache.store.own_names import note_named
 
 
 class Texts:
@@ -95,6 +96,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     name = own_encoders.write(tmp_path, f"feeders_{abs(hash(str(tmp_path)))}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    note_named([f"module:{name}:{factory}" for factory in ("bag", "spectrum", "loud")])
     yield f"module:{name}"
     sys.modules.pop(name, None)
 

@@ -108,7 +108,7 @@ def test_a_file_of_format_1_has_the_same_models(method, tmp_path):
 
 
 def test_a_file_of_format_1_by_hand(tmp_path):
-    facts = {**trained()[0].facts.to_dict(), "format": 1, "saved": {"a": 0, "b": 10}}
+    facts = {**trained()[0].facts.to_dict(), "format": 1, "clients": 11, "saved": {"a": 0, "b": 10}}
     tensors = {
         "server/W": torch.zeros(1),
         "client/0/own/v/W": torch.ones(2),
@@ -136,7 +136,8 @@ def test_a_file_has_as_many_tensors_for_many_clients_as_for_one(tmp_path):
         rows.add(number, {"own/v/W": torch.full((2, 3), float(number))})
     path = tmp_path / "many.safetensors"
     shared = {name: t for name, t in model.tensors.items() if name.startswith("server/")}
-    SavedModel(model.facts, shared | rows.stacked()).save(path)
+    facts = replace(model.facts, clients=1000, saved={f"c{number}": number for number in range(1000)})
+    SavedModel(facts, shared | rows.stacked()).save(path)
     found = read_sealed(path, KIND)
     assert found is not None
     assert set(found.tensors) - set(shared) == {"clients/0/number", "clients/0/own/v/W"}

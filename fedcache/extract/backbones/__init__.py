@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fedcache.extract.backbones.backbone import Backbone, Download, FrozenEncoder, Weights
 from fedcache.extract.backbones.caches import Caches, library_caches
-from fedcache.extract.backbones.table import BACKBONES, load, lookup
+from fedcache.extract.backbones.table import BACKBONES, load, lookup, lookup_recorded
 from fedcache.extract.backbones.weights import import_weights, known, locate, pull, ready
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "load",
     "locate",
     "lookup",
+    "lookup_recorded",
     "pull",
     "ready",
 ]

@@ -1,7 +1,8 @@
 """``module:PACKAGE.MODULE:FACTORY``, and modules handed over in Python: the user's own torch modules as backbones.
 
-A factory takes nothing and returns an ``nn.Module``, or one and a transform; every process that computes calls it. A
-module in memory is known to this process alone and runs here. Either is identified by its tensors and its code
+A factory takes nothing and returns an ``nn.Module``, or one and a transform; every process that computes calls it. Only
+a factory that the user named is imported (``store.own_names``): a name that a file holds runs nothing. A module in
+memory is known to this process alone and runs here. Either is identified by its tensors and its code
 (``digest_of_module``), so that trained weights or a changed line of ``forward`` make another array.
 """
 
@@ -15,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import CorruptionError, FedcacheError, UsageError
+from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError
 from fedcache.extract.backbones import own_inputs
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.encoder import ModuleEncoder, one_row_each
@@ -24,7 +25,7 @@ from fedcache.extract.backbones.own_digest import digest_of_parts
 from fedcache.extract.inputs import DECODERS, IMAGES, TEXTS
 from fedcache.extract.recipe import NORMS, UNIT, Recipe
 from fedcache.optional import reason
-from fedcache.store.own_names import MODULE
+from fedcache.store.own_names import MODULE, may_be_run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -88,7 +89,17 @@ def register(
 
 
 def derive(name: str, choice: Choice) -> Backbone:
-    """The row of ``module:...``; UsageError where nothing of that name can be made."""
+    """The row of ``module:...``; UsageError where nothing of that name can be made.
+
+    Every row is made here, so this is the one place that decides which code runs. Raises StoreError, before anything is
+    imported, for a factory that the user did not name.
+    """
+    if name not in _IN_MEMORY and ":" in name.removeprefix(MODULE) and not may_be_run(name):
+        raise StoreError(
+            f"{name} is Python code, and a file names it, not you. fedcache did not import it.",
+            "If you trust this code, name it yourself in the same command: --backbone (predict, evaluate, "
+            f"export-model) or --backbones (extract, train), followed by {name}. In Python:  fc.backbone({name!r})",
+        )
     own = _own(name)
     transformed, texts = own.transform is not None, own.reads == TEXTS
     mean, std = UNIT if transformed else (own.mean, own.std)

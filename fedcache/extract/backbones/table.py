@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import CorruptionError, FedcacheError, unknown
+from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, unknown
 from fedcache.extract.backbones import (
     cnn,
     glyph_clip,
@@ -30,7 +29,7 @@ from fedcache.extract.backbones import (
     torchvision,
 )
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
-from fedcache.extract.backbones.own import Choice, content_sha256, remember, row_of
+from fedcache.extract.backbones.own import Choice, content_sha256, output_of, remember, row_of
 from fedcache.extract.recipe import VERSION, Recipe, slug
 from fedcache.plugins import offer, plugins
 from fedcache.store.files import digest_of, make_private
@@ -68,6 +67,12 @@ OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {
 }
 """What makes the row of a model that the user brings, by its prefix."""
 
+LOADERS: Mapping[str, Callable[..., Any]] = {
+    provider.__name__.rpartition(".")[2]: provider.load
+    for provider in (*_PROVIDERS, hugging_face, onnx_file, own_module, text_encoder)
+}
+"""What loads the backbones of a provider: those that are listed here, and no module that a remembered row names."""
+
 _RESNET18 = 11_171_904  # with the Meta-Dataset stem (5x5) and no classifier
 PARAMETERS = {
     "efficientnet-lite0": 3_371_008,
@@ -98,10 +103,11 @@ def lookup(
     """The row of a name of the table, of a library's (``timm:<name>``, ``open_clip:<arch>@<tag>``), or of a user's.
 
     Rows of library names, and where a user's models lie, are remembered under ``home``. UsageError, with "did you
-    mean", for a name nobody has, and for what is no model; MachineError for a file that is not there.
+    mean", for a name nobody has, and for what is no model; MachineError for a file that is not there; StoreError for a
+    ``module:`` that the user did not name in this process.
 
     Args:
-        name: as the user writes it.
+        name: as the user writes it; ``lookup_recorded`` takes those that files hold.
         home: ``$FEDCACHE_HOME``.
         file: of ``--weights NAME=FILE``, for a user's model.
         output: of ``--recipe output=NAME``, likewise; None for its only one.
@@ -130,6 +136,27 @@ def lookup(
         make_private(remembered.parent)
         write_sealed(remembered, _what(name), {**asdict(row), "recipe": row.recipe.to_dict()})
     return row
+
+
+def lookup_recorded(recipe: Recipe, *, home: Path | None = None, file: Path | None = None) -> Backbone:
+    """The row of the backbone that a recipe from a file names: of a model, a store or a run.
+
+    A file of others may name anything. Code runs as ``lookup`` says, and a path is refused, because recipes hold bare
+    names: a file must not choose which of the user's files is opened. Raises StoreError for one, and for a backbone
+    that nobody here knows; as ``lookup``.
+    """
+    name = recipe.backbone
+    if bare_name(name) != name and ":" in name:
+        raise StoreError(
+            f"The recipe names {name!r}, which is a path; fedcache stores the name alone.",
+            "Get the file again from whoever made it: this fedcache never writes such a recipe.",
+        )
+    try:
+        return lookup(name, home=home, file=file, output=output_of(recipe), size=recipe.size)
+    except UsageError as error:
+        if file is not None:  # the file that the user gave is what does not fit
+            raise
+        raise StoreError(error.message, error.hint) from error
 
 
 def _recall(path: Path, name: str) -> Backbone | None:
@@ -173,6 +200,5 @@ def load(
             "If you changed it yourself, repeat the command with --rehash; else get the weights again: "
             f"fedcache backbones info {backbone.name}",
         )
-    provider = import_module(f"fedcache.extract.backbones.{backbone.provider}")
-    encoder: FrozenEncoder = provider.load(backbone, weights, recipe, device=str(device), dtype=dtype)
+    encoder: FrozenEncoder = LOADERS[backbone.provider](backbone, weights, recipe, device=str(device), dtype=dtype)
     return encoder

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -288,16 +289,22 @@ def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
     return locate(backbone, given={}, home=home, memory=memory, offline=True)
 
 
-def import_weights(source: Path, name: str, home: Path) -> Path:
+def import_weights(source: Path, name: str, home: Path, *, key: str | None = None) -> Path:
     """Check a checkpoint by loading it, and keep it as ``<home>/weights/<name>.safetensors``; files as they are.
 
-    Raises MachineError when the file is refused, is not the published one of its name, or does not fit the backbone;
+    ``key`` says which of several weights in a torch checkpoint is meant, such as ``state_dict_ema``. Raises
+    MachineError when the file is refused, is not the published one of its name, or does not fit the backbone;
     UsageError, for one without weights.
     """
     if name.startswith(HUGGING_FACE):
         raise UsageError(
             f"{name} is a folder, and stays where it is.", f"fedcache backbones verify {HUGGING_FACE}{source}"
         )
+    if key is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            chosen = Path(folder) / f"{source.stem}.{slug(key)}.safetensors"
+            write_sealed(chosen, IMPORTED, {"name": name}, read_state(source, key=key))
+            return import_weights(chosen, name, home)
     backbone = lookup(name, file=source)
     if not backbone.has_weights and not backbone.seeded:
         raise _takes_no_weights(name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import io
 import json
 import os
 import pickle
+import shlex
 import struct
 import subprocess
 import sys
@@ -19,14 +21,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import checkpoints
-from fedcache.extract.backbones.checkpoints import kind_of, load_strict, read_state
+from fedcache.extract.backbones.checkpoints import averaged_in, averaged_sentence, load_strict, read_state
 
-SCRIPT = Path(__file__).parents[3] / "tools" / "convert_checkpoint.py"
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([1.0, 2.0])}
 
 
@@ -89,7 +90,7 @@ def test_a_payload_is_never_run(tmp_path, legacy, inside):
     torch.save(content, path, _use_new_zipfile_serialization=not legacy)
     error = refused(path, "not a checkpoint of tensors alone")
     assert "it asks for posix.mkdir" in error.message
-    assert "tools/convert_checkpoint.py" in error.hint
+    assert "in a container without network" in error.hint
     assert not mark.exists()
 
 
@@ -111,12 +112,50 @@ def test_object_arrays_are_refused(tmp_path):
     assert not mark.exists()
 
 
-def test_a_namespace_beside_the_weights_is_refused_with_the_way_on(tmp_path):
-    import argparse
+def test_the_options_of_a_training_script_are_read_as_data(tmp_path):
+    # every file of timm's train.py, DeiT and MAE holds them
+    options = argparse.Namespace(lr=0.1, data=Path("images"), nested=argparse.Namespace(epochs=3))
+    torch.save({"state_dict": STATE, "args": options, "epoch": 3}, tmp_path / "a.pt")
+    assert same(read_state(tmp_path / "a.pt"))
 
-    torch.save({"state_dict": STATE, "args": argparse.Namespace(lr=0.1)}, tmp_path / "a.pt")
-    error = refused(tmp_path / "a.pt", r"it asks for argparse\.Namespace")
-    assert f"tools/convert_checkpoint.py {tmp_path / 'a.pt'}" in error.hint
+
+PREFIXES = ("", "module.", "_orig_mod.", "module._orig_mod.", "model.", "teacher.backbone.", "encoder.", "a.")
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_what_all_names_begin_with_is_taken_off_where_they_then_fit(tmp_path, prefix):
+    source, target = nn.Module(), nn.Module()
+    for net in (source, target):
+        net.add_module("a", nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    torch.save({"state_dict": {f"{prefix}{k}": v for k, v in source.state_dict().items()}}, tmp_path / "a.pt")
+    load_strict(target, read_state(tmp_path / "a.pt"), backbone="net", path=tmp_path)
+    assert all(torch.equal(v, target.state_dict()[k]) for k, v in source.state_dict().items())
+
+
+def test_a_head_beside_the_backbone_does_not_hide_what_the_other_names_begin_with(tmp_path):
+    source, target = nn.Linear(3, 2), nn.Linear(3, 2)
+    state = {f"backbone.{k}": v for k, v in source.state_dict().items()} | {"head.weight": torch.zeros(4)}
+    load_strict(target, state, backbone="net", path=tmp_path, ignore=("head.",))
+    assert torch.equal(target.weight, source.weight)
+
+
+def test_names_that_fit_in_no_way_are_told_as_they_are_in_the_file(tmp_path):
+    state = {f"model.other.{k}": v for k, v in nn.Linear(3, 2).state_dict().items()}
+    with pytest.raises(FedcacheError, match=r"unexpected: model\.other\.bias"):
+        load_strict(nn.Sequential(nn.Linear(3, 2)), state, backbone="net", path=tmp_path)
+
+
+def test_averaged_weights_are_named_and_can_be_chosen(tmp_path):
+    path = tmp_path / "a.pt"
+    torch.save({"state_dict": {k: 0 * v for k, v in STATE.items()}, "state_dict_ema": STATE}, path)
+    assert averaged_in(path) == "state_dict_ema"
+    assert same(read_state(path, key="state_dict_ema"))
+    assert not same(read_state(path))
+    assert "--key state_dict_ema" in averaged_sentence(path, "vit-tiny", "state_dict_ema")
+    refused(path, "no weights under 'teacher'", key="teacher")
+    torch.save({"teacher": STATE, "student": STATE, "epoch": 3}, path)
+    assert "--key teacher" in refused(path, "so it is no state_dict").hint
+    assert averaged_in(path) is None
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -124,7 +163,7 @@ def test_torchscript_is_refused_with_the_safetensors_of_the_same_weights(tmp_pat
     torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "RN50.pt"))
     error = refused(tmp_path / "RN50.pt", "TorchScript", hub="timm/resnet50_clip.openai")
     assert "timm/resnet50_clip.openai" in error.hint
-    assert "tools/convert_checkpoint.py" in refused(tmp_path / "RN50.pt", "TorchScript").hint
+    assert "torch.jit.load" in refused(tmp_path / "RN50.pt", "TorchScript").hint
 
 
 def test_a_legacy_tar_is_refused(tmp_path):
@@ -269,21 +308,16 @@ def test_a_strict_load_keeps_every_value(tmp_path):
     assert all(torch.equal(v, half[k].float()) for k, v in target.state_dict().items())
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_the_converter_runs_only_when_told_and_gives_what_fedcache_reads(tmp_path):
-    import argparse
-
-    torch.save({"state_dict": STATE, "args": argparse.Namespace(lr=0.1)}, tmp_path / "a.pt")
-    command = [sys.executable, str(SCRIPT), str(tmp_path / "a.pt"), str(tmp_path / "a.safetensors")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "--i-trust-this-file" in done.stderr
-    assert not (tmp_path / "a.safetensors").exists()
-    subprocess.run([*command, "--i-trust-this-file"], check=True, capture_output=True)
-    assert same(load_file(tmp_path / "a.safetensors"))
-    assert kind_of(tmp_path / "a.safetensors") == "safetensors"
-    torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "b.pt"))
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path / "b.pt"), str(tmp_path / "b.safetensors")]
-    subprocess.run([*command, "--i-trust-this-file"], check=True, capture_output=True)
-    assert read_state(tmp_path / "b.safetensors").keys() == {"weight", "bias"}
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("script", [False, True], ids=["pickle", "TorchScript"])
+def test_the_command_of_the_hint_writes_what_fedcache_reads(tmp_path, script):
+    path = tmp_path / "it's a.pt"
+    if script:
+        torch.jit.script(nn.Linear(2, 2)).save(str(path))
+    else:
+        torch.save({"state_dict": STATE, "args": collections.UserDict(lr=0.1)}, path)
+    hint = refused(path, "is not loaded").hint
+    command = shlex.split(hint[hint.index("python -c") :])
+    subprocess.run([sys.executable, "-W", "ignore", *command[1:]], check=True, capture_output=True, cwd=tmp_path)
+    state = read_state(tmp_path / "OUT.safetensors")
+    assert state.keys() == ({"weight", "bias"} if script else STATE.keys())

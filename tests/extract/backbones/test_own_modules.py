@@ -23,6 +23,7 @@ from fedcache.errors import CorruptionError, Exit, FedcacheError, UsageError
 from fedcache.extract.backbones import load, locate, lookup, own_module
 from fedcache.extract.backbones.own_module import digest_of_module
 from fedcache.extract.digests import DigestMemory
+from fedcache.store.own_names import note_named
 from fedcache.store.store import Store
 
 FILE = """
@@ -272,6 +273,7 @@ def test_transforms_are_told_apart():
 
 def test_a_changed_line_or_helper_is_another_array(nets, tmp_path):
     name = f"module:{nets}:build"
+    note_named(name)
 
     def digest() -> str:
         for one in (nets, f"{nets}_helper"):

@@ -1,0 +1,247 @@
+"""What a model file may say: every fact by its type and range, then facts and tensors by one another.
+
+Anybody can seal a file, so the content of a sealed model is a claim of whoever made it. All of it is checked here,
+once, when the file is read. What passes is what the rest of the package relies on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcache.errors import StoreError
+from fedcache.extract.device import DTYPES as COMPUTE_DTYPES
+from fedcache.extract.recipe import Recipe
+from fedcache.federate.engine.feature_post import FEAT_POSTS
+from fedcache.models.client_stacks import PREFIX
+
+HINT = "Get the file again from whoever made it; fedcache never writes such a model."
+
+LARGEST = 2**31
+"""Counts and numbers of clients and rounds."""
+WIDEST = 2**20
+"""Features of a backbone."""
+TALLEST = 8192
+"""Pixels of a side of an image."""
+
+
+@dataclass(frozen=True)
+class FactKind:
+    """What a fact may be."""
+
+    allows: Callable[[Any], bool]
+    words: str  # what is expected, as a sentence says it
+
+
+def refused(what: str) -> StoreError:
+    """The error of a model file that claims what no model is."""
+    return StoreError(f"The model file is not one that fedcache writes: {what}.", HINT)
+
+
+def whole(low: int, high: int) -> FactKind:
+    """A whole number from ``low`` to ``high``."""
+    return FactKind(lambda v: type(v) is int and low <= v <= high, f"a whole number from {low} to {high}")
+
+
+def one_of(*words: str) -> FactKind:
+    """One of some words."""
+    return FactKind(lambda v: isinstance(v, str) and v in words, " or ".join(words))
+
+
+def or_none(kind: FactKind) -> FactKind:
+    """Another kind, or nothing."""
+    return FactKind(lambda v: v is None or kind.allows(v), f"{kind.words}, or null")
+
+
+def list_of(kind: FactKind) -> FactKind:
+    """A list of values of a kind."""
+    return FactKind(lambda v: isinstance(v, list | tuple) and all(map(kind.allows, v)), f"a list, each {kind.words}")
+
+
+def mapping_to(kind: FactKind) -> FactKind:
+    """An object with words as keys."""
+    return FactKind(
+        lambda v: isinstance(v, Mapping) and all(isinstance(k, str) and kind.allows(one) for k, one in v.items()),
+        f"an object, each value {kind.words}",
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool | str) or (type(value) is int and abs(value) < 2**63)
+
+
+def _is_override(value: Any) -> bool:
+    if not isinstance(value, Mapping) or set(value) != {"columns", "hp"}:
+        return False
+    columns = value["columns"]
+    if not list_of(list_of(whole(0, WIDEST))).allows(columns) or any(len(pair) != 2 for pair in columns):
+        return False
+    return SETTINGS.allows(value["hp"])
+
+
+WORD = FactKind(lambda v: isinstance(v, str), "a word")
+PLAIN = FactKind(_is_plain, "a number, a word, true, false or null")
+SETTINGS = mapping_to(PLAIN)
+OVERRIDE = FactKind(_is_override, "columns and hp")
+
+FACTS: Mapping[str, FactKind] = {
+    "run": WORD,
+    "seed": whole(-LARGEST, LARGEST),
+    "dataset": WORD,
+    "method": WORD,
+    "code": WORD,
+    "hp": SETTINGS,
+    "protocol": one_of("global", "personalised", "everywhere"),
+    "rounds": whole(0, LARGEST),
+    "dtype": one_of("float32", "float64"),
+    "classes": list_of(WORD),
+    "keys": list_of(WORD),
+    "recipes": list_of(FactKind(lambda v: isinstance(v, Mapping), "an object")),
+    "widths": list_of(whole(1, WIDEST)),
+    "views": whole(1, LARGEST),
+    "feat_post": one_of(*FEAT_POSTS),
+    "clients": whole(1, LARGEST),
+    "saved": mapping_to(whole(0, LARGEST)),
+    "image": or_none(list_of(whole(1, TALLEST))),
+    "names": list_of(WORD),
+    "template": or_none(WORD),
+    "encoder": or_none(whole(0, LARGEST)),
+    "overrides": mapping_to(OVERRIDE),
+    "computed": list_of(SETTINGS),
+}
+"""Every fact of a model file."""
+
+LATER: Mapping[str, Any] = {"names": (), "template": None, "encoder": None, "image": None, "computed": ()}
+"""What files of earlier releases may lack, and what that means."""
+
+
+def check_facts(facts: Mapping[str, Any]) -> None:
+    """Refuse facts of wrong types and ranges, and facts that contradict one another. Raises StoreError."""
+    for name, kind in FACTS.items():
+        if name not in facts and name not in LATER:
+            raise refused(f"it does not say its {name}")
+        value = facts.get(name, LATER.get(name))
+        if not kind.allows(value):
+            raise refused(f"{name} is {_shown(value)}, expected {kind.words}")
+    known = {name: facts.get(name, LATER.get(name)) for name in FACTS}
+    classes, keys, recipes = known["classes"], known["keys"], known["recipes"]
+    if not classes or len(set(classes)) < len(classes):
+        raise refused(f"its {len(classes)} classes are {len(set(classes))} different names")
+    if not keys or len(known["widths"]) not in (1, len(keys)):
+        raise refused(f"{len(keys)} keys have {len(known['widths'])} widths")
+    for name in ("recipes", "computed"):
+        if len(known[name]) not in (0, len(keys)):
+            raise refused(f"{len(keys)} keys have {len(known[name])} {name}")
+    for key, recipe in zip(keys, recipes, strict=False):
+        _check_recipe(key, recipe)
+    for how in known["computed"]:
+        _check_computed(how)
+    if known["image"] is not None and len(known["image"]) != 2:
+        raise refused(f"image is {_shown(known['image'])}, expected height and width")
+    _check_encoder(known)
+    _check_clients(known)
+
+
+def _check_recipe(key: str, recipe: Mapping[str, Any]) -> None:
+    """Refuse a recipe that is none, or another than the one that the key of its array is made of."""
+    if not WORD.allows(recipe.get("backbone", "")):
+        raise refused(f"the backbone of {key} is {_shown(recipe['backbone'])}, expected a word")
+    if "size" not in recipe:  # embeddings that somebody else computed
+        return
+    if (made := Recipe.from_dict(recipe).key) != key:
+        raise refused(f"its recipe is that of {made}, and it was trained on {key}")
+
+
+def _check_computed(how: Mapping[str, Any]) -> None:
+    for name, kind in (("device", WORD), ("dtype", one_of(*COMPUTE_DTYPES)), ("batch", whole(1, WIDEST))):
+        if name in how and not kind.allows(how[name]):
+            raise refused(f"{name} of its features is {_shown(how[name])}, expected {kind.words}")
+
+
+def _check_encoder(known: Mapping[str, Any]) -> None:
+    encoder, names, template = known["encoder"], known["names"], known["template"]
+    if names and len(names) != len(known["classes"]):
+        raise refused(f"{len(known['classes'])} classes have {len(names)} names for prompts")
+    if encoder is None:
+        return
+    if encoder >= len(known["recipes"]) or "size" not in known["recipes"][encoder]:
+        raise refused(f"its encoder is recipe {encoder}, and it has {len(known['recipes'])}")
+    if template is None or template.count("{}") != 1:
+        raise refused(f"its prompt template is {_shown(template)}, expected one {{}} for the class")
+
+
+def _check_clients(known: Mapping[str, Any]) -> None:
+    saved, clients = known["saved"], known["clients"]
+    if saved and known["protocol"] == "global":
+        raise refused(f"it is one model for all, and has models of {len(saved)} clients")
+    # A client that joined later has the number after the last one.
+    if len(set(saved.values())) < len(saved) or any(number > clients for number in saved.values()):
+        raise refused(f"{len(saved)} saved clients of {clients} have the numbers {_shown(sorted(saved.values()))}")
+    width = sum(known["widths"])
+    for number, own in known["overrides"].items():
+        if not number.isdecimal() or int(number) > clients:
+            raise refused(f"it has settings of client {_shown(number)} of {clients}")
+        if any(not 0 <= start < stop <= width for start, stop in own["columns"]):
+            raise refused(f"client {number} reads columns {_shown(own['columns'])} of {width}")
+
+
+def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -> None:
+    """Refuse tensors that do not belong to the facts. Raises StoreError.
+
+    Args:
+        facts: of the same file, checked.
+        tensors: by name.
+        stacked: whether the file lists the number of every saved client, as format 2 does.
+    """
+    wanted = {"features/text"}
+    if facts.feat_post == "standardize":
+        wanted |= {"features/mean", "features/scale"}
+        for name in ("features/mean", "features/scale"):
+            t = tensors.get(name, torch.empty(0))
+            if t.dtype != torch.float64 or tuple(t.shape) != (facts.width,) or not bool(t.isfinite().all()):
+                raise refused(f"{name} is missing or is not {facts.width} numbers, which feat_post standardize needs")
+        if not bool((tensors["features/scale"] > 0).all()):
+            raise refused("features/scale holds numbers that are not above 0")
+    text = tensors.get("features/text")
+    if text is not None and (text.dim() != 2 or len(text) != len(facts.classes) or not text.is_floating_point()):
+        raise refused(f"features/text is {list(text.shape)}, expected a row for each of {len(facts.classes)} classes")
+    for name in tensors:
+        if not name.startswith(("server/", PREFIX)) and name not in wanted:
+            raise refused(f"it holds {_shown(name)}, which its facts do not tell of")
+    _check_stacks(facts, tensors, stacked=stacked)
+
+
+def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -> None:
+    """Refuse stacks of clients' tensors that are not one row for each saved client."""
+    rows: dict[str, int] = {}
+    numbers: list[int] = []
+    stacks = {name: t for name, t in tensors.items() if name.startswith(PREFIX)}
+    for name, t in stacks.items():
+        group, _, last = name.removeprefix(PREFIX).partition("/")
+        if last != "number" and not last.startswith(("down/", "own/")):
+            raise refused(f"it holds {_shown(name)}, which is nothing of a client")
+        if last == "number":
+            if t.dtype != torch.int64 or t.dim() != 1:
+                raise refused(f"{name} is {t.dtype} {list(t.shape)}, expected a list of whole numbers")
+            rows[group] = len(t)
+            numbers += t.tolist()
+    for name, t in stacks.items():
+        group, _, last = name.removeprefix(PREFIX).partition("/")
+        if last != "number" and (group not in rows or t.dim() < 1 or len(t) != rows[group]):
+            raise refused(f"{name} is {list(t.shape)}, expected a row for each client of its group")
+    saved = sorted(facts.saved.values())
+    listed = sorted(numbers)
+    if listed != saved and (stacked or not set(listed) <= set(saved)):
+        raise refused(f"it holds tensors of clients {_shown(listed)}, and says that clients {_shown(saved)} are saved")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,204 @@
+"""Model files that were changed: damage is exit 5, a claim that no model makes is exit 4, and nothing is a bug (10).
+
+Good models of several kinds of methods are changed fact by fact and sealed again, as anybody can. A command may answer
+only what the good model answers.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command import fedcache, ok
+from pictures import folder
+from torch import Tensor
+
+from fedcache.config import Home
+from fedcache.errors import FedcacheError
+from fedcache.models.request import ModelOptions
+from fedcache.models.saved_model import KIND, SavedModel
+from fedcache.progress import Silent
+from fedcache.runs.predict_run import open_predictor
+from fedcache.store.sealed import read_sealed, write_sealed
+from fedcache.store.store import Store
+
+IID = ("--scheme", "iid", "--clients", 3)
+METHODS: dict[str, tuple[object, ...]] = {
+    "one model": ("fedavg", "--rounds", 2, "--backbones", "random-projection:16"),
+    "two backbones": ("fed3r", "--backbones", "random-projection:16,random-projection:8"),
+    "standardized": ("fedncm", "--backbones", "random-projection:16", "--set", "feat_post=standardize"),
+    "personal": ("fedrep", "--rounds", 2, "--backbones", "random-projection:16"),
+    "from texts": ("fst-cbdg", "--rounds", 1, "--backbones", "glyph-clip"),
+    "live encoders": ("promptfl", "--rounds", 1, "--backbones", "glyph-clip"),
+    "images": ("fedavg-scratch", "--rounds", 1, "--backbones", "pixels"),
+}
+EACH = {"live encoders": 7, "images": 16}
+"""Every so many changes are tried of models that take long to score, and every third of the others."""
+
+
+def trained(place: Path) -> Path:
+    images = folder(place / "shapes", train=6, test=2)
+    for backbones in ("random-projection:16,random-projection:8", "glyph-clip", "pixels"):
+        size = ("--size", 16) if backbones == "pixels" else ()
+        ok("extract", "--dataset", f"folder:{images}", "--backbones", backbones, "--workers", 0, *size)
+    for name, words in METHODS.items():
+        run = Path(ok("train", *words, *IID, "--dataset", f"folder:{images}").data["path"])
+        (model,) = (run / "models").glob("*.safetensors")
+        shutil.copy(model, place / f"{name}.safetensors")
+        (place / f"{name}.run").write_text(str(run.name))
+    return place
+
+
+HUGE = 10**12
+WRONG: tuple[Any, ...] = (None, -1, 0, 1.5, HUGE, True, "load", "", [], {}, [[[]]], {"a": {"b": [1]}}, [-1], ["x", "x"])
+
+
+def changed_facts(facts: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The facts with one of them, or a part of one, of another type, size, length, or away."""
+    for name, value in facts.items():
+        yield f"without {name}", {k: v for k, v in facts.items() if k != name}
+        for other in WRONG:
+            yield f"{name}={other!r}", {**facts, name: other}
+        if isinstance(value, list) and value:
+            yield f"{name} one less", {**facts, name: value[:-1]}
+            yield f"{name} one more", {**facts, name: [*value, value[-1]]}
+            for other in (None, -1, HUGE, "load", [], {}):
+                yield f"{name}[0]={other!r}", {**facts, name: [other, *value[1:]]}
+        inner = value if isinstance(value, dict) else None
+        if name in ("recipes", "computed") and isinstance(value, list) and value:
+            inner = value[0]
+        for key in inner or {}:
+            for other in (None, -1, 0, HUGE, "load", [], {}, [0, 0, 0]):
+                made = copy.deepcopy(facts)
+                (made[name] if isinstance(value, dict) else made[name][0])[key] = other
+                yield f"{name}.{key}={other!r}", made
+
+
+def changed_tensors(tensors: dict[str, Tensor]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The tensors with one of them of another shape or type, away, or under another name."""
+    for name, t in tensors.items():
+        yield f"without {name}", {k: v for k, v in tensors.items() if k != name}
+        yield f"{name} renamed", {(f"{name}x" if k == name else k): v for k, v in tensors.items()}
+        yield f"{name} empty", {**tensors, name: t[:0] if t.dim() else t.new_zeros(0)}
+        yield f"{name} flat", {**tensors, name: t.reshape(-1)[:1]}
+        yield f"{name} whole numbers", {**tensors, name: t.to(torch.int16)}
+        yield f"{name} with an axis more", {**tensors, name: t[None]}
+    yield "a tensor more", {**tensors, "clients/x": torch.zeros(1)}
+    yield "a stack more", {**tensors, "clients/7/own/w": torch.zeros(1, 2), "clients/7/number": torch.tensor([2**40])}
+
+
+def scores_of(path: Path, store: Store) -> tuple[int, Any]:
+    """Exit code, and the scores of every row of a store by the first client's model or the one for all."""
+    try:
+        facts = SavedModel.load(path).facts
+        asked = ModelOptions(client=next(iter(facts.saved), None))
+        predictor = open_predictor(path, asked, Home.from_environment(), Silent())
+        return 0, np.concatenate([scores for _, scores in predictor.over_store(store)], axis=1)
+    except FedcacheError as error:
+        return int(error.code), error.message
+
+
+@pytest.fixture
+def models(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(trained)
+
+
+def shapes_store() -> Store:
+    (path,) = (Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr")
+    return Store.open(path)
+
+
+def is_another_model(what: str) -> bool:
+    """A legal value of a hyperparameter, or other words, may make another model, which is nobody's mistake."""
+    return what.startswith(("hp.", "names[0]='load'", "classes[0]="))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_changed_model_answers_what_it_did_or_is_refused(models: Path, tmp_path: Path, name: str) -> None:
+    store = shapes_store()
+    good = models / f"{name}.safetensors"
+    code, wanted = scores_of(good, store)
+    assert code == 0, wanted
+    held = read_sealed(good, KIND)
+    assert held is not None
+    facts, tensors = held.content, held.tensors
+    changes = [(what, made, tensors) for what, made in changed_facts(facts)]
+    changes += [(what, facts, made) for what, made in changed_tensors(tensors)]
+    changes = changes[:: EACH.get(name, 3)]
+    wrong = []
+    refusals = 0
+    for number, (what, content, parts) in enumerate(changes):
+        path = tmp_path / f"{number}.safetensors"
+        write_sealed(path, KIND, content, parts)
+        try:
+            code, found = scores_of(path, store)
+        except Exception as error:  # what the test is for
+            wrong.append(f"{what}: {type(error).__name__}: {error}")
+            continue
+        refusals += code in (4, 5)
+        same = code == 0 and (is_another_model(what) or np.array_equal(found, wanted, equal_nan=True))
+        if code not in (4, 5) and not same:
+            wrong.append(f"{what}: exit {code}, {str(found)[:80]}")
+        path.unlink()
+    assert not wrong, "\n".join(wrong)
+    assert refusals > len(changes) / 2
+
+
+@pytest.mark.parametrize("name", ["one model", "personal"])
+def test_commands_refuse_a_changed_model(models: Path, tmp_path: Path, name: str) -> None:
+    held = read_sealed(models / f"{name}.safetensors", KIND)
+    assert held is not None
+    images = models / "shapes"
+    path = tmp_path / "changed.safetensors"
+    for what, content in list(changed_facts(held.content))[::25]:
+        write_sealed(path, KIND, content, held.tensors)
+        whose = ("--client", next(iter(held.content["saved"]))) if held.content["saved"] else ()
+        for words in (
+            ("predict", path, images / "test" / "class0", *whose),
+            ("evaluate", path, "--store", shapes_store().path, *whose),
+            ("export-model", path, "-o", tmp_path / "head.safetensors", "--force", *whose),
+        ):
+            done = fedcache(*words)
+            assert done.code in (0, 4, 5), f"{what}: {done.err}"
+
+
+@pytest.mark.parametrize("name", ["one model", "personal", "standardized"])
+def test_a_damaged_model_is_exit_5_for_every_reader(models: Path, name: str) -> None:
+    run = Path(os.environ["FEDCACHE_HOME"]) / "runs" / (models / f"{name}.run").read_text()
+    (file,) = (run / "models").glob("*.safetensors")
+    whole = file.read_bytes()
+    train = ("train", "--config", run / "config.toml")
+    assert fedcache(*train).code == 0
+    middle = bytearray(whole)
+    middle[len(whole) // 2] ^= 1
+    start = bytearray(whole)
+    start[40] ^= 1
+    for damaged in (b"", whole[: len(whole) // 2], whole[:-1], whole + b"x", bytes(middle), bytes(start)):
+        file.write_bytes(damaged)
+        for words in (train, ("predict", run, models / "shapes"), ("evaluate", run, "--store", shapes_store().path)):
+            done = fedcache(*words)
+            assert done.code == 5, (words[0], done.err)
+            assert "--fresh" in done.err
+        alone = models / f"{name}.damaged.safetensors"
+        alone.write_bytes(damaged)
+        assert fedcache("predict", alone, models / "shapes").code in (4, 5)
+    shutil.rmtree(run / "models")  # models are removed to save space, and the result stays
+    assert fedcache(*train).code == 0
+
+
+def test_a_byte_of_a_model_file_that_changes_is_never_an_answer(models: Path, tmp_path: Path) -> None:
+    whole = (models / "personal.safetensors").read_bytes()
+    path = tmp_path / "m.safetensors"
+    for place in range(0, len(whole), max(1, len(whole) // 60)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 4
+        for content in (bytes(damaged), whole[:place]):
+            path.write_bytes(content)
+            assert scores_of(path, shapes_store())[0] in (4, 5)

@@ -1,0 +1,190 @@
+"""A file decides nothing about which code runs: models, stores, runs and settings that name Python code of others."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command import fedcache, ok
+from pictures import folder
+
+import fedcache as fc
+from fedcache.errors import FedcacheError, StoreError
+from fedcache.extract.backbones import own_module
+from fedcache.extract.recipe import Recipe
+from fedcache.models.saved_model import SavedModel
+from fedcache.runs.run_models import model_file
+from fedcache.store import own_names
+
+NAME = "module:stranger:build"
+CODE = """
+from pathlib import Path
+
+import torch
+
+Path("it_ran").write_text("imported")
+
+
+class Net(torch.nn.Module):
+    size = 16
+
+    def forward(self, x):
+        return x.flatten(1)[:, :8]
+
+
+build = Net
+"""
+
+
+def trained(place: Path) -> Path:
+    images = folder(place / "shapes", train=12, test=4)
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    return Path(ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 3).data["path"])
+
+
+@pytest.fixture
+def run(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of the user's own; a module of somebody else lies in the working directory."""
+    made = once(trained)
+    monkeypatch.chdir(tmp_path)
+    folder(tmp_path / "shapes", train=12, test=4)
+    (tmp_path / "stranger.py").write_text(CODE)
+    forget_all(monkeypatch)
+    return made
+
+
+def forget_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has just begun."""
+    monkeypatch.setattr(own_names, "_named", set())
+    monkeypatch.setattr(own_module, "_BUILT", {})
+    monkeypatch.setattr(own_module, "_IN_MEMORY", {})
+    monkeypatch.delitem(sys.modules, "stranger", raising=False)
+
+
+def hostile(run: Path, name: str = NAME, **changed: object) -> Path:
+    """The model of a run whose recipe names code, sealed as anybody can seal a file."""
+    model = SavedModel.load(model_file(run, 0))
+    recipe = replace(Recipe.from_dict(model.facts.recipes[0]), backbone=name, weights="a" * 64, size=16)
+    facts = replace(model.facts, keys=(recipe.key,), recipes=(recipe.to_dict(),), **changed)
+    path = Path("hostile.safetensors")
+    SavedModel(facts, model.tensors).save(path)
+    return path
+
+
+def nothing_ran() -> bool:
+    return not Path("it_ran").exists() and "stranger" not in sys.modules
+
+
+COMMANDS = (
+    ("predict", "MODEL", "shapes/test"),
+    ("predict", "MODEL", "--store", "STORE"),
+    ("evaluate", "MODEL", "--dataset", "folder:shapes"),
+    ("evaluate", "MODEL", "--store", "STORE"),
+    ("export-model", "MODEL", "-o", "out"),
+    ("export-model", "MODEL", "-o", "out.onnx"),
+)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words))
+@pytest.mark.parametrize("name", [NAME, "module:os:abort"])
+def test_no_command_runs_the_code_that_a_model_file_names(run: Path, words: tuple[str, ...], name: str) -> None:
+    (store,) = (Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr")
+    places = {"MODEL": hostile(run, name), "STORE": store}
+    done = fedcache(*(places.get(word, word) for word in words))
+    assert nothing_ran()
+    assert done.code == 4, done.err
+    assert name in done.err
+
+
+def test_loading_a_model_in_python_runs_no_code_that_it_names(run: Path) -> None:
+    with pytest.raises(StoreError, match="fedcache did not import it"):
+        fc.load_model(hostile(run)).predict("shapes")
+    assert nothing_ran()
+    with pytest.raises(FedcacheError):  # live encoders are loaded with the model
+        fc.load_model(hostile(run, encoder=0, template="{}", names=("a", "b")))
+    assert nothing_ran()
+
+
+def test_a_model_file_cannot_choose_which_file_is_opened(run: Path) -> None:
+    Path("mine.onnx").write_bytes(b"private")
+    done = fedcache("predict", hostile(run, f"onnx:{Path('mine.onnx').absolute()}"), "shapes/test")
+    assert done.code == 4
+    assert "which is a path" in done.err
+
+
+@pytest.fixture
+def own_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A run on features of the module, which its user named when they were extracted."""
+    ok("extract", "--dataset", "folder:shapes", "--backbones", NAME, "--workers", 0)
+    assert Path("it_ran").exists()
+    done = ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 3, "--backbones", NAME)
+    Path("it_ran").unlink()
+    forget_all(monkeypatch)
+    return str(done.data["path"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "RUN", "shapes/test"),
+        ("evaluate", "RUN", "--dataset", "folder:new"),
+        ("export-model", "RUN", "-o", "out"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_code_of_a_run_is_called_when_the_user_names_it_in_the_command(own_run: str, words: tuple[str, ...]) -> None:
+    folder(Path("new"), train=2, test=3)
+    command = [own_run if word == "RUN" else word for word in words]
+    done = fedcache(*command)
+    assert done.code == 4
+    assert (
+        f"--backbone (predict, evaluate, export-model) or --backbones (extract, train), followed by {NAME}" in done.err
+    )
+    assert nothing_ran()
+    assert fedcache(*command, "--backbone", "module:another:build").code == 2
+    assert nothing_ran()
+    ok(*command, "--backbone", NAME)
+    assert Path("it_ran").exists()
+
+
+def test_code_of_a_run_is_called_when_a_program_names_it(own_run: str) -> None:
+    model = fc.load_model(own_run)
+    with pytest.raises(StoreError, match=r"fc\.backbone"):
+        model.predict("shapes/test")
+    assert nothing_ran()
+    assert fc.backbone(NAME) == NAME
+    assert len(model.predict("shapes/test")) == 12
+
+
+@pytest.mark.parametrize(
+    "words", [("extract",), ("train", "--method", "fed3r", "--scheme", "iid", "--clients", "3")], ids=" ".join
+)
+def test_settings_in_a_file_name_no_code(run: Path, words: tuple[str, ...]) -> None:
+    # A folder from elsewhere may bring a fedcache.toml beside its code.
+    section = words[0]
+    Path("fedcache.toml").write_text(f'[{section}]\ndataset = "folder:new"\nbackbones = "{NAME}"\n')
+    folder(Path("new"), train=2, test=3)
+    assert fedcache(*words).code == 4
+    assert nothing_ran()
+    assert fedcache(*words, "--backbones", NAME).code == 0
+
+
+@pytest.mark.parametrize("method", ["fed3r", "coop", "tofa", "fedavg"])
+def test_training_on_a_store_runs_no_code_that_its_recipes_name(own_run: str, method: str) -> None:
+    (store,) = (one for one in (Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr") if "shapes" in one.name)
+    for words in (
+        ("train", "--store", store, "--method", method, "--scheme", "iid", "--fresh"),
+        ("inspect", store),
+        ("verify", store),
+        ("partition", "--store", store, "--scheme", "iid"),
+        ("report", "-o", "page.html"),
+        ("runs", "show", own_run),
+        ("backbones", "list"),
+        ("doctor",),
+    ):
+        fedcache(*words)
+        assert nothing_ran(), words
