@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command import fedcache, ok
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from make_images import encoded
 from refusal import refused
@@ -227,7 +227,8 @@ OTHERS = st.dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None)
+# Every example writes and reads twelve files, so that shrinking one would take minutes.
+@settings(max_examples=25, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(st.data())
 def test_a_table_means_the_same_through_every_door(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
