@@ -457,7 +457,7 @@ class RunState:
         self.traffic.up[who] += counts["up"]
         self.traffic.down[who] += counts["down"]
         totals = {name: int(of_clients.sum()) for name, of_clients in counts.items()}
-        if {"row norms", "row counts"} & method.reads(self.hp) and self.round == 0:
+        if (env.row_norm is not None or env.mean_rows is not None) and self.round == 0:
             count_exchange(self.traffic, self.eligible, totals)
         got_it = len(who) - len(self.early)
         self.traffic.rounds.append(RoundTraffic(len(ids), **totals, receivers=None if got_it == len(ids) else got_it))

@@ -182,6 +182,11 @@ def test_feddyn_is_algorithm_1():
             assert np.abs(seen[r + 1][k] - (sum(u[k] for u in ends) / len(ends) - h[k] / alpha)).max() < 1e-12
 
 
+def test_telling_rows_costs_every_client_of_feddyn_a_number_each_way():
+    alike, by_rows = (go("feddyn", {**SGD, "alpha_by": how}, **ALL).traffic for how in ("alike", "rows"))
+    assert (by_rows.up - alike.up).tolist() == (by_rows.down - alike.down).tolist() == [1] * 9
+
+
 def test_the_first_local_models_of_feddyn_are_those_of_fedprox():
     alpha = 0.3
     one = go("feddyn", {**SGD, "alpha": alpha}, rounds=1, **ALL).server

@@ -237,7 +237,7 @@ def test_what_a_method_declares_is_what_it_sends_under_every_switch(name):
     # A run refuses what is not declared, so that it runs is the law.
     method = METHODS[name]
     assert method.uploads is not None
-    data, clients = tiny()
+    data, clients = tiny(views=4)
     data = fitted(method, data)
     base = {k: v for k, v in scaled(small(name)).items() if k in {h.name for h in method.hparams}}
     base |= {k: 1 for k in ("epochs", "esd_epochs", "probe_epochs", "K", "personal_epochs") if k in base}
