@@ -295,7 +295,7 @@ TABLE = (
     B("counts_are_refused_before_any_client_is_trained", "counts travel beside the noise", "federate/trust/policy.py",
       "if t.counts_rows or not t.dtype.is_floating_point)", "if False)"),
     B("a_table_means_the_same_through_every_door", "a CSV of images has words where other tables have numbers",
-      "extract/datasets/folder.py", "for row in rows]).typed()", "for row in rows])"),
+      "extract/datasets/image_lists.py", "return Words.of(values).typed()", "return Words.of(values)"),
     B("a_test_column_keeps_the_users_test_rows_out_of_training", "rows marked as test rows are training rows",
       "tables/splits.py", "(truth != train)", "(truth == train)"),
     B("a_value_of_its_own_in_every_row_is_a_group_only_when_asked_for", "sentences are kept as groups",
