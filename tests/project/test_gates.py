@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "fedcache"
 AUDITED = PACKAGE / "extract" / "backbones" / "checkpoints.py"
 WRITES = PACKAGE / "models" / "export" / "formats.py"
-PLAIN = PACKAGE / "store" / "plain_pickle.py"
+PLAIN = PACKAGE / "tables" / "plain_pickle.py"
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 CALLS = {"eval", "exec", "compile", "__import__"}
 
