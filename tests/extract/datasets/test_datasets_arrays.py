@@ -365,7 +365,7 @@ def test_options_write_the_columns_into_the_spec() -> None:
     )
     assert with_keys("digits", {"--label-key": None}) == "digits"
     refused(lambda: with_keys("digits", {"--label-key": "y"}), "--label-key", "arrays:")
-    refused(lambda: with_keys("folder:x.csv", {"--images-key": "y"}), "--images-key", "arrays:")
+    assert with_keys("folder:x.csv", {"--images-key": "y"}) == "folder:x.csv?path=y"
     asked = parse_rest("a.npz?images=A&group=b, c")
     assert (asked.place, asked.content, asked.choice.groups) == ("a.npz", "A", ("b", "c"))
 
