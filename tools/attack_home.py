@@ -198,7 +198,7 @@ def tell(root: Path) -> Story:
     ok(*extract, "random-projection:16,random-projection:32,glyph-clip")
     story.note()
     for i in range(2):
-        picture(9_000 + i, 1).save(images / "train" / "class1" / f"9{i}.png")
+        picture(9_000 + i, 1).save(sorted((images / "train").iterdir())[1] / f"9{i}.png")
     ok(*extract, "random-projection:16,random-projection:32,glyph-clip")
     ok("partition", "--scheme", "dirichlet", "--clients", 3, "--alpha", 2, "--name", "uneven")
     ok("partition", *IID, "--name", "even", "--seed", 3)
