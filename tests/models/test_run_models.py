@@ -22,6 +22,7 @@ import fedcache as fc
 from fedcache.commands.train_answers import model_lines
 from fedcache.config import SaveModels
 from fedcache.extract import embed_images
+from fedcache.extract.recipe import Recipe
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs import open_run
 from fedcache.runs.run_models import KeptModels, model_file
@@ -321,7 +322,8 @@ def test_a_save_that_fails_leaves_no_result_and_the_run_goes_on_from_there(
 def test_weights_that_are_not_those_of_the_model_are_refused(store: Path, tmp_path: Path) -> None:
     model = SavedModel.load(model_file(trained(*FED3R), 0))
     (recipe,) = model.facts.recipes
-    other = replace(model, facts=replace(model.facts, recipes=({**recipe, "weights": "seed:7"},)))
+    made = {**recipe, "weights": "seed:7"}
+    other = replace(model, facts=replace(model.facts, keys=(Recipe.from_dict(made).key,), recipes=(made,)))
     other.save(tmp_path / "other.safetensors")
     images = folder(tmp_path / "shapes", train=1, test=1)
     found = fedcache("predict", tmp_path / "other.safetensors", images, "--workers", 0, "--json")
