@@ -97,7 +97,7 @@ def wire(name: str, width: int = WIDTH, classes: int = CLASSES) -> Wire:
         pipeline = run.upload_pipeline([0, 1], tree, None)
         for client, up in enumerate(ups):
             pipeline.add(up, client)
-        run.finish([0, 1], tree, run.pooled(pipeline), [run.upload_size(up) for up in ups])
+        run.finish([0, 1], tree, run.pooled(pipeline, [0, 1]), [run.upload_size(up) for up in ups])
     return Wire(pack(SiteMessage({}, [tree])).bytes, pack(SiteMessage({}, [ups[0]])).bytes, run, tree, ups[0])
 
 

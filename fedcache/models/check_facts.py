@@ -186,7 +186,8 @@ def _check_clients(known: Mapping[str, Any]) -> None:
         raise refused(f"{len(saved)} saved clients of {clients} have the numbers {_shown(sorted(saved.values()))}")
     width = sum(known["widths"])
     for number, own in known["overrides"].items():
-        if not number.isdecimal() or int(number) > clients:
+        # -1 stands for rows of which no client is named.
+        if number != "-1" and (not number.isdecimal() or int(number) > clients):
             raise refused(f"it has settings of client {_shown(number)} of {clients}")
         if any(not 0 <= start < stop <= width for start, stop in own["columns"]):
             raise refused(f"client {number} reads columns {_shown(own['columns'])} of {width}")

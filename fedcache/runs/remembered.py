@@ -107,6 +107,8 @@ class Request:
             for method in methods:
                 for preset in PRESETS:  # what is said of a result compares them
                     usual_settings(method, preset)
+            for _, run in runs:  # a report asks whether seeds change it
+                draws_nothing(str(run.result["method"]), run.result["hyperparameters"])
 
     def _state(self) -> str | None:
         """Digest of what the answer depends on and the request does not say; None where no answer is noted."""

@@ -156,7 +156,7 @@ def test_results_are_listed_with_their_settings(tmp_path: Path) -> None:
     assert entry == {
         "path": first["path"], "method": "fed3r", "dataset": "mine", "backbones": ["mine"], "partition": "iid",
         "rounds": 1, "seeds": [0, 1, 2], "accuracy": first["accuracy"]["mean"], "claimed": False,
-        "model_bytes": first["model_bytes"], "state": "finished", "tags": [], "differs": "",
+        "model_bytes": first["model_bytes"], "state": "finished", "tags": [], "differs": "", "hold_out": [],
     }  # fmt: skip
     files = list(Path(first["path"], "models").glob("*.safetensors"))
     assert first["model_bytes"] == sum(file.stat().st_size for file in files)
@@ -211,7 +211,7 @@ def test_what_is_exported_is_counted(small: Store, tmp_path: Path) -> None:
         ({"labels": [0, 1] * 30, "split": ["train"] * 50 + ["test"] * 10},
          ["60 rows (50 train, 10 test), 2 classes: {key}"],
          "fedcache train --method fedavg --scheme iid --clients 5 --dataset mine"),
-        ({"labels": [0, -1] * 5, "split": ["train"] * 3 + ["test"] * 7},
+        ({"labels": [0.0, np.nan] * 5, "split": ["train"] * 3 + ["test"] * 7},
          ["10 rows (3 train, 7 test), 1 classes: {key}"],
          "fedcache train --method fedavg --scheme dirichlet --clients 1 --dataset mine"),
         ({"split": ["train"] * 6 + ["test"] * 4, "text/mine": np.ones((2, 3)), "classes": ["cat", "dog"]},
@@ -245,13 +245,13 @@ def test_ingest_says_what_it_found_and_what_comes_next(
     ("site", "labels", "dealt"),
     [
         (["a", "b"] * 20, [0, 1] * 20, "--by site"),
-        (["a", "b"] * 20, [0, 0, 1, -1] * 10, "--by site --option unlabelled=drop"),
+        (["a", "b"] * 20, [0.0, 0.0, 1.0, np.nan] * 10, "--by site --option unlabelled=drop"),
         ([str(i) for i in range(40)], [0, 1] * 20, "--scheme iid --clients 5"),  # a value for each row is no client
         (["a"] * 40, [0, 1] * 20, "--scheme iid --clients 5"),
     ],
 )
 def test_after_a_table_with_sites_the_next_command_trains_on_these(
-    tmp_path: Path, site: list[str], labels: list[int], dealt: str
+    tmp_path: Path, site: list[str], labels: list[float], dealt: str
 ) -> None:
     x = np.random.default_rng(0).normal(size=(40, 3)).astype("f4")
     np.savez(tmp_path / "e.npz", **{"features/mine": x, "labels": labels, "site": site})

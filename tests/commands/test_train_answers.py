@@ -21,6 +21,7 @@ def result(mean: float | None = 0.8125, *, worst: float | None = None, **changes
     whole: dict[str, Any] = {
         "method": "fedavg", "preset": "paper", "fidelity": "exact", "protocol": "global", "rounds": 20, "classes": 10,
         "participation": "10%", "execution": "batched", "seeds": [0, 1], "digest": "d" * 64,
+        "dataset": {"digest": "e" * 64},
         "partition": {"scheme": "dirichlet", "clients": 100, "digest": "0123456789ab"},
         "accuracy": {"mean": mean, "std": 0.01, "per_domain": {"ink": 0.75}},
         "macro_f1": {"mean": 0.5},
@@ -214,10 +215,8 @@ def test_a_grid_without_tails_has_no_column_for_them() -> None:
 @pytest.mark.parametrize(
     ("simulation", "epsilon", "line"),
     [
-        (True, None, "Simulated privacy of all 2 points and 4 seeds on partition 01234567 together: no bound for delta "
-                     "1e-05."),
-        (False, 2.345, "Privacy of all 2 points and 4 seeds on partition 01234567 together: epsilon 2.35 for delta "
-                       "1e-05."),
+        (True, None, "Simulated privacy of each client over all 2 points (4 seeds): no bound for delta 1e-05."),
+        (False, 2.345, "Privacy of each client over all 2 points (4 seeds): epsilon 2.35 for delta 1e-05."),
     ],
 )  # fmt: skip
 def test_a_grid_says_what_noise_costs_together(

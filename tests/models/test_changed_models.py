@@ -161,7 +161,7 @@ def test_commands_refuse_a_changed_model(models: Path, tmp_path: Path, name: str
         write_sealed(path, KIND, content, held.tensors)
         whose = ("--client", next(iter(held.content["saved"]))) if held.content["saved"] else ()
         for words in (
-            ("predict", path, images / "test" / "class0", *whose),
+            ("predict", path, images / "test" / "zebra", *whose),
             ("evaluate", path, "--store", shapes_store().path, *whose),
             ("export-model", path, "-o", tmp_path / "head.safetensors", "--force", *whose),
         ):

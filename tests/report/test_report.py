@@ -332,8 +332,8 @@ def test_python_takes_runs_grids_points_and_paths(tmp_path: Path, store: Path) -
     assert fc.report(iter([run]), tmp_path / "report.html").runs == 1
     with pytest.raises(fc.FedcacheError, match="features by backbone"):
         fc.Store.from_arrays([[1.0]])  # type: ignore[arg-type]
-    with pytest.raises(fc.FedcacheError, match="'a' is there twice"):
-        fc.Store.from_arrays({"x": [[1.0], [2.0]]}, labels=[0, 1], classes=["a", "a"])
+    crane = fc.Store.from_arrays({"x": [[1.0], [2.0], [3.0]]}, labels=[0, 1, 1], classes=["crane", "crane"])
+    assert crane.samples.classes == ("crane #0", "crane #1")
 
 
 @pytest.mark.usefixtures("store")

@@ -132,7 +132,7 @@ def test_rounds_that_wait_for_a_file_are_written_at_the_end(tmp_path: Path, monk
         def add_text(self, _name: str, _text: str) -> None:
             pass
 
-        def add_scalar(self, name: str, value: float, step: int) -> None:
+        def add_scalar(self, name: str, value: float, step: int, walltime: float | None) -> None:
             self.said.append((name, value, step))
 
         def close(self) -> None:

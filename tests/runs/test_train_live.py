@@ -107,7 +107,7 @@ def test_without_text_features_the_words_are_the_backbones_own(store: Path, monk
     monkeypatch.setattr(Store, "templates", lambda _self, _backbone: ())
     own = backbones.lookup("glyph-clip")
     assert load_towers(held, key, home).template == own.template
-    monkeypatch.setattr(backbones, "lookup", lambda _name, **_where: replace(own, template=None))
+    monkeypatch.setattr(backbones, "lookup_recorded", lambda _name, **_where: replace(own, template=None))
     assert load_towers(held, key, home).template == "a photo of a {}."
 
 

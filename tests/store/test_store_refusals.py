@@ -340,4 +340,4 @@ def test_a_ledger_that_is_no_file_is_corrupt(place: Path) -> None:
     with pytest.raises(FedcacheError) as caught:
         list(read_releases(place / "ledger"))
     assert caught.value.code is Exit.CORRUPT
-    assert "it cannot be read (Is a directory)" in caught.value.message
+    assert "cannot be read (Is a directory)" in caught.value.message

@@ -26,6 +26,7 @@ from fedcache.extract.backbones import load, lookup, own_module
 from fedcache.extract.backbones.backbone import Weights
 from fedcache.extract.backbones.own import content_sha256
 from fedcache.extract.backbones.text_encoder import TextEncoder
+from fedcache.store.own_names import note_named
 from fedcache.store.store import Store
 
 WORDS = ["a", "text", "about", "cat", "dog", "bird", ".", "sleeps", "the", "in", "sun", "##s", "and", "runs"]
@@ -220,11 +221,13 @@ def test_a_backbone_and_a_dataset_of_different_kinds_are_refused_with_the_comman
     ],
 )
 def test_a_module_that_reads_something_else_says_how(encoders, factory, said):
+    note_named([f"module:{encoders}:{factory}"])
     with pytest.raises(UsageError, match=said):
         lookup(f"module:{encoders}:{factory}")
 
 
 def test_modules_are_given_texts_and_rows_as_they_are(encoders, tmp_path):
+    note_named([f"module:{encoders}:{factory}" for factory in ("bag", "spectrum")])
     row = lookup(f"module:{encoders}:bag")
     assert (row.reads, row.width, row.text_width, row.recipe.decoder) == ("texts", 256, 256, "utf-8")
     assert lookup(f"module:{encoders}:spectrum").text_width is None
