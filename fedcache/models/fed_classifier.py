@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ from fedcache.torch_state import usual_torch_state
 
 Labels = NDArray[Any]
 DTYPES = ("float32", "float64")
+CLIENTS, LEAST_ROWS = 10, 20
+"""Clients where nobody says how many, and the rows that each of them has at least."""
 MISSING = ("None", "nan", "NaT", "<NA>")
 """How Python, numpy and pandas write a value that is not there."""
 
@@ -65,11 +67,13 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         settings: its hyperparameters, over those of ``preset``.
         rounds: None for those of the method's paper.
         participation: clients a round: a number, a share, or None for all.
-        clients: how many there are, where ``fit`` is given no groups; no more than there are rows.
+        clients: how many there are, where ``fit`` is given no groups; no more than there are rows. None for 10, or for
+            fewer where 10 would have less than 20 rows each.
         scheme: how rows are dealt to them: iid, shards, dirichlet, lda, ...; ``scheme_options`` holds its arguments.
         preset: ``paper``, ``official`` or ``tuned``.
         temperature: by which scores are divided before the softmax of ``predict_proba``.
-        dtype: ``float32`` or ``float64``.
+        dtype: in which it trains, ``float32`` or ``float64``. The model scores in float64, so that the scores of a row
+            do not depend on the other rows.
         random_state: of every draw: a number, a ``RandomState``, or None for another one at every ``fit``.
 
     Attributes:
@@ -85,7 +89,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         settings: Mapping[str, Any] | None = None,
         rounds: int | None = None,
         participation: int | float | None = None,
-        clients: int = 10,
+        clients: int | None = None,
         scheme: str = "iid",
         scheme_options: Mapping[str, Any] | None = None,
         preset: str = "paper",
@@ -144,7 +148,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         found = collect(out, self._facts(out, feat_post, X.shape[1]), data, scaling, "all")
         if found is None:
             raise UsageError(f"{method.name} trained nothing that predicts.", "fedcache methods list")
-        self.model_ = found.model
+        self.model_ = _in_double(found.model)
         return self
 
     def decision_function(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
@@ -181,7 +185,8 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.scheme not in SCHEMES:
             raise unknown("partition scheme", self.scheme, SCHEMES)
         how, N = SCHEMES[self.scheme], len(codes)
-        values = how.resolve({"clients": min(self.clients, N), **(self.scheme_options or {})})
+        asked = min(CLIENTS, N // LEAST_ROWS) if self.clients is None else self.clients
+        values = how.resolve({"clients": max(1, min(asked, N)), **(self.scheme_options or {})})
         whole = np.zeros(N, np.int64)
         columns = Columns(
             codes, whole, whole, np.ones(N, np.uint8), np.zeros((N, 16), np.uint8),
@@ -221,6 +226,12 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _by(self, model: SavedModel, client: str | None) -> Predictor:
         own = self._method()
         return Predictor((model,), client, method=None if METHODS.get(own.name) is own else own)
+
+
+def _in_double(model: SavedModel) -> SavedModel:
+    """The same model, which scores in float64."""
+    tensors = {name: t.double() if t.is_floating_point() else t for name, t in model.tensors.items()}
+    return SavedModel(replace(model.facts, dtype="float64"), tensors)
 
 
 def _client(name: str, rows: NDArray[np.int64]) -> _Client:
