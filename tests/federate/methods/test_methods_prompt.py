@@ -506,7 +506,8 @@ def test_results_say_how_far_prompts_moved(name):
     settings = {"batch": 16, "lr": 0.02, "sched_unit": "none", **({} if name.endswith("feat") else {"n_ctx": 2})}
     begun, out = (go(name, {**settings, "epochs": e}, data, clients, rounds=2, participation=None, eval_every=1)
                   for e in (0, 2))  # fmt: skip
-    assert set(begun.records[-1].diagnostics.values()) == {0.0}
+    # Averages of equal prompts are those prompts up to the rounding of their weights.
+    assert max(begun.records[-1].diagnostics.values()) < 1e-15
     own = out.server.keys() == set()
     now, first = ([o.states[c] for c in (0, 1)] if own else [o.server] for o in (out, begun))
     for said, key in (("context_moved", "ctx"), ("visual_moved", "v")):
