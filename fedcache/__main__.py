@@ -1,6 +1,6 @@
 """The program ``fedcache``, also as ``python -m fedcache``.
 
-SIGTERM is handled before the command line is imported, so that a program that is told to stop while it starts exits
+SIGTERM is handled before the command line is imported, so that a program that is stopped while it starts exits
 with 130 too. Until this module runs, Python itself ends the process with 143.
 """
 

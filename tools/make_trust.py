@@ -576,9 +576,9 @@ added or removed; the server is trusted; who the clients of the federation are, 
   part or how many, and traffic is that of the expected number. What epsilon is without that secrecy stands beside it,
   and is the one told where `--dp-allow participants` keeps the names.
 - **It composes.** Every seed is a release: a result has the epsilon of one seed and of all together. A grid or
-  search tells the epsilon of everything that it released: all its points, those that were pruned or failed, all seeds,
+  search reports one epsilon for everything it released: all its points, those that were pruned or failed, all seeds,
   and the model that `--retrain` trains again on training and validation rows. `privacy.jsonl` in `FEDCACHE_HOME` has a sealed line for every seed whose noise was drawn, written
-  before anything of it is told, and `fedcache ls --privacy` adds them up for each partition, and for each dataset. Returning a stored result
+  before it is released, and `fedcache ls --privacy` adds them up for each partition, and for each dataset. Returning a stored result
   spends nothing, `--fresh` spends again, simulations are not in it. A run that goes on from an older state than the one
   it told last draws noise for told rounds again: that is another release, and it says so. One process or
   thread at a time trains a private run: it holds `running.lock` in the run's directory from before it reads a checkpoint

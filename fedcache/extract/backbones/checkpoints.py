@@ -201,9 +201,9 @@ def conversion(path: Path, *, script: bool = False) -> str:
 
 
 def averaged_in(path: Path) -> str | None:
-    """The key under which a checkpoint holds averaged weights (EMA) beside those that are read; None for one without.
+    """Key of the averaged weights (EMA) in a checkpoint that also holds plain weights; None without averaged weights.
 
-    What cannot be read has none: whoever loads it is told why.
+    Also None for a file that cannot be read: loading it raises the error.
     """
     try:
         if kind_of(path) != "torch":

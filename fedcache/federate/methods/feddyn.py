@@ -16,7 +16,7 @@ Interpretation: the released code (alpemreacar/FedDyn, ``utils_methods.py``) dep
 client of n_i of N rows takes alpha / (n_i M / N) in place of alpha in its loss and in g_i, so that large clients are
 pulled less; alpha cancels in the server's step, which stays. And it cuts the gradient of F_i(u) - <g_i + alpha w, u> to
 norm 10 before alpha u is added as weight decay. ``alpha_by=rows`` and ``clip=10`` (``official``) do the same; for the
-first each client tells its rows, and is told their mean, before the first round.
+first each client sends its number of rows and receives the mean, before the first round.
 
 Released FedPCL code has no FedDyn; preset ``official`` is its setting of the other baselines (D-09, D-13) with these.
 Limits: the first round's models are those of ``fedprox`` with mu = alpha; at lr = 0 nothing moves.
