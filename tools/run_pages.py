@@ -1,10 +1,10 @@
 """Run the code of README.md and docs/tutorials/, in order: `python tools/run_pages.py [--write] [PAGE..]`.
 
-A page has a home and a working directory of its own, in a process of its own; the stores that README.md made are in
-every home, so that digits are drawn and extracted once. A block of `sh` is run by bash, a block of `python` in one
-namespace for the page. The block of `text` after one of them is what it prints: the
-same lines in the same order, whatever their numbers, except that percentages agree within a point; a line `...` stands
-for any others. `--write` puts the lines of this run there (all lines where the block holds `?` alone).
+A page has a home and a working directory of its own, in a process of its own; the store of digits that README.md made
+is in every home, so that digits are drawn and extracted once. A block of `sh` is run by bash, a block of `python` in
+one namespace for the page. The block of `text` after one of them is what it prints: the same lines in the same order,
+whatever their numbers, except that percentages agree within a point; a line `...` stands for any others. `--write` puts
+the lines of this run there (all lines where the block holds `?` alone).
 
 Lines of shell that set up the machine (`SETUP`) are left out: the checks have an installation already.
 """
@@ -196,8 +196,10 @@ def every(home: Path, *words: str) -> Iterator[str]:
     first, *others = PAGES
     yield apart(first, home / first.stem, *words)
     for path in others:
-        for folder in ("stores", "digests"):
-            shutil.copytree(home / first.stem / folder, home / path.stem / folder, copy_function=os.link)
+        # Only digits: the photos of a page would be taken for a later version of the README's.
+        for store in (home / first.stem / "stores").glob("digits-*"):
+            shutil.copytree(store, home / path.stem / "stores" / store.name, copy_function=os.link)
+        shutil.copytree(home / first.stem / "digests", home / path.stem / "digests", copy_function=os.link)
     with ThreadPoolExecutor(2) as pool:
         yield from pool.map(lambda path: apart(path, home / path.stem, *words), others)
 
