@@ -51,7 +51,7 @@ def demo(tmp_path: Path) -> Path:
     ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection,random-projection:16", "--size", 8)
     iid = ("--scheme", "iid", "--clients", 12, "--participation", "all")
     ok("train", "--method", "fedavg", "--backbones", "random-projection", *iid, "--rounds", 4, "--eval-every", 1,
-       "--seeds", "0-2", "--set", "batch=2", "--set", "bn=false")  # fmt: skip
+       "--seeds", "0-2", "--set", "batch=2", "--set", "bn=false", "--set", "lr=0.00001")  # fmt: skip
     ok("train", "--method", "fed3r", "--backbones", "random-projection,random-projection:16", *iid)
     ok("train", "--method", "fed3r", "--backbones", "random-projection", "--scheme", "iid", "--clients", 3)
     return report(tmp_path)
@@ -68,7 +68,7 @@ def grid(tmp_path: Path, own_home: Path) -> Path:
     for i in range(1, 240):
         copy = shutil.copytree(made, own_home / "runs" / f"{i:016x}")
         values = {"lr": [0.3, 0.1, 0.03, 0.01, 0.003, 0.001][i % 6], "wd": [0.0, 1e-4, 1e-3, 1e-2][i // 6 % 4],
-                  "momentum": i // 24 / 10}  # fmt: skip
+                  "momentum": 0.05 + i // 24 / 10}  # fmt: skip
         mean = 0.3 + i / 500
         accuracy = {**result["accuracy"], "mean": mean, "per_seed": [mean - 0.01, mean, mean + 0.01]}
         write_result(copy / "result.json", {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -184,7 +185,7 @@ def test_mistakes_are_small_pictures_that_load_and_fit(chromium: Any, mistakes: 
             assert 0 < width <= 64
             assert 0 < height <= 64
             assert drawn == 64
-            assert "class" in name
+            assert re.fullmatch(r"test/(zebra|ant|10|9|moth|2b)-with_a_name_\w+/\d+\.png", name)
         wide, seen = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
         assert wide <= seen
         columns = page.evaluate("getComputedStyle(document.querySelector('.gallery ol')).gridTemplateColumns")
