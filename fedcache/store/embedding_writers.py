@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError
 from fedcache.tables.groups import Group
 from fedcache.tables.roles import GROUP, has_a_meaning
+from fedcache.tables.splits import SPLIT_NAMES
 
 MOST_TEXT = 32 << 20
 """Bytes of text features that the head of a parquet file is given; readers refuse one much larger."""
@@ -68,23 +69,32 @@ def _write_h5(path: Path, rows: Exported) -> None:
             file.create_dataset(name, data=column, dtype=h5py.string_dtype())
 
 
+def _dictionary(codes: NDArray[Any], words: Sequence[str]) -> Any:
+    """A column of pyarrow: for each row a word, or null where the code is negative."""
+    import pyarrow as pa
+
+    indices = pa.array(codes.astype(np.int32), mask=codes < 0)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(words, pa.string()))
+
+
 def _write_parquet(path: Path, rows: Exported) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     fields: dict[str, Any] = {"name": pa.array(rows.names)}
     shapes = {}
+    # pandas and polars show words, and nothing where a row has no label.
+    words_of = {"labels": rows.meta["classes"], "domain": rows.meta["domains"], "split": SPLIT_NAMES}
     for name, values in rows.columns.items():
-        if values.ndim == 1:
-            fields[name] = pa.array(values)
+        if name in words_of:
+            fields[name] = _dictionary(values, words_of[name])
             continue
         shapes[name] = list(values.shape[1:])
         flat = np.ascontiguousarray(values.reshape(len(values), -1))
         inner = pa.array(flat.reshape(-1))
         fields[name] = pa.FixedSizeListArray.from_arrays(inner, flat.shape[1])
     for name, group in rows.group_columns.items():
-        codes = pa.array(group.codes, mask=group.codes < 0)
-        fields[name] = pa.DictionaryArray.from_arrays(codes, pa.array(group.words, pa.string()))
+        fields[name] = _dictionary(group.codes, group.words)
     size = sum(matrix.nbytes for matrix in rows.texts.values())
     if size > MOST_TEXT:
         raise UsageError(

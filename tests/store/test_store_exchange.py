@@ -85,6 +85,34 @@ def test_groups_and_text_features_go_out_and_come_back(tmp_path: Path, ending: s
         back.text("none")
 
 
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_an_exported_file_has_the_same_classes_domains_and_splits(tmp_path: Path, ending: str) -> None:
+    given = {
+        "labels": [3, 0, -1, 1, 3, 0],
+        "classes": ["zebra", "10", "none", "9"],
+        "domains": ["photo", "art", "photo", "art", "photo", "photo"],
+        "splits": [0, 1, 2, 0, 0, 1],
+    }
+    store = Store.from_arrays({"net": np.eye(6)}, **given, path=tmp_path / "s.zarr")
+    out = tmp_path / f"e.{ending}"
+    export(store, out, list(store.arrays))
+    back = Store.from_content(arrange(read_embeddings(out), "back"), tmp_path / "back.zarr")
+    assert back.samples.classes == store.samples.classes
+    assert back.samples.domains == store.samples.domains
+    for column in ("label", "domain", "split"):
+        assert np.array_equal(getattr(back.samples, column), getattr(store.samples, column)), column
+
+
+def test_a_parquet_file_shows_words_to_other_programs(tmp_path: Path) -> None:
+    given = {"labels": [1, 0, -1], "classes": ["zebra", "ant"], "domains": ["photo", "art", "photo"]}
+    store = Store.from_arrays({"net": np.eye(3)}, **given, splits=[0, 1, 2], path=tmp_path / "s.zarr")
+    export(store, tmp_path / "e.parquet", list(store.arrays))
+    table = pq.read_table(tmp_path / "e.parquet").to_pydict()
+    assert table["labels"] == ["ant", "zebra", None]
+    assert table["domain"] == ["photo", "art", "photo"]
+    assert table["split"] == ["train", "test", "validation"]
+
+
 def test_a_parquet_file_has_no_place_for_very_many_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding_writers, "MOST_TEXT", 40)
     store = Store.from_arrays({"net": np.eye(4)}, text={"net": np.eye(4)}, path=tmp_path / "s.zarr")
