@@ -106,11 +106,16 @@ def predict_store(predictor: Predictor, store: Store, rows: NDArray[np.int64], *
 
 
 def rows_of_split(store: Store, split: str | None) -> NDArray[np.int64]:
-    """The rows of a split; None is all. Raises UsageError for an unknown split, StoreError for an empty one."""
+    """The rows of a split, None is all, without those whose image has gone from the dataset.
+
+    Raises UsageError for an unknown split, StoreError for an empty one.
+    """
     if split is not None and split not in SPLIT_WORDS:
         raise unknown("split", split, SPLIT_WORDS)
-    codes = store.samples.split
-    rows = np.arange(store.rows) if split is None else np.flatnonzero(codes == SPLIT_WORDS.index(split))
+    chosen = ~store.vanished()
+    if split is not None:
+        chosen &= store.samples.split == SPLIT_WORDS.index(split)
+    rows = np.flatnonzero(chosen)
     if not len(rows):
         raise StoreError(f"{store.path.name} has no rows of split {split}.", "Leave --split out.")
     return rows.astype(np.int64)

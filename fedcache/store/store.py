@@ -28,6 +28,7 @@ from fedcache.store.manifest import ArrayInfo, Manifest, describe_store, read_ma
 from fedcache.store.reader import Reader, open_reader
 from fedcache.store.samples import Samples, read_column, read_samples, samples_frame, select_rows
 from fedcache.store.sidecars import (
+    VANISHED,
     append_event,
     forgotten_arrays,
     is_written,
@@ -228,6 +229,12 @@ class Store:
         """Rows whose image could not be read: row, name, reason. Raises CorruptionError."""
         rows = self._while_replaced(lambda: read_quarantine(self.path, self._manifest))
         return [{"row": row, "name": name, "reason": reason} for row, (name, reason) in sorted(rows.items())]
+
+    def vanished(self) -> NDArray[np.bool_]:
+        """[N], rows whose image was no longer in the dataset when the store was made. Raises CorruptionError."""
+        gone = np.zeros(self.rows, bool)
+        gone[[entry["row"] for entry in self.quarantined() if entry["reason"] == VANISHED]] = True
+        return gone
 
     def reader(self, key: str) -> Reader:
         """A complete feature array. Raises StoreError, for an array that is unfinished or not there."""

@@ -180,7 +180,14 @@ def test_vanished_rows_are_dealt_to_nobody(images: Path) -> None:
     dealt = {int(r) for c in made.clients for r in (*c.train, *c.test)}
     assert not dealt & gone
     assert len(store.samples.name) - 1 in dealt  # and the new row is
-    assert fedcache("train", "--method", "fedncm", "--clients", 3, "--json").code == 0
+    trained = fedcache("train", "--method", "fedncm", "--clients", 3, "--json")
+    assert trained.code == 0
+    scored = fedcache("evaluate", "method:fedncm", "--store", store.path, "--split", "all", "--json")
+    assert scored.code == 0
+    assert scored.data["runs"][0]["left_out"]["unreadable"] == 0
+    told = fedcache("predict", "method:fedncm", "--store", store.path, "--json")
+    assert told.code == 0
+    assert {row["name"] for row in told.data["rows"]}.isdisjoint(store.samples.name[row] for row in gone)
 
 
 def test_all_backbones_views_and_text_are_carried_over(images: Path, tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def plan_incremental(
         store = Store.open(path)
         if store.content != data.digest or "grown" not in store.dataset:
             return None
-        before, gone = store.samples, vanished_rows(store)
+        before, gone = store.samples, store.vanished()
         rows = find_earlier_rows(data, before, gone)
         origin = store.dataset["grown"]
         keys = {job.key for job in jobs}
@@ -239,7 +239,7 @@ def plan_incremental(
         with suppress(FedcacheError):
             if parent.content == data.digest:
                 continue  # nothing has changed: a store of its own was asked for, elsewhere
-            rows = find_earlier_rows(data, parent.samples, vanished_rows(parent))
+            rows = find_earlier_rows(data, parent.samples, parent.vanished())
             kept = int((rows >= 0).sum())
             if 2 * kept < max(1, parent.rows):
                 continue
@@ -277,13 +277,6 @@ def earlier_stores(path: Path, slug: str, home: Home, keys: Collection[str]) -> 
                 others.append(((place / "manifest.json").stat().st_mtime, place, store))
     others.sort(key=lambda one: one[:2], reverse=True)
     return found or [store for _, _, store in others[:OTHERS]]
-
-
-def vanished_rows(store: Store) -> NDArray[np.bool_]:
-    """bool [N], the rows of a store whose image had vanished when it was made."""
-    gone = np.zeros(store.rows, bool)
-    gone[[e["row"] for e in store.quarantined() if e["reason"] == VANISHED]] = True
-    return gone
 
 
 def _take_over(plan: IncrementalPlan, jobs: Sequence[FeatureJob], chunk_rows: int | None) -> IncrementalPlan:
