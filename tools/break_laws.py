@@ -317,6 +317,8 @@ TABLE = (
       "extract/datasets/hf.py", "names = class_names_of(features)", "names = {}"),
     B("training_and_test_rows_in_one_file_are_read_by_every_door", "a split at the end of a name is not seen",
       "tables/splits.py", "if head and tail.lower() in SPLIT_WORDS:", "if not tail:"),
+    B("no_command_runs_the_code_that_a_model_file_names", "a name out of a file is imported",
+      "extract/backbones/own_module.py", "and not may_be_run(name):", "and False:"),
     B("a_column_vector_is_a_column", "labels [N, 1] are no labels", "tables/words.py",
       "if values.ndim == 2 and values.shape[1] == 1 and", "if values.ndim == 3 and"),
 )  # fmt: skip
