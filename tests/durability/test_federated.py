@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from federation import difference, go_tiny, run, scaled, small
+from methods_tried import tried
 from sklearn.datasets import load_digits
 from sklearn.linear_model import Ridge
 
@@ -89,7 +90,7 @@ def test_fed3r_on_any_partition_is_the_central_ridge(cases):
         assert np.abs(out.server["W"].numpy() - ridge.coef_).max() < 1e-8
 
 
-@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if "batched" in m.executions])
+@pytest.mark.parametrize("name", tried(n for n, m in METHODS.items() if "batched" in m.executions))
 def test_threads_do_not_change_a_result_beyond_rounding(name):
     before = torch.get_num_threads()
     try:

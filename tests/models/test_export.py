@@ -19,6 +19,7 @@ import pytest
 import torch
 from command import fedcache, ok
 from federation import VARIANTS, ids, scaled, small
+from methods_tried import tried
 from pictures import folder, picture
 from PIL import Image
 from safetensors import safe_open
@@ -227,7 +228,7 @@ def test_the_card_says_that_a_model_holds_a_clients_rows_one_by_one(home, monkey
         assert (rows == {12} and part["keys"].shape == (12, 128)) is says  # 24 training rows of 2 clients
 
 
-@pytest.mark.parametrize("case", VARIANTS, ids=ids)
+@pytest.mark.parametrize("case", tried(VARIANTS), ids=ids)
 def test_no_switch_makes_a_model_hold_rows_that_the_default_does_not(case):
     name, settings = case
     assert rows_in_models(METHODS[name], scaled({**small(name), **settings})) == rows_in_models(METHODS[name])

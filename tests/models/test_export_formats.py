@@ -16,6 +16,7 @@ import pytest
 import torch
 from draws import one_of_each
 from federation import VARIANTS, cases, ids
+from methods_tried import tried
 from PIL import Image
 from safetensors.torch import load_file
 from test_export_program import LINEAR, trained
@@ -103,7 +104,7 @@ def test_a_method_in_every_format(case, tmp_path):
 
 @needs_onnx
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [c for c in cases() + VARIANTS if c not in SHORT], ids=ids)
+@pytest.mark.parametrize("case", [c for c in tried(cases() + VARIANTS) if c not in SHORT], ids=ids)
 @pytest.mark.full
 def test_a_method_as_a_graph(case, tmp_path):
     parts, given, scores, wanted = written(case)

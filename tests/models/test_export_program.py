@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from federation import VARIANTS, cases, federation, fitted, go, go_tiny, ids, tiny
+from methods_tried import tried
 from test_saved_model import facts_of, rows_of
 
 from fedcache.errors import StoreError, UsageError
@@ -66,7 +67,7 @@ def test_a_method_as_a_program(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases() + VARIANTS, ids=ids)
+@pytest.mark.parametrize("case", tried(cases() + VARIANTS), ids=ids)
 def test_every_method_as_a_program(case):
     program_agrees(case)
 

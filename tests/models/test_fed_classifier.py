@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from methods_tried import tried
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
@@ -90,7 +91,7 @@ def test_random_features_learn_more(digits: list[np.ndarray]) -> None:
     assert kernel.fit(X, y).score(other, labels) > 0.98
 
 
-@pytest.mark.parametrize("name", ON_FEATURES)
+@pytest.mark.parametrize("name", tried(ON_FEATURES))
 def test_every_method_on_features_fits_and_predicts_its_own_labels(name: str) -> None:
     X, y = load_digits(return_X_y=True)
     X, y = X[y < 3][:90] / 16.0, np.array(["nought", "one", "two"])[y[y < 3][:90]]
@@ -103,7 +104,7 @@ def test_every_method_on_features_fits_and_predicts_its_own_labels(name: str) ->
     assert np.mean(found.predict(X, given) == y) == found.score(X, y, groups=given)
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS) - set(ON_FEATURES)))
+@pytest.mark.parametrize("name", tried(sorted(set(METHODS) - set(ON_FEATURES))))
 def test_a_method_that_reads_more_than_features_is_refused_by_name(name: str) -> None:
     with pytest.raises(fc.FedcacheError, match=f"{name} reads") as caught:
         FedClassifier(name).fit(np.eye(4), [0, 1, 0, 1])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from federation import VARIANTS, cases, fitted, go_tiny, ids, tiny, wide
+from methods_tried import tried
 from pairs import parametrize, served
 
 from fedcache.federate.engine.evaluate import predict_rows
@@ -59,11 +60,11 @@ def check_saved(case, data, clients, execution, path):
     assert start == len(e.rows)  # every scored client has a model
 
 
-@pytest.mark.parametrize("case", cases() + VARIANTS, ids=ids)
+@pytest.mark.parametrize("case", tried(cases() + VARIANTS), ids=ids)
 def test_a_saved_model_predicts_what_was_scored(case, tmp_path):
     check_saved(case, *tiny(views=4), "auto", tmp_path / "m.safetensors")
 
 
-@served(cases() + VARIANTS, ["gram"])
+@served(tried(cases() + VARIANTS), ["gram"])
 def test_a_model_kept_as_coordinates_predicts_what_was_scored(case, execution, tmp_path):
     check_saved(case, *wide(), execution, tmp_path / "m.safetensors")

@@ -14,6 +14,7 @@ from draws import examples, one_of_each
 from federation import VARIANTS, cases, difference, fitted, gap, go_tiny, ids, run_points, scaled, small, tiny, wide
 from hypothesis import given
 from hypothesis import strategies as st
+from methods_tried import tried
 from pairs import parametrize, served
 from safetensors.torch import load, save
 
@@ -44,7 +45,7 @@ def takes_it(name):
     return why_not_asynchronous(METHODS[name], METHODS[name].resolve()) is None
 
 
-ALL = [case for case in cases() + VARIANTS if takes_it(case[0])]
+ALL = [case for case in tried(cases() + VARIANTS) if takes_it(case[0])]
 EACH = one_of_each(ALL, lambda case: case[0])
 EXECUTIONS = ["sequential", "batched", "gram"]
 STALE = {"timing": TimingRule(buffer=2), "rounds": 5}  # of three at a time: updates are stale

@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 from draws import FULL, one_of_each
-from federation import VARIANTS, cases, fitted, go_tiny, ids, run, scaled, small, tiny, trial_of_case
+from federation import VARIANTS, cases, fitted, go_tiny, run, scaled, small, tiny, trial_of_case
+from methods_tried import tried
 from pairs import NOT_BY_ROWS, fitting, parametrize, served
 
 from fedcache.federate.engine.context import generator
@@ -26,12 +27,13 @@ def pytest_generate_tests(metafunc):
 ALL = cases() + VARIANTS
 KEPT_OPTIMISER = [case for case in VARIANTS if case[0] == "solo" and case[1].get("reset_opt") is False]
 """In the short draw too: the one case whose clients keep the state of their optimiser from round to round."""
-ONE_EACH = one_of_each(cases(), lambda case: case[0])
+ONE_EACH = tried(one_of_each(cases(), lambda case: case[0]))
 """For laws that no optimiser can break: one case of every method, all of them in the full draw."""
-EACH_AND_OPTIMISERS = one_of_each(cases(), lambda case: (case[0], case[0] in ("fedavg", "solo") and case[1]["opt"]))
+EACH_AND_OPTIMISERS = tried(
+    one_of_each(cases(), lambda case: (case[0], case[0] in ("fedavg", "solo") and case[1]["opt"]))
+)
 """For laws that an optimiser can break, which is one piece of code for all methods: every optimiser of two methods."""
-EVERYTHING = pytest.mark.parametrize("case", ALL, ids=ids)
-METHOD = pytest.mark.parametrize("name", METHODS)
+METHOD = pytest.mark.parametrize("name", tried(METHODS))
 
 DRAWN = ALL if FULL else EACH_AND_OPTIMISERS
 """For laws of what every method has in common: the variants of a method are tried in the full draw."""
@@ -46,7 +48,7 @@ LARGER_STEPS = {
     "fedadagrad": {"lr_g": 0.1},
 }
 """Steps of the methods that set theirs by other names than ``opt`` and ``lr``, with which ten rounds are enough."""
-PLAIN = [(name, {}) for name in METHODS]
+PLAIN = [(name, {}) for name in tried(METHODS)]
 
 
 TRIED = {
@@ -64,11 +66,11 @@ TRIED = {
     "a_missing_row_is_never_read": PLAIN,
     "no_row_leaves_a_client": PLAIN,
     "traffic_adds_up": PLAIN,
-    "additive_uploads_add_up": ALL,
+    "additive_uploads_add_up": tried(ALL),
     "a_prediction_does_not_see_other_test_rows": DRAWN,
     "training_changes_what_is_kept": PLAIN,
-    "classes_that_lie_apart_are_learnt": [(name, LARGER_STEPS.get(name, {})) for name in METHODS],
-    "all_rows_count_the_same": [(n, {}) for n in METHODS if n not in NOT_BY_ROWS],
+    "classes_that_lie_apart_are_learnt": [(name, LARGER_STEPS.get(name, {})) for name in tried(METHODS)],
+    "all_rows_count_the_same": [(n, {}) for n in tried(METHODS) if n not in NOT_BY_ROWS],
 }
 """Law -> the cases it is tried on."""
 
@@ -93,21 +95,15 @@ for law_name in TRIED:
     globals()[f"test_{law_name}"] = the_test_of(law_name)
 
 
-@EVERYTHING
-def test_dual_serves_sgd_on_features(case):
+def test_dual_serves_sgd_on_features():
     # The one table of exceptions: what is added here must say why in ``dual.serves`` or in the method.
-    method = METHODS[case[0]]
-    takes_sgd = any(h.name == "opt" and "sgd" in h.choices for h in method.hparams) or case[0] in (
-        "pfedme",
-        "perfedavg",
-    )
     other = {"central", "fedpft", "fst-cbdg", "scaffold", "flesd-head", "flesd-cc", "min-local", "non-fl", "promptfl",
              "fedavg-simclr", "fedprox-simclr", "tpfl-feat", "atpfl-feat", "fedavgm", "fedadam", "fedyogi",
              "fedadagrad", "feddyn", "fednova", "feddisco", "ifca", "fedclip"}  # fmt: skip
-    if method.gradient and takes_sgd and "batched" in method.executions and case[0] not in other:
-        assert "gram" in method.executions
-    else:
-        assert "gram" not in method.executions
+    for name, method in METHODS.items():
+        sgd = any(h.name == "opt" and "sgd" in h.choices for h in method.hparams) or name in ("pfedme", "perfedavg")
+        served_by_dual = method.gradient and sgd and "batched" in method.executions and name not in other
+        assert ("gram" in method.executions) == served_by_dual, name
 
 
 def test_every_execution_that_a_method_names_has_a_case():

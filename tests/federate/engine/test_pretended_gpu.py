@@ -8,6 +8,7 @@ import pytest
 import torch
 from draws import FULL, one_of_each
 from federation import VARIANTS, cases, difference, gap, on_cpu, run_points, spread, trial_of_case
+from methods_tried import tried
 from pairs import parametrize, served
 from pretend_gpu import pretended_gpu
 
@@ -29,7 +30,7 @@ def pytest_generate_tests(metafunc):
     parametrize(metafunc)
 
 
-DRAWN = cases() + VARIANTS if FULL else one_of_each(cases(), lambda case: case[0])
+DRAWN = tried(cases() + VARIANTS if FULL else one_of_each(cases(), lambda case: case[0]))
 
 
 @served(DRAWN, ["sequential", "batched", "gram"], in_turn=True)

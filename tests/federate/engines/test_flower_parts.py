@@ -17,6 +17,7 @@ from command import fedcache, ok
 from fake_grid import FakeGrid, grid_of
 from hypothesis import given
 from hypothesis import strategies as st
+from methods_tried import tried
 from pictures import folder
 
 from fedcache.config import Home, TrainConfig
@@ -105,7 +106,7 @@ def alone(method: str, sites: Path, tmp_path: Path, **words: Any) -> Run:
     return train(config, Home(tmp_path), runs=tmp_path / "alone")
 
 
-@pytest.mark.parametrize("method", OVER_SITES)
+@pytest.mark.parametrize("method", tried(OVER_SITES))
 def test_sites_give_the_result_of_one_process(method: str, sites: Path, tmp_path: Path) -> None:
     (run,) = together(plan(method), grid_of(sites, tmp_path / "state"), tmp_path)
     reference = alone(method, sites, tmp_path)

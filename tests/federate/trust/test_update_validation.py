@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from federation import difference, federation, fitted, go, run, run_points, scaled, small, tiny, wide
+from methods_tried import tried
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import UploadTensor
@@ -86,7 +87,7 @@ KINDS = ("nan", "inf", "huge", "minus inf", "shape", "one more axis", "dtype", "
          "no tensor", "nothing")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SENDING)
+@pytest.mark.parametrize("name", tried(SENDING))
 def test_every_methods_own_uploads_pass_and_malformed_ones_do_not(name):
     up, rows = upload(name)
     validation = UpdateValidation(declared(up), 3)
@@ -157,7 +158,7 @@ def liar(method, kind, victim, when=None):
 SERVED = [(n, execution) for n in SENDING for execution in METHODS[n].executions]
 
 
-@pytest.mark.parametrize(("name", "execution"), SERVED)
+@pytest.mark.parametrize(("name", "execution"), tried(SERVED))
 def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_and_round(name, execution):
     method = METHODS[name]
     data, clients = wide() if execution == "gram" else tiny()
@@ -232,7 +233,7 @@ def test_numbers_of_rows_are_whole_and_no_more_than_there_are_up_to_rounding(cou
     assert told == ["", wrong]
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS)))
+@pytest.mark.parametrize("name", tried(sorted(METHODS)))
 def test_what_a_method_declares_is_what_it_sends_under_every_switch(name):
     # A run refuses what is not declared, so that it runs is the law.
     method = METHODS[name]
