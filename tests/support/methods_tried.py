@@ -68,9 +68,12 @@ def changed_files() -> frozenset[str] | None:
     if (given := os.environ.get("FEDCACHE_CHANGED")) is not None:
         return frozenset(given.split())
     base = base_commit()
-    if base is None:
-        return None
-    tracked = _git("diff", "--name-only", base) or ""
+    return None if base is None else changed_since(base)
+
+
+def changed_since(commit: str) -> frozenset[str]:
+    """Paths below the root that differ from a commit, new files among them."""
+    tracked = _git("diff", "--name-only", commit) or ""
     untracked = _git("ls-files", "--others", "--exclude-standard") or ""
     return frozenset([*tracked.splitlines(), *untracked.splitlines()])
 

@@ -1,0 +1,124 @@
+"""Run the tests that a change reaches, in seconds: the loop of an author, before `make test`.
+
+    python tools/quick.py [FILE ...] [--list]
+
+Without FILE, what differs from the last commit is the change, and where nothing differs, what the branch changed since
+it left main. Each changed module of the package gets the test files that are named after it, and then those that import
+it, the most specific first: a file that imports three modules says more about one of them than a file that imports
+thirty. A changed method also runs the laws over all methods and its golden figures. What is left out is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+
+from methods_tried import base_commit, changed_since, sources_of  # noqa: E402
+
+from fedcache.federate.methods import NAMES, module_of  # noqa: E402
+
+FILES = 5
+"""Test files for each changed module."""
+
+OF_EVERY_METHOD = ("tests/federate/engine/test_engine_laws.py", "tests/test_golden.py")
+"""Tests over all methods, of which a changed method runs its own cases."""
+
+MARKS = "not slow and not durability and not browser and not engines and not gpu"
+
+
+def changed_paths() -> list[str]:
+    """Paths that differ from the last commit, or else from where the branch left main."""
+    return sorted(changed_since("HEAD") or changed_since(base_commit() or "HEAD"))
+
+
+@cache
+def imports_of(file: Path) -> frozenset[str]:
+    """Modules of fedcache that a file imports, anywhere in it."""
+    return frozenset(_imported(ast.parse(file.read_text(encoding="utf-8"))))
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("fedcache."))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedcache"):
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@cache
+def test_files() -> tuple[Path, ...]:
+    """All files of tests."""
+    return tuple(sorted((ROOT / "tests").rglob("test_*.py")))
+
+
+def tests_of(module: Path) -> list[Path]:
+    """The test files that reach a module of the package, the most specific first."""
+    dotted = ".".join(module.with_suffix("").parts).removesuffix(".__init__")
+    stem = dotted.rpartition(".")[2]
+    named = [file for file in test_files() if stem in file.stem.removeprefix("test_")]
+    named.sort(key=lambda file: (file.parent.name not in module.parts, len(file.stem)))
+    importing = [file for file in test_files() if dotted in imports_of(file)]
+    importing.sort(key=lambda file: len(imports_of(file)))
+    users = [path for path in (ROOT / "fedcache").rglob("*.py") if dotted in imports_of(path)]
+    through = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in users}
+    indirect = [file for file in test_files() if not through.isdisjoint(imports_of(file))]
+    indirect.sort(key=lambda file: len(imports_of(file)))
+    return list(dict.fromkeys([*named[:2], *importing, *named, *indirect]))
+
+
+def choose(changed: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Test files to run, test files that are left out, and changed methods."""
+    chosen = [path for path in changed if Path(path).name.startswith("test_") and (ROOT / path).is_file()]
+    left_out: list[str] = []
+    for path in changed:
+        if not (path.startswith("fedcache/") and path.endswith(".py")):
+            continue
+        found = [file.relative_to(ROOT).as_posix() for file in tests_of(Path(path))]
+        chosen += found[:FILES]
+        left_out += found[FILES:]
+    methods = [name for name in NAMES if not sources_of(module_of(name)).isdisjoint(changed)]
+    chosen = list(dict.fromkeys(chosen))
+    if methods:
+        chosen += [file for file in OF_EVERY_METHOD if file not in chosen]
+    return chosen, [file for file in dict.fromkeys(left_out) if file not in chosen], methods
+
+
+def words_of(chosen: Sequence[str], methods: Sequence[str]) -> list[str]:
+    """What pytest is called with."""
+    words = [*chosen, "-q", "-x", "-m", MARKS]
+    if methods:
+        laws = " or ".join(Path(file).stem for file in OF_EVERY_METHOD)
+        words += ["-k", f"not ({laws}) or {' or '.join(methods)}"]
+    return words
+
+
+def main() -> int:
+    """Choose, run, and say what is left out."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("files", nargs="*", metavar="FILE", help="changed files; default: what git says")
+    parser.add_argument("--list", action="store_true", help="print the test files and run none")
+    asked = parser.parse_args()
+    changed = asked.files or changed_paths()
+    chosen, left_out, methods = choose(changed)
+    print(f"{len(changed)} changed files, {len(chosen)} test files:", *chosen, sep="\n  ")
+    if left_out:
+        print(f"Left out: {len(left_out)} other test files that reach them. make test runs all.")
+    if asked.list or not chosen:
+        return 0
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FEDCACHE_CHANGED": " ".join(changed)}
+    return subprocess.run([sys.executable, "-m", "pytest", *words_of(chosen, methods)], cwd=ROOT, env=environment,
+                          check=False).returncode  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
