@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
-	@echo "make test     install into $(VENV), then lint, types, tests and documentation (5 minutes on two cores)"
+	@echo "make test     install into $(VENV), then lint, types and the fast tests (4 minutes on two cores)"
 	@echo "make quick    the tests that your change reaches, in seconds"
 	@echo "make numeric  the tests of numbers, with the kernels of older processors (a minute on two cores)"
 	@echo "make slow     the tests that take minutes (kill -9 and resume, the whole offline job)"
@@ -62,10 +62,8 @@ $(VENV)/.everything: pyproject.toml | $(BIN)/python
 demo: $(VENV)/.demo
 	$(BIN)/fedcache demo
 
-# What needs one core runs beside what needs another, then the tests take both.
 test: $(VENV)/.dev
-	$(MAKE) --jobs 2 lint types docs
-	$(MAKE) unit
+	$(MAKE) lint types unit
 
 quick: $(VENV)/.dev
 	$(BIN)/python tools/quick.py
@@ -81,7 +79,7 @@ docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean --quiet
 
 unit: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not slow and not durability and not browser and not engines and not gpu'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not durability and not browser and not engines and not gpu'
 
 # torch chooses its kernels by the processor, and sums in another order in each. These are the kernels of a processor
 # without AVX-512, and of one without AVX2.

@@ -1,0 +1,107 @@
+"""The second suite: what a change must pass after `make test`, without the parts that it cannot have changed.
+
+    python tools/suites.py [--all] [--list]
+
+Each suite names the paths that it depends on. It runs where one of them differs from main, and every suite runs where
+tools/, the Makefile, .ci/ or what all tests share differ. What is skipped is printed with its reason; `make nightly`
+runs everything in full. Suites of one row run one after another, the rows beside each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from methods_tried import changed_files  # noqa: E402
+
+EVERYTHING = ("tools/", "Makefile", ".ci/", "tests/conftest.py", "tests/support/")
+"""Where one of these differs, all suites run."""
+
+PACKAGE = ("fedcache/", "tests/", "pyproject.toml")
+INSTALLED = ("pyproject.toml", "uv.lock")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A target of the Makefile, and the beginnings of the paths that it depends on."""
+
+    target: str
+    paths: tuple[str, ...]
+
+    def reason(self, changed: frozenset[str] | None) -> str:
+        """Why it is skipped; empty where it runs. ``changed`` is None where git cannot say what differs."""
+        if changed is None or _touches(changed, EVERYTHING) or _touches(changed, self.paths):
+            return ""
+        return f"nothing below {', '.join(self.paths)} differs from main"
+
+
+def _touches(changed: frozenset[str], beginnings: Sequence[str]) -> bool:
+    return any(path.startswith(tuple(beginnings)) for path in changed)
+
+
+# Federations and clusters wait for one another more than they compute, so they have a row of their own.
+ROWS = (
+    (Suite("test-engines", ("fedcache/", "tests/engines/", "pyproject.toml")),),
+    (
+        Suite("long", PACKAGE),
+        Suite("numeric", ("fedcache/heads/", "fedcache/federate/", "fedcache/models/", "tests/heads/")),
+        Suite("notebooks", ("docs/", "examples/", "README.md", "fedcache/__init__.py", "fedcache/api.py",
+                            "fedcache/commands/")),
+        Suite("browser", ("fedcache/report/", "fedcache/ui/", "tests/browser/")),
+        Suite("docs", ("docs/", "mkdocs.yml", "README.md", "fedcache/")),
+        Suite("lint-files", (".github/", "Dockerfile", "CITATION.cff")),
+        Suite("audit", INSTALLED),
+        Suite("smoke-wheel-quick", (*INSTALLED, "MANIFEST.in", "README.md")),
+    ),
+)  # fmt: skip
+
+
+def run_row(row: Sequence[Suite]) -> list[str]:
+    """Run the suites of a row in order; returns the targets that failed. Output is printed when a suite ends."""
+    failed = []
+    for suite in row:
+        began = time.monotonic()
+        done = subprocess.run(
+            ["make", suite.target], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        shown = done.stdout if done.returncode else "\n".join(done.stdout.splitlines()[-2:])
+        print(f"{shown}\n-- make {suite.target}: {time.monotonic() - began:.0f} s", flush=True)
+        if done.returncode:
+            failed.append(suite.target)
+    return failed
+
+
+def main() -> int:
+    """Choose, run, and say what was skipped and what failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--all", action="store_true", help="run every suite, whatever differs from main")
+    parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
+    asked = parser.parse_args()
+    changed = None if asked.all else changed_files()
+    chosen = []
+    for row in ROWS:
+        chosen.append([suite for suite in row if not suite.reason(changed)])
+        for suite in row:
+            if reason := suite.reason(changed):
+                print(f"-- make {suite.target}: skipped, as {reason}", flush=True)
+    if asked.list:
+        print("runs:", *(suite.target for row in chosen for suite in row))
+        return 0
+    with ThreadPoolExecutor(len(chosen)) as pool:
+        failed = [target for targets in pool.map(run_row, chosen) for target in targets]
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
