@@ -76,6 +76,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 docs: $(VENV)/.dev
+	$(BIN)/python tools/make_docs.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean --quiet
 
 unit: $(VENV)/.dev
@@ -113,6 +114,7 @@ browser: $(VENV)/.browser
 	@command -v chromium chromium-browser google-chrome >/dev/null || \
 	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y chromium; } || \
 	  { echo "make browser needs Chromium: apt-get install chromium"; exit 1; }
+	$(BIN)/python tools/make_docs.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser tests/browser
 
 # Flower pins older versions of rich and typer, so it has an environment of its own: what differs lies there, and what it

@@ -1,8 +1,7 @@
-"""Write the pages of docs/ that say what the code says: `python tools/make_docs.py` after every change.
+"""Write the pages of docs/ that say what the code says; `make docs` does so before it builds the site.
 
 Methods, backbones, datasets, commands and exit codes have a page each. The text depends on the code alone: not on what
-is installed, on where things lie, or on the width of a terminal. `tests/project/test_docs.py` compares it with what is
-there.
+is installed, on where things lie, or on the width of a terminal. These pages are not in git.
 """
 
 from __future__ import annotations
@@ -43,9 +42,18 @@ LAWS = Path(__file__).resolve().parent / "laws_page.md"
 """The page of the laws, with a word where each table goes."""
 MADE = ("methods", "commands", "backbones", "datasets")
 """Folders of which every page is made here."""
+MADE_FILES = ("exit-codes.md", "laws.md")
+"""Pages outside these folders."""
 TYPES = {str: "text", int: "integer", float: "number", Path: "path", bool: "flag"}
 SHOWN_CLASSES = 120
 """Classes that are written out; of more, the number is said."""
+
+
+def is_made(path: str) -> bool:
+    """Whether a path of the repository is a page that is made here."""
+    return path.startswith(tuple(f"docs/{folder}/" for folder in MADE)) or path in [
+        f"docs/{name}" for name in MADE_FILES
+    ]
 
 
 def pages() -> dict[str, str]:
