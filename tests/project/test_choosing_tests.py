@@ -1,0 +1,122 @@
+"""Which tests a change runs: the methods of the laws, `make quick`, and the suites of `.ci/run`."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import methods_tried
+import pytest
+
+from fedcache.federate.methods import NAMES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+QUICK = tool("quick")
+SUITES = tool("suites")
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch):
+    """``changed(*paths)``: git says that these differ from main; methods that are tried because of them."""
+
+    def set_changed(*paths: str) -> frozenset[str]:
+        monkeypatch.setenv("FEDCACHE_CHANGED", " ".join(paths))
+        methods_tried.changed_methods.cache_clear()
+        return methods_tried.changed_methods()
+
+    yield set_changed
+    methods_tried.changed_methods.cache_clear()
+
+
+def test_a_method_is_tried_where_its_file_or_code_that_it_shares_has_changed(changed, monkeypatch) -> None:
+    monkeypatch.setattr(methods_tried, "FULL", False)
+    assert changed() == set()
+    assert set(methods_tried.tried(NAMES)) == methods_tried.REPRESENTATIVES
+    assert changed("fedcache/federate/methods/fedlc.py", "README.md") == {"fedlc"}
+    assert methods_tried.tried([("fedlc", {}), ("fedper", {}), ("fedavg", {})]) == [("fedlc", {}), ("fedavg", {})]
+    of_prompts = changed("fedcache/federate/methods/common/prompts.py")
+    assert {"promptfl", "tpfl"} <= of_prompts
+    assert "fedavg" not in of_prompts
+    assert changed("fedcache/federate/methods/fedavg.py") > {"fedavg", "fedprox"}  # which is FedAvg with one term more
+
+
+def test_every_method_is_tried_at_night_and_where_git_cannot_say_what_changed(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(methods_tried, "FULL", True)
+    assert methods_tried.tried(NAMES) == [*NAMES]
+    monkeypatch.delenv("FEDCACHE_CHANGED", raising=False)
+    monkeypatch.setattr(methods_tried, "ROOT", tmp_path)  # a copy without git
+    assert methods_tried.changed_files() is None
+
+
+def test_what_differs_from_main_is_counted_from_where_the_branch_left_it(monkeypatch, tmp_path) -> None:
+    def git(*words: str) -> str:
+        told = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        return subprocess.run(["git", *told, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q", "-b", "main")
+    for number in range(methods_tried.COMMITS + 2):
+        (tmp_path / f"{number}.txt").write_text("")
+        git("add", "-A")
+        git("commit", "-q", "-m", str(number))
+    monkeypatch.delenv("FEDCACHE_CHANGED", raising=False)
+    monkeypatch.setattr(methods_tried, "ROOT", tmp_path)
+    assert methods_tried.changed_files() == {f"{n}.txt" for n in range(2, methods_tried.COMMITS + 2)}
+    git("update-ref", "refs/remotes/origin/main", "HEAD~1")
+    (tmp_path / "new.txt").write_text("")
+    assert methods_tried.changed_files() == {f"{methods_tried.COMMITS + 1}.txt", "new.txt"}
+
+
+def test_quick_runs_the_tests_that_are_named_after_a_module_or_import_it(capsys) -> None:
+    chosen, left_out, methods = QUICK.choose(["fedcache/heads/ridge.py"])
+    assert "tests/heads/test_singular_systems.py" in chosen
+    assert len(chosen) <= QUICK.FILES + len(QUICK.OF_EVERY_METHOD)
+    assert left_out
+    assert set(left_out).isdisjoint(chosen)
+    assert methods == []
+    chosen, _, methods = QUICK.choose(["fedcache/federate/methods/fedlc.py", "tests/test_api.py", "README.md"])
+    assert {"tests/test_api.py", *QUICK.OF_EVERY_METHOD} <= set(chosen)
+    assert methods == ["fedlc"]
+    assert "fedlc" in QUICK.words_of(chosen, methods)[-1]
+    assert QUICK.choose(["docs/index.md"]) == ([], [], [])
+
+
+def test_every_module_of_the_package_has_tests_that_quick_would_run() -> None:
+    without = [
+        path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / "fedcache").rglob("*.py"))
+        if path.name != "__init__.py" and not QUICK.choose([path.relative_to(ROOT).as_posix()])[0]
+    ]
+    assert without == []
+
+
+def test_a_suite_is_skipped_only_where_nothing_it_depends_on_differs() -> None:
+    targets = {suite.target: suite for row in SUITES.ROWS for suite in row}
+    browser = targets["browser"]
+    assert browser.reason(frozenset({"fedcache/ui/server.py"})) == ""
+    assert browser.reason(frozenset({"tests/support/command.py"})) == ""
+    assert browser.reason(None) == ""
+    assert "tests/browser/" in browser.reason(frozenset({"fedcache/heads/ridge.py"}))
+    for change in ("tools/suites.py", "Makefile", ".ci/run", "tests/conftest.py"):
+        assert not [suite.target for suite in targets.values() if suite.reason(frozenset({change}))]
+
+
+def test_every_suite_is_a_target_and_every_path_is_there() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for row in SUITES.ROWS:
+        for suite in row:
+            assert f"\n{suite.target}:" in makefile
+            assert [path for path in suite.paths if not (ROOT / path).exists()] == [], suite.target
