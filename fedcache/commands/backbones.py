@@ -16,7 +16,7 @@ from fedcache.extract.backbones.checkpoints import averaged_in, averaged_sentenc
 from fedcache.extract.backbones.hugging_face import fetch
 from fedcache.extract.planning.plan import check_backbone, memory_of
 from fedcache.plugins import plugins
-from fedcache.store.own_names import HUGGING_FACE
+from fedcache.store.own_names import HUGGING_FACE, note_named
 
 backbones = typer.Typer(name="backbones", help="Frozen backbones and their weights.", no_args_is_help=True)
 
@@ -47,6 +47,7 @@ def backbones_info(name: Name) -> CommandResult:
 
     Example: fedcache backbones info clip-rn50
     """
+    note_named(name)
     home = Home.from_environment()
     backbone = lookup(name, home=home.root)
     try:
@@ -121,6 +122,7 @@ def backbones_verify(name: Name, weights: Weights = None) -> CommandResult:
 
     Example: fedcache backbones verify glyph-clip
     """
+    note_named(name)
     home = Home.from_environment()
     given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
     data: dict[str, Any] = check_backbone(name, given, home)

@@ -22,6 +22,9 @@ from fedcache.federate.methods import METHODS, unknown_method
 from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option
 from fedcache.store.own_names import note_named
 
+BACKBONE_OPTIONS = frozenset({"backbone", "backbones", "client_backbones", "weights"})
+"""Parameters of commands that name backbones. Words elsewhere are paths among other things, and name no code."""
+
 POINTS = "Points"
 """The panel of the options of ``grid`` that say which points there are."""
 
@@ -216,7 +219,7 @@ def command(
                     older.append(item.metadata["option"].names)
                     given[item.name] = value if given[item.name] is None else given[item.name]
             as_json = values.pop("json")
-            note_named([*values.values(), *given.values()])
+            note_named([value for key, value in {**values, **given}.items() if key in BACKBONE_OPTIONS])
 
             def call(observer: TerminalObserver) -> CommandResult:
                 for key, value in {**values, **given}.items():
