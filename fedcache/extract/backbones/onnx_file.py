@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import MachineError, UsageError, unknown
+from fedcache.errors import MachineError, UsageError, shell_word, unknown
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.own import Choice, output_of, tried, unchanged_bytes
 from fedcache.extract.backbones.own_files import FileEncoder, ImageInput, chosen_output, derived, on_the_cpu
@@ -106,9 +106,10 @@ def _session(name: str, path: Path, raw: bytes, *, threads: int) -> Any:
             return ort.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the parser is fed untrusted bytes: whatever it raises means the same
             if "xternal data" in str(error):
+                code = f"import onnx; onnx.save(onnx.load({str(path)!r}), 'one.onnx')"
                 raise MachineError(
                     f"{path} is not loaded: its weights lie in files beside it, which its sha256 does not cover.",
-                    f"Write one file:  python -c \"import onnx; onnx.save(onnx.load('{path.name}'), 'one.onnx')\"",
+                    f"Write one file:  python -c {shell_word(code)}",
                 ) from error
             raise MachineError(
                 f"{path} is not loaded: onnxruntime refuses it ({reason(error)}).",

@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 
 from fedcache.config import TrainConfig, resolve, to_table
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, clients_per_round, keep_down
 from fedcache.federate.engines.flower.masking import BOUND, LEAST_SITES, check_secure
@@ -296,7 +296,7 @@ def read_app(path: Path) -> App:
         config = table["tool"]["flwr"]["app"]["config"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{path} holds no Flower app.", f"Write one: fedcache flower app --method fed3r --out {path}"
+            f"{path} holds no Flower app.", f"Write one: fedcache flower app --method fed3r --out {shell_word(path)}"
         ) from error
     return App(path.resolve(), Plan.from_config(config))
 
