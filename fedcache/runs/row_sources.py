@@ -248,7 +248,8 @@ class ShardRows:
         if "pixels" in method.reads(settings):
             raise UsageError(
                 f"{method.name} trains on images, and --clients-from on the features of client stores.",
-                f"Train on the store they were cut from:  fedcache train {shell_word(method.name)} --partition NAME",
+                "Train on the store they were cut from: "
+                f"fedcache train --method {shell_word(method.name)} --partition NAME",
             )
         if self.config.client_backbones or self.config.client_set:
             raise UsageError(

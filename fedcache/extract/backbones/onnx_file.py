@@ -106,10 +106,11 @@ def _session(name: str, path: Path, raw: bytes, *, threads: int) -> Any:
             return ort.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the parser is fed untrusted bytes: whatever it raises means the same
             if "xternal data" in str(error):
-                code = f"import onnx; onnx.save(onnx.load({str(path)!r}), 'one.onnx')"
                 raise MachineError(
                     f"{path} is not loaded: its weights lie in files beside it, which its sha256 does not cover.",
-                    f"Write one file:  python -c {shell_word(code)}",
+                    "Write one file (pip install onnx):  "
+                    "python -c \"import onnx, sys; onnx.save(onnx.load(sys.argv[1]), 'one.onnx')\" "
+                    f"{shell_word(path)}",
                 ) from error
             raise MachineError(
                 f"{path} is not loaded: onnxruntime refuses it ({reason(error)}).",
