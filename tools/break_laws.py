@@ -321,6 +321,13 @@ TABLE = (
       "extract/backbones/own_module.py", "and not may_be_run(name):", "and False:"),
     B("a_column_vector_is_a_column", "labels [N, 1] are no labels", "tables/words.py",
       "if values.ndim == 2 and values.shape[1] == 1 and", "if values.ndim == 3 and"),
+    B("every_hint_can_be_typed_as_it_is_printed", "a hint has an option that no command has", "store/lock.py",
+      "`fedcache extract --wait`", "`fedcache extract --waiting`"),
+    B("every_hint_can_be_typed_as_it_is_printed", "a path stands in a hint as it is", "store/chunks.py",
+      "fedcache verify {shell_word(store)}", "fedcache verify {store}"),
+    B("every_hint_can_be_typed_as_it_is_printed", "a hint names a script that the wheel does not have",
+      "runs/client_stores.py", "fedcache shard --partition NAME --out DIR   makes client stores.",
+      "python tools/x.py makes client stores."),
 )  # fmt: skip
 
 

@@ -276,7 +276,7 @@ PROMISES = (
             ("tests/commands/test_cli.py", "tests/commands/test_refusals.py")),
     Promise("E2", "Every exit code comes out of the command line, and every error has a hint",
             ("tests/commands/test_exit_codes.py",),
-            ("extract/backbones/weights.py", "fedcache backbones pull {backbone.name};  with a file:  {by_file}.",
+            ("extract/backbones/weights.py", "fedcache backbones pull {shell_word(backbone.name)};  with a file:  {by_file}.",
              "there.", "tests/commands/test_exit_codes.py -k weights")),
 )  # fmt: skip
 

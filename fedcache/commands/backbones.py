@@ -10,7 +10,7 @@ import typer
 from fedcache.commands.options import Weights, command, pairs
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
-from fedcache.errors import FedcacheError
+from fedcache.errors import FedcacheError, shell_word
 from fedcache.extract.backbones import import_weights, known, locate, lookup, pull
 from fedcache.extract.backbones.checkpoints import averaged_in, averaged_sentence
 from fedcache.extract.backbones.hugging_face import fetch
@@ -90,7 +90,9 @@ def backbones_import(
     averaged = averaged_in(file) if key is None and file.is_file() else None
     if averaged is not None:
         lines.append(averaged_sentence(file, name, averaged))
-    return CommandResult({"name": name, "path": str(path)}, [*lines, f"fedcache extract --backbones {name}"])
+    return CommandResult(
+        {"name": name, "path": str(path)}, [*lines, f"fedcache extract --backbones {shell_word(name)}"]
+    )
 
 
 @backbones.command("pull")

@@ -130,7 +130,7 @@ def matched(
     if not there.any():
         said = f"{name}: no row that can be read has a label. " + " ".join(left.sentences())
         raise StoreError(
-            said, "A file has them as labels, label or y; fedcache predict   says the classes of rows without."
+            said, "A file has them as labels, label or y; `fedcache predict` says the classes of rows without."
         )
     if not known.any():
         own = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcache.config import Home
-from fedcache.errors import FedcacheError, StoreError, UsageError
+from fedcache.errors import FedcacheError, StoreError, UsageError, shell_word
 from fedcache.extract.backbones import clip_towers, lookup_recorded
 from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.planning.find_store import more_features
@@ -216,7 +216,7 @@ def _lacks(store: Store, wanted: str, recipe: Mapping[str, Any]) -> StoreError:
         made = Recipe.from_dict(recipe)
         options = made.departures(lookup_recorded(made).recipe)
         return StoreError(f"{message}; {has}.", more_features(store, name, recipe=options))
-    return StoreError(f"{message}; {has}.", f"fedcache backbones import FILE --as {name}")
+    return StoreError(f"{message}; {has}.", f"fedcache backbones import FILE --as {shell_word(name)}")
 
 
 def _same_value(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
