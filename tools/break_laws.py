@@ -91,6 +91,8 @@ TABLE = (
       "stack.enter_context(torch.inference_mode(False))", "pass", "fedavg"),
     B("the_callers_torch_state_changes_nothing", "autocast of the caller reaches the engine", "torch_state.py",
       "if torch.is_autocast_enabled(device):", "if not device:", "fedavg"),
+    B("the_callers_torch_state_changes_nothing", "draws are of the caller's default dtype", "torch_state.py",
+      "torch.set_default_dtype(torch.float32)", "pass", "fst-cbdg"),
     B("the_callers_torch_state_changes_nothing", "the engine computes in the caller's state", "federate/engine/run.py",
       "@usual_torch_state()\ndef run_points(", "def run_points(", "fedavg"),
     B("a_seed_means_the_same_draws_in_every_process", "streams are keyed by hash()", STREAMS,
