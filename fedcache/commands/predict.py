@@ -73,13 +73,14 @@ def predict(
         check_out(out)
     place = find_model(run, model)
     check_apart(out, place, model, [*(images or ()), rows.embeddings])
-    from fedcache.runs.predict_run import open_predictor, predict_rows
+    from fedcache.runs import predict_run
 
     home, stop = Home.from_environment(), Stop()
     with stop_on_signals(stop.ask, observer.note):
         answer = Answer(keep_all=observer.as_json)
-        predictor = open_predictor(place, model, home, observer, config.device)
-        found = answer.told(predict_rows(predictor, images or (), model, rows, config, home, observer, stop))
+        predictor = predict_run.open_predictor(place, model, home, observer, config.device)
+        predictions = predict_run.predict_rows(predictor, images or (), model, rows, config, home, observer, stop)
+        found = answer.told(predictions)
         if out is not None:
             write_predictions(out, found, rows.top)
         deque(found, maxlen=0)  # without a file nobody has asked for them yet
