@@ -168,7 +168,7 @@ def measure(
         start = part.stop
         predicted[part] = predictor.predicted(scores)
         told = np.where(predicted[part] < 0, 0, predicted[part])
-        logs = log_probabilities(scores, predictor.temperature)
+        logs = log_probabilities(scores, predictor.softmax_temperature)
         confidence[part] = np.exp(np.take_along_axis(logs, told[:, None], 1)[:, 0])
         log_p[part] = np.take_along_axis(logs, rows.label[part, None], 1)[:, 0]
         if fit:

@@ -86,6 +86,8 @@ class ModelFacts:
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
     # device, dtype and batch that each of these arrays was computed with, {} of ingested ones; () where nobody knows
     computed: tuple[Mapping[str, Any], ...] = ()
+    # by which scores are divided before the softmax, fitted when training ended (``models.calibrate``); None without
+    temperature: float | None = None
 
     @property
     def width(self) -> int:
