@@ -228,7 +228,7 @@ def load_model(
 def evaluate(
     source: str | Path | Run, dataset: str | None = None, *, store: AnyStore | None = None,
     embeddings: str | Path | None = None, split: str = "all", client: str | None = None,
-    seed: int | Literal["all"] | None = None, one_for_all: bool = False, temperature: float = 1.0,
+    seed: int | Literal["all"] | None = None, one_for_all: bool = False, temperature: float | None = None,
     out: str | Path | None = None, with_images: bool = False, options: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
 ) -> RunEvaluation:  # fmt: skip
@@ -237,7 +237,8 @@ def evaluate(
     Args:
         source, client, seed, one_for_all: whose model, as in ``load_model``; without ``client`` each client's in turn.
         dataset: of which what the model reads is extracted; or rows of a ``store``, or a file of ``embeddings``.
-        split: of these rows: all, train, test or validation; ``temperature``: scores are divided by it.
+        split: of these rows: all, train, test or validation; ``temperature``: scores are divided by it, None for that
+            fitted in training.
         out: a .html, .csv or .json file of all figures; ``with_images``: the page also shows mistakes.
         options: other keywords of ``extract``; ``observer``: told the story.
 

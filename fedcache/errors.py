@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from enum import IntEnum
+from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
@@ -135,6 +137,17 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> Fe
     guess = f" Did you mean {near!r}?" if near else ""
     listing = ", ".join(names) if names else "(none)"
     return UsageError(f"Unknown {kind} {name!r}.{guess}", hint or f"Known: {listing}")
+
+
+def shell_word(value: object) -> str:
+    """A value as one word of a command line that a text gives: quoted, where a shell would read it otherwise.
+
+    >>> print("fedcache inspect", shell_word(PurePath("my stores/office.zarr")))
+    fedcache inspect 'my stores/office.zarr'
+    """
+    if isinstance(value, PurePath) and str(value).startswith("-"):
+        return shlex.quote(f"./{value}")  # a bare one would be an option
+    return shlex.quote(str(value))
 
 
 def all_at_once(calls: Iterable[Callable[[], T]]) -> list[T]:

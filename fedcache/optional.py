@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from fedcache.errors import MachineError
+from fedcache.errors import MachineError, shell_word
 
 
 def needed_library(package: str, what: str, extra: str) -> Any:
@@ -28,7 +28,9 @@ def needed_library(package: str, what: str, extra: str) -> Any:
         absent = isinstance(error, ModuleNotFoundError) and error.name == top
         raise MachineError(
             f"{what} needs {package}, which is not installed or cannot be imported ({reason(error)}).",
-            f"pip install 'fedcache[{extra}]'" if absent else f"pip install --force-reinstall {top}",
+            f"pip install {shell_word(f'fedcache[{extra}]')}"
+            if absent
+            else f"pip install --force-reinstall {shell_word(top)}",
         ) from error
 
 

@@ -63,7 +63,7 @@ class Plugin:
             raise UsageError(
                 f"The plug-in {self.name!r} ({self.entry.value}) of {self.origin} cannot be loaded: "
                 f"{type(error).__name__}: {str(error)[:160]}.",
-                f"Mend or remove the package:  pip uninstall {self.package}   (fedcache doctor lists all plug-ins)",
+                f"Mend or remove the package:  pip uninstall {self.package}   (`fedcache doctor` lists all plug-ins)",
             ) from error
 
     def loaded(self, expected: type[Any]) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from command_lines import faults, hints_of_the_package
 from draws import FULL
 
 from fedcache.config import Home
@@ -71,6 +72,15 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     yield tried
     assert not tried, f"tried to reach {tried}"
+
+
+@pytest.fixture(autouse=True)
+def hints_can_be_typed() -> Iterator[None]:
+    """Fail the test that came across an error of the package whose hint has a command line that cannot be run."""
+    with hints_of_the_package() as seen:
+        yield
+    wrong = [fault for hint in sorted(seen) for fault in faults(hint)]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.fixture(autouse=True)

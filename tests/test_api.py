@@ -129,6 +129,7 @@ def test_an_unknown_option_is_refused_with_the_right_one() -> None:
         ),
         ("--set lr=0.1", "settings={'lr': 0.1}"),
         ("Again:  --fresh", "Again:  fresh=True"),
+        ("One column:  --by 'two words' --fresh", "One column:  by='two words' fresh=True"),
         ("fed3r takes one round; --rounds 5 changes nothing.", "fed3r takes one round; rounds 5 changes nothing."),
         ("--hold-out each: one value.\n--by X", "hold_out each: one value.\nby=X"),
         ("fedcache partition --min-rows 3", "fedcache partition --min-rows 3"),

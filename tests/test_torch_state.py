@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,34 @@ from pictures import folder
 
 import fedcache as fc
 
+
+def set_for(setter: Callable[[Any], None], value: Any, usual: Any) -> AbstractContextManager[Any]:
+    """A setting of torch that is no context of its own, until the end of the block."""
+    stack = ExitStack()
+    stack.callback(setter, usual)
+    setter(value)
+    return stack
+
+
 STATES: dict[str, Callable[[], Any]] = {
     "inference mode": torch.inference_mode,
     "no gradients": torch.no_grad,
     "another default device": lambda: torch.device("meta"),
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "another default dtype": lambda: set_for(torch.set_default_dtype, torch.float64, torch.float32),
+    "half the default dtype": lambda: set_for(torch.set_default_dtype, torch.float16, torch.float32),
+    "faster matrix products": lambda: set_for(torch.set_float32_matmul_precision, "medium", "highest"),
 }
+
+
+def state_now() -> tuple[Any, ...]:
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_device(),
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+    )
 
 
 def from_images_to_scores(images: Path, name: str) -> tuple[NDArray[Any], list[str]]:
@@ -45,10 +67,9 @@ def test_the_callers_torch_state_changes_no_result(state: str, tmp_path: Path) -
     classifier = fitted_scores()
     with ExitStack() as stack:
         stack.enter_context(STATES[state]())
-        before = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_device())
+        before = state_now()
         other, other_names = from_images_to_scores(images, "other")
         assert np.array_equal(fitted_scores(), classifier)
-        after = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_device())
-    assert after == before
+        assert state_now() == before
     assert np.array_equal(other, usual)
     assert other_names == names

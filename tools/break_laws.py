@@ -91,6 +91,8 @@ TABLE = (
       "stack.enter_context(torch.inference_mode(False))", "pass", "fedavg"),
     B("the_callers_torch_state_changes_nothing", "autocast of the caller reaches the engine", "torch_state.py",
       "if torch.is_autocast_enabled(device):", "if not device:", "fedavg"),
+    B("the_callers_torch_state_changes_nothing", "draws are of the caller's default dtype", "torch_state.py",
+      "torch.set_default_dtype(torch.float32)", "pass", "fst-cbdg"),
     B("the_callers_torch_state_changes_nothing", "the engine computes in the caller's state", "federate/engine/run.py",
       "@usual_torch_state()\ndef run_points(", "def run_points(", "fedavg"),
     B("a_seed_means_the_same_draws_in_every_process", "streams are keyed by hash()", STREAMS,
@@ -247,6 +249,10 @@ TABLE = (
       'or ("fail" if self.secure else "reject")', 'or "fail"'),
     B("what_a_site_holds_is_what_most_of_them_say", "the last site is believed", SERVER_JOB,
       "Counter(self.outlines.values()).most_common(1)", "list(Counter(self.outlines.values()).items())[-1:]"),
+    B("what_is_called_a_probability_says_how_often_a_prediction_is_right", "scores are not divided",
+      "models/predictor.py", "scores / self.softmax_temperature).softmax(-1)", "scores).softmax(-1)", "fed3r"),
+    B("a_second_training_finds_nearly_the_temperature_of_the_test_rows", "it trains on the rows it is calibrated on",
+      "models/calibrate.py", "return kept, taken.distinct", "return train, taken.distinct"),
     B("a_class_has_its_own_name_from_the_file_to_the_prediction", "predict names the classes in sorted order",
       "models/predictor.py", "return self.members[0].facts.classes",
       "return tuple(sorted(self.members[0].facts.classes))"),
@@ -321,6 +327,13 @@ TABLE = (
       "extract/backbones/own_module.py", "and not may_be_run(name):", "and False:"),
     B("a_column_vector_is_a_column", "labels [N, 1] are no labels", "tables/words.py",
       "if values.ndim == 2 and values.shape[1] == 1 and", "if values.ndim == 3 and"),
+    B("every_hint_can_be_typed_as_it_is_printed", "a hint has an option that no command has", "store/lock.py",
+      "`fedcache extract --wait`", "`fedcache extract --waiting`"),
+    B("every_hint_can_be_typed_as_it_is_printed", "a path stands in a hint as it is", "store/chunks.py",
+      "fedcache verify {shell_word(store)}", "fedcache verify {store}"),
+    B("every_hint_can_be_typed_as_it_is_printed", "a hint names a script that the wheel does not have",
+      "runs/client_stores.py", "fedcache shard --partition NAME --out DIR   makes client stores.",
+      "python tools/x.py makes client stores."),
 )  # fmt: skip
 
 

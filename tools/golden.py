@@ -562,16 +562,20 @@ def trained(case: Case, stage: Stage) -> Figures:
                 settings=case.settings,
                 options=options,
                 fresh=True,
+                save_models="none",  # a model's calibration may train a second time
                 **case.sweep,
             )
             found = {f"point-{i}.{k}": v for i, p in enumerate(grid.points) for k, v in figures_of_run(p.run).items()}
         elif case.shards:
             run = fc.train(
-                case.method, seeds=seeds, settings=case.settings, fresh=True, clients_from=str(stage.shards), **options
-            )
+                case.method, seeds=seeds, settings=case.settings, fresh=True, save_model=False,
+                clients_from=str(stage.shards), **options,
+            )  # fmt: skip
             found = figures_of_run(run)
         else:
-            run = fc.train(case.method, store, parts, seeds=seeds, settings=case.settings, fresh=True, **options)
+            run = fc.train(
+                case.method, store, parts, seeds=seeds, settings=case.settings, fresh=True, save_model=False, **options
+            )
             found = figures_of_run(run)
     return found | log.figures()
 

@@ -206,8 +206,9 @@ PROMISES = (
             ("tests/models/test_personalise.py", "tests/commands/test_personalise_answers.py"),
             ("models/personalise.py", "rng=replace(ctx.rng, round=number)", "rng=ctx.rng",
              "tests/models/test_personalise.py -k very_model")),
-    Promise("R8", "An exported model gives what predict gives, where fedcache is not installed: probabilities to 1e-4, scores to "
-            "1e-4 of the largest beyond the rounding that its card measures, a linear head's estimator to 1e-6",
+    Promise("R8", "An exported model gives what predict gives, where fedcache is not installed: scores to 1e-4 of the largest and "
+            "probabilities to that over the temperature, beyond the rounding that its card measures, a linear head's "
+            "estimator to 1e-6",
             ("tests/models/test_export_agreement.py", "tests/models/test_export_formats.py", "tests/models/test_export.py"),
             ("models/export/program.py", 'part.half().float() if recipe.dtype == "float16" else part', "part",
              "tests/models/test_export.py -k folder_classifies")),
@@ -217,8 +218,7 @@ PROMISES = (
              "tests/models/test_python_model.py -k ensemble")),
     Promise("R11", "FedClassifier predicts what the engine's own run predicts, and passes every check of scikit-learn",
             ("tests/models/test_fed_classifier.py",),
-            ("models/fed_classifier.py", "getattr(torch, self.dtype),\n            ),\n            hp,",
-             "getattr(torch, self.dtype),\n            ),\n            method.resolve(self.preset, {}),",
+            ("models/fed_classifier.py", "out = run(spec, hp)", "out = run(spec, method.resolve(self.preset, {}))",
              "tests/models/test_fed_classifier.py -k engine_predicts")),
     Promise("R9", "Models that hold a client's training rows one by one are named, found by what each method keeps",
             ("tests/models/test_export.py -k rows",),
@@ -276,7 +276,7 @@ PROMISES = (
             ("tests/commands/test_cli.py", "tests/commands/test_refusals.py")),
     Promise("E2", "Every exit code comes out of the command line, and every error has a hint",
             ("tests/commands/test_exit_codes.py",),
-            ("extract/backbones/weights.py", "fedcache backbones pull {backbone.name};  with a file:  {by_file}.",
+            ("extract/backbones/weights.py", "fedcache backbones pull {shell_word(backbone.name)};  with a file:  {by_file}.",
              "there.", "tests/commands/test_exit_codes.py -k weights")),
 )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -18,7 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*[a-z])(?: (?!-)(\S+))?")
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*[a-z])(?: (?!-)((?:'[^']*'|\"[^\"]*\"|[^\s'\"])+))?")
 _OPTIONS = re.compile(rf"{_OPTION.pattern}(?: {_OPTION.pattern})*")
 _COMMAND = re.compile(r"\bfedcache [a-z]")
 
@@ -73,8 +74,9 @@ def _one_part(text: str, is_keyword: Callable[[str], bool]) -> str:
     typed = _OPTIONS.fullmatch(text) is not None
 
     def written(found: re.Match[str]) -> str:
-        name, value = found[1].replace("-", "_"), found[2]
-        key, equals, of = (value or "").partition("=")
+        name = found[1].replace("-", "_")
+        value = " ".join(shlex.split(found[2] or ""))
+        key, equals, of = value.partition("=")
         if not typed:  # within a sentence the name alone
             return found[0].replace(f"--{found[1]}", name, 1) if is_keyword(name) else found[0]
         if name == "set" and equals:

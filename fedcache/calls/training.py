@@ -8,7 +8,7 @@ from typing import Any
 
 from fedcache.calls.stores import opened
 from fedcache.config import Home, SaveModels, TrainConfig, resolve
-from fedcache.errors import Exit, FedcacheError, UsageError
+from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Partition
@@ -96,7 +96,7 @@ def named(method: str | Method, jobs: int) -> str:
     if jobs > 1:
         raise UsageError(
             f"jobs={jobs} trains in other processes, which do not know the Method {method.name}.",
-            f"jobs=1; or make it a package:  fedcache new method {method.name}",
+            f"jobs=1; or make it a package:  fedcache new method {shell_word(method.name)}",
         )
     return register("method", method)
 

@@ -10,13 +10,13 @@ import typer
 from fedcache.commands.options import Weights, command, pairs
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
-from fedcache.errors import FedcacheError
+from fedcache.errors import FedcacheError, shell_word
 from fedcache.extract.backbones import import_weights, known, locate, lookup, pull
 from fedcache.extract.backbones.checkpoints import averaged_in, averaged_sentence
 from fedcache.extract.backbones.hugging_face import fetch
 from fedcache.extract.planning.plan import check_backbone, memory_of
 from fedcache.plugins import plugins
-from fedcache.store.own_names import HUGGING_FACE
+from fedcache.store.own_names import HUGGING_FACE, note_named
 
 backbones = typer.Typer(name="backbones", help="Frozen backbones and their weights.", no_args_is_help=True)
 
@@ -47,6 +47,7 @@ def backbones_info(name: Name) -> CommandResult:
 
     Example: fedcache backbones info clip-rn50
     """
+    note_named(name)
     home = Home.from_environment()
     backbone = lookup(name, home=home.root)
     try:
@@ -89,7 +90,9 @@ def backbones_import(
     averaged = averaged_in(file) if key is None and file.is_file() else None
     if averaged is not None:
         lines.append(averaged_sentence(file, name, averaged))
-    return CommandResult({"name": name, "path": str(path)}, [*lines, f"fedcache extract --backbones {name}"])
+    return CommandResult(
+        {"name": name, "path": str(path)}, [*lines, f"fedcache extract --backbones {shell_word(name)}"]
+    )
 
 
 @backbones.command("pull")
@@ -121,6 +124,7 @@ def backbones_verify(name: Name, weights: Weights = None) -> CommandResult:
 
     Example: fedcache backbones verify glyph-clip
     """
+    note_named(name)
     home = Home.from_environment()
     given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
     data: dict[str, Any] = check_backbone(name, given, home)

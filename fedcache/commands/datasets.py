@@ -10,7 +10,7 @@ import typer
 from fedcache.commands.options import Data, GroupKey, ImagesKey, LabelKey, Layout, NoLabel, Unlabelled, command, pairs
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
-from fedcache.errors import Exit, MachineError
+from fedcache.errors import Exit, MachineError, shell_word
 from fedcache.extract.datasets import holds_of, open_dataset
 from fedcache.extract.datasets.columns import with_keys
 from fedcache.extract.datasets.listing import info, known, pull
@@ -116,7 +116,7 @@ def datasets_check(
     lines += [f"counts: {counts}"] if counts else []
     lines += found or ["Everything is there."]
     if found:
-        lines.append(f"fedcache datasets info {report['name']}   says how to get it")
+        lines.append(f"fedcache datasets info {shell_word(report['name'])}   says how to get it")
     code = Exit.STORE if report["missing"] else Exit.CORRUPT if report["wrong"] else Exit.OK
     return CommandResult(report, lines, code=code)
 
@@ -146,6 +146,8 @@ def datasets_pull(
         lines += [f"layout: {report['layout']}"] if report["layout"] else []
         lines += [f"still missing: {text}" for text in left]
     lines.append(
-        f"fedcache datasets info {name}   says how to get the rest" if left else f"fedcache extract --dataset {spec}"
+        f"fedcache datasets info {shell_word(name)}   says how to get the rest"
+        if left
+        else f"fedcache extract --dataset {shell_word(spec)}"
     )
     return CommandResult({"name": spec, "path": str(folder), "missing": left}, lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ import typer
 from fedcache.commands.options import check_methods, command
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig
-from fedcache.errors import Exit
+from fedcache.errors import Exit, shell_word
 from fedcache.extract.extract_dataset import extract
 from fedcache.federate.methods import find_method
 from fedcache.process import Stop, stop_on_signals
@@ -93,7 +92,7 @@ def demo(
 
 def print_command(observer: TerminalObserver, *words: str) -> None:
     """The command a user would type."""
-    observer.note("$ fedcache " + " ".join(shlex.quote(w) for w in words))
+    observer.note("$ fedcache " + " ".join(shell_word(w) for w in words))
 
 
 def extract_features(home: Home, observer: TerminalObserver, stop: Stop) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 from fedcache.commands.options import ConfigFile, command
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import SECTIONS, Home, read_file, resolve, to_table
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError, shell_word
 from fedcache.extract import backbones
 from fedcache.extract.device import resolve_device
 from fedcache.extract.planning.plan import memory_of
@@ -154,10 +154,10 @@ def package(name: str, low: tuple[int, ...]) -> Row:
     """A core dependency and its floor."""
     wanted, found = ".".join(map(str, low)), installed(name)
     if found is None:
-        return check(name, "fail", "not installed", f"pip install '{name}>={wanted}'")
+        return check(name, "fail", "not installed", f"pip install {shell_word(f'{name}>={wanted}')}")
     numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:3] if part.isdigit())
     if numbers < low:
-        return check(name, "fail", f"{found}, needs {wanted}", f"pip install -U '{name}>={wanted}'")
+        return check(name, "fail", f"{found}, needs {wanted}", f"pip install -U {shell_word(f'{name}>={wanted}')}")
     return check(name, "ok", found)
 
 
@@ -168,7 +168,7 @@ def extras() -> list[Row]:
         missing = [name for name in packages if installed(name) is None]
         if missing:
             found = f"without {', '.join(missing)}"
-            rows.append(check(f"extra {extra}", "warn", found, f"pip install 'fedcache[{extra}]'"))
+            rows.append(check(f"extra {extra}", "warn", found, f"pip install {shell_word(f'fedcache[{extra}]')}"))
         else:
             rows.append(check(f"extra {extra}", "ok", ", ".join(packages)))
     return rows

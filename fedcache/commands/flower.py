@@ -15,7 +15,7 @@ from fedcache.commands.options import Given, RunOptions, check_methods, command,
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.train_answers import model_lines
 from fedcache.config import Home, TrainConfig
-from fedcache.errors import Exit, FedcacheError, UsageError
+from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
 from fedcache.federate.engines.flower.keys import make_keys, read_keys
 from fedcache.federate.engines.flower.network import Address, run_app
 from fedcache.federate.engines.flower.processes import need_flower
@@ -106,7 +106,9 @@ def app(
     )  # fmt: skip
     made = write_app(plan, out or Path(f"fedcache-{plan.train.method}"))
     data = {"path": str(made.path), "config": plan.to_config(), "points": len(plan.points)}
-    return CommandResult(data, [f"{made.path}", f"fedcache flower run {made.path} --superlink HOST:PORT --keys KEYS"])
+    return CommandResult(
+        data, [f"{made.path}", f"fedcache flower run {shell_word(made.path)} --superlink HOST:PORT --keys KEYS"]
+    )
 
 
 @flower.command()
@@ -124,7 +126,7 @@ def keys(
     """
     names, hosts = split_list(sites, "--sites"), split_list(host, "--host")
     made = make_keys(out, names, hosts)
-    lines = [f"{made.path}", f"fedcache flower server --keys {made.path} --port 8000"]
+    lines = [f"{made.path}", f"fedcache flower server --keys {shell_word(made.path)} --port 8000"]
     lines += [f"Hand {made.site(name)} to {name}, and nothing else of the folder." for name in made.nodes]
     known = {name: str(made.site(name)) for name in made.nodes}
     return CommandResult({"path": str(made.path), "ca": str(made.ca), "sites": known}, lines)
@@ -276,7 +278,7 @@ def _one_of(keys: Path | None, insecure: bool) -> None:
     if (keys is None) != insecure:
         said = "Both --keys and --insecure are given." if insecure else "Neither --keys nor --insecure is given."
         raise UsageError(
-            said, "fedcache flower keys --out KEYS --sites a,b makes keys; --insecure is for loopback alone."
+            said, "fedcache flower keys --out KEYS --sites a,b   makes keys; --insecure is for loopback alone."
         )
 
 

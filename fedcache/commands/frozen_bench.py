@@ -11,7 +11,7 @@ from typing import Any
 from fedcache import __version__
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.config import Home
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.backbones import lookup
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.reproduce.frozen_bench.study import NAME, BenchBackbone, Study, read_study
@@ -74,7 +74,7 @@ def _command(study: Study) -> str:
     usual = read_study()
     words = [COMMAND, *(f"--on {label}=..." for label in study.data if study.data != usual.data)]
     if any(usual.backbones.get(label) != backbone for label, backbone in study.backbones.items()):
-        words.append(f"--backbones {','.join(study.backbones)}")
+        words.append(f"--backbones {shell_word(','.join(study.backbones))}")
     elif study.backbones.keys() != usual.backbones.keys():  # on the data that the study has for them
         words += [f"--only backbone={label}" for label in study.backbones]
     for axis in ("partition", "treatment"):

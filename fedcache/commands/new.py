@@ -16,7 +16,7 @@ import typer
 
 from fedcache.commands.options import command
 from fedcache.commands.output import CommandResult
-from fedcache.errors import MachineError, StoreError, UsageError
+from fedcache.errors import MachineError, StoreError, UsageError, shell_word
 from fedcache.extract.backbones import BACKBONES
 from fedcache.federate.methods import METHODS
 
@@ -43,7 +43,7 @@ def new_method(name: Name, out: Out = None) -> CommandResult:
     Example: fedcache new method half-step
     """
     folder = write_package("method", name, out, METHODS)
-    return written("method", name, folder, f"fedcache grid --method fedavg,{name}")
+    return written("method", name, folder, f"fedcache grid --method fedavg,{shell_word(name)}")
 
 
 @new.command("backbone")
@@ -56,7 +56,7 @@ def new_backbone(name: Name, out: Out = None) -> CommandResult:
     Example: fedcache new backbone my-encoder
     """
     folder = write_package("backbone", name, out, BACKBONES)
-    return written("backbone", name, folder, f"fedcache extract --dataset digits --backbones {name}")
+    return written("backbone", name, folder, f"fedcache extract --dataset digits --backbones {shell_word(name)}")
 
 
 def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, object]) -> Path:
@@ -68,7 +68,9 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
     package = package_of(kind, name, taken)
     folder = (out if out is not None else Path(name)).expanduser().absolute()
     if folder.exists():
-        raise StoreError(f"{folder} exists already; nothing was written.", f"Name another folder: --out {name}-2")
+        raise StoreError(
+            f"{folder} exists already; nothing was written.", f"Name another folder: --out {shell_word(name)}-2"
+        )
     words = {
         "name": name,
         "package": package,
@@ -111,13 +113,14 @@ def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
         raise UsageError(
             f"{name!r} cannot be a name: it begins with a small letter, and small letters, digits and single hyphens "
             f"follow, {LONGEST} at most.",
-            f"fedcache new {kind} {likely}",
+            f"fedcache new {kind} {shell_word(likely)}",
         )
     if name in taken:
-        raise UsageError(f"fedcache has a {kind} called {name}.", f"fedcache new {kind} my-{name}")
+        raise UsageError(f"fedcache has a {kind} called {name}.", f"fedcache new {kind} my-{shell_word(name)}")
     if keyword.iskeyword(package) or package in sys.stdlib_module_names or package in ("fedcache", "torch", "tests"):
         raise UsageError(
-            f"A package called {package} would hide Python's or another's.", f"fedcache new {kind} my-{name}"
+            f"A package called {package} would hide Python's or another's.",
+            f"fedcache new {kind} my-{shell_word(name)}",
         )
     return package
 
@@ -132,5 +135,5 @@ def written(kind: str, name: str, folder: Path, first: str) -> CommandResult:
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     data = {"kind": kind, "name": name, "folder": str(folder), "files": files}
     lines = [f"{folder}:", *(f"  {file}" for file in files), "", "Next:"]
-    lines += [f"  pip install -e {folder}", f"  python -m pytest {folder}", f"  {first}"]
+    lines += [f"  pip install -e {shell_word(folder)}", f"  python -m pytest {shell_word(folder)}", f"  {first}"]
     return CommandResult(data, lines)

@@ -17,10 +17,13 @@ import typer
 from fedcache.commands.complete import OF_FIELDS, complete_backbones, complete_datasets, complete_words
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command
 from fedcache.config import ADDRESSES, ExtractConfig, Home, PartitionConfig, TrainConfig, refuse_remote, resolve
-from fedcache.errors import UsageError, all_at_once
+from fedcache.errors import UsageError, all_at_once, shell_word
 from fedcache.federate.methods import METHODS, unknown_method
 from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option
 from fedcache.store.own_names import note_named
+
+BACKBONE_OPTIONS = frozenset({"backbone", "backbones", "client_backbones", "weights"})
+"""Parameters of commands that name backbones. Words elsewhere are paths among other things, and name no code."""
 
 POINTS = "Points"
 """The panel of the options of ``grid`` that say which points there are."""
@@ -216,7 +219,7 @@ def command(
                     older.append(item.metadata["option"].names)
                     given[item.name] = value if given[item.name] is None else given[item.name]
             as_json = values.pop("json")
-            note_named([*values.values(), *given.values()])
+            note_named([value for key, value in {**values, **given}.items() if key in BACKBONE_OPTIONS])
 
             def call(observer: TerminalObserver) -> CommandResult:
                 for key, value in {**values, **given}.items():
@@ -342,7 +345,9 @@ def check_methods(names: Sequence[str]) -> None:
 
     def check_one(name: str) -> None:
         if "," in name:
-            raise UsageError(f"{name!r} is not one method.", f"fedcache grid {name}   trains several on the same rows")
+            raise UsageError(
+                f"{name!r} is not one method.", f"fedcache grid {shell_word(name)}   trains several on the same rows"
+            )
         if name not in METHODS:
             raise unknown_method(name)
 
@@ -396,7 +401,7 @@ def pairs(values: Sequence[str] | None, name: str, *, split: bool = False, once:
         if once and key.strip() in out:
             raise UsageError(
                 f"{name} {key.strip()} is given twice.",
-                f"Leave one out; several values in turn:  fedcache grid --sweep {key.strip()}=.."
+                f"Leave one out; several values in turn:  fedcache grid --sweep {shell_word(key.strip())}=.."
                 if name == "--set"
                 else f"Give its values at once: {name} {key.strip()}={out[key.strip()]},{rest.strip()}",
             )

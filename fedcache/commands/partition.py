@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +21,7 @@ from fedcache.commands.options import (
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
-from fedcache.errors import Exit, UsageError
+from fedcache.errors import Exit, UsageError, shell_word
 from fedcache.extract.planning.find_store import more_features, need_store
 from fedcache.report.partition_dots import draw
 from fedcache.runs.given_partition import given_partition
@@ -121,7 +120,10 @@ def partition(
         **({} if made.validation is None else {"validation": len(made.validation)}),
     }
     report_notes(made, observer)
-    lines = [made.summary(), f"Saved as {saved}:  fedcache train --partition {saved} {train_example(opened)}"]
+    lines = [
+        made.summary(),
+        f"Saved as {saved}:  fedcache train --partition {shell_word(saved)} {train_example(opened)}",
+    ]
     if plot is not None:
         lines.append(str(plot))
     few = rows if everybody <= SHOWN else rows[:20]
@@ -169,7 +171,7 @@ def shard(
     loaded = load_partition(opened, partition)
     target = write_shards(opened, loaded, out, observer)
     made = sorted(str(p) for p in target.glob("*.zarr"))
-    following = f"fedcache train --clients-from {shlex.quote(str(target))} --method fed3r"
+    following = f"fedcache train --clients-from {shell_word(target)} --method fed3r"
     if all(a.dtype == "uint8" for a in opened.arrays.values()):
         more = more_features(opened, "efficientnet-lite0")
         following = f"Client stores are trained on features, and these hold none. First {more}, then shard again."

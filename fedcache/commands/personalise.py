@@ -6,7 +6,7 @@ from fedcache.commands.options import Given, command, flags_of, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.commands.predict import RunName, find_model
 from fedcache.config import ExtractConfig, Home, resolve
-from fedcache.errors import Exit, UsageError
+from fedcache.errors import Exit, UsageError, shell_word
 from fedcache.models.request import ONE_SEED, ModelOptions, PersonaliseOptions
 from fedcache.process import Stop, stop_on_signals
 from fedcache.report.drawing import percent
@@ -39,5 +39,5 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
     if m is not None:
         interval = "" if m.all.interval is None else f" ({' to '.join(percent(v) for v in m.all.interval)})"
         lines.append(f"accuracy {percent(m.all.accuracy)} %{interval} on {m.all.rows:,} test rows of the store")
-    lines += [str(found.path), f"It classifies:  fedcache predict {found.path} photo.jpg"]
+    lines += [str(found.path), f"It classifies:  fedcache predict {shell_word(found.path)} photo.jpg"]
     return CommandResult(found.to_dict(), lines, Exit.OK)

@@ -27,6 +27,10 @@ COMPUTED = worded(
 )
 SHOWN = 20
 """Rows that are printed; -o writes all of them."""
+UNCALIBRATED = (
+    "These scores are not probabilities of being right: no temperature was fitted when the model was trained. "
+    "fedcache evaluate finds one on labelled rows, and --temperature applies it."
+)
 
 RunName = Annotated[
     str,
@@ -69,16 +73,18 @@ def predict(
         check_out(out)
     place = find_model(run, model)
     check_apart(out, place, model, [*(images or ()), rows.embeddings])
-    from fedcache.runs.predict_run import predict_run
+    from fedcache.runs import predict_run
 
     home, stop = Home.from_environment(), Stop()
     with stop_on_signals(stop.ask, observer.note):
         answer = Answer(keep_all=observer.as_json)
-        found = answer.told(predict_run(place, images or (), model, rows, config, home, observer, stop))
+        predictor = predict_run.open_predictor(place, model, home, observer, config.device)
+        predictions = predict_run.predict_rows(predictor, images or (), model, rows, config, home, observer, stop)
+        found = answer.told(predictions)
         if out is not None:
             write_predictions(out, found, rows.top)
         deque(found, maxlen=0)  # without a file nobody has asked for them yet
-    return predictions_answer(answer, rows.top, out)
+    return predictions_answer(answer, rows.top, out, calibrated=predictor.calibrated)
 
 
 @dataclass
@@ -150,10 +156,16 @@ def check_apart(out: Path | None, place: Path, model: ModelOptions, files: Itera
         raise UsageError(f"-o {out} would write over {what}.", "Choose another -o.")
 
 
-def predictions_answer(answer: Answer, top: int, out: Path | None) -> CommandResult:
+def predictions_answer(answer: Answer, top: int, out: Path | None, *, calibrated: bool) -> CommandResult:
     """Predictions for a person: the first of them, and how many there are.
 
     Raises CorruptionError, when none of the rows could be read.
+
+    Args:
+        answer: what was said of the rows.
+        top: classes that are named for a row.
+        out: the file that holds all rows; None for none.
+        calibrated: whether the softmax of a class is called its probability, or else its score.
     """
     first, lost = answer.first_lost, answer.lost
     if first is not None and lost == answer.rows == 1:
@@ -164,7 +176,8 @@ def predictions_answer(answer: Answer, top: int, out: Path | None) -> CommandRes
             "Give images that a viewer opens.",
         )
     rows = answer.shown[:SHOWN]
-    ranks = [name for rank in range(top) for name in ((f"class {rank + 1}" if top > 1 else "class"), "probability")]
+    word = "probability" if calibrated else "score"
+    ranks = [name for rank in range(top) for name in ((f"class {rank + 1}" if top > 1 else "class"), word)]
     # Reasons are long, and most tables have none.
     why = ("reason",) if any(row.reason for row in rows) else ()
     cells = [(*_cells(row, top), *(row.reason for _ in why)) for row in rows]
@@ -176,7 +189,10 @@ def predictions_answer(answer: Answer, top: int, out: Path | None) -> CommandRes
         )
     elif out is not None:
         lines.append(str(out))
-    data = {"rows": [row.to_dict() for row in answer.shown], "out": None if out is None else str(out)}
+    if not calibrated:
+        lines.append(UNCALIBRATED)
+    read = [row.to_dict() for row in answer.shown]
+    data = {"rows": read, "out": None if out is None else str(out), "calibrated": calibrated}
     return CommandResult(data, lines, Exit.QUARANTINED if lost else Exit.OK, [shown])
 
 

@@ -12,7 +12,7 @@ from fedcache.commands import frozen_bench
 from fedcache.commands.options import EngineName, Given, RayAddress, command, flags_of, pairs, pick
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.federate.engines.choose import engine_of
 from fedcache.option_info import option
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
@@ -91,7 +91,7 @@ def reproduce(
         refuse_options(what, {**given, **others, "out": out})
     if what == "list":
         if name is not None:
-            raise UsageError(f"list takes no name, got {name!r}.", f"fedcache reproduce info {name}")
+            raise UsageError(f"list takes no name, got {name!r}.", f"fedcache reproduce info {shell_word(name)}")
         return list_entries()
     if what == "info":
         if name is None:
@@ -101,7 +101,7 @@ def reproduce(
     if what not in known:
         raise unknown("table or figure", what, known, hint="fedcache reproduce list   shows all")
     if name is not None:
-        raise UsageError(f"Two names: {what} and {name}.", f"fedcache reproduce {what}")
+        raise UsageError(f"Two names: {what} and {name}.", f"fedcache reproduce {shell_word(what)}")
     flags = {**flags_of(DepartureOptions, given), **flags_of(ExtractConfig, given)}
     on, only = flags.pop("on", ()), wanted_labels(given["only"])
     if what == FROZEN_BENCH:
@@ -111,7 +111,10 @@ def reproduce(
         study = frozen_bench.wanted_study(on, only, options)
         return frozen_bench.run_bench(study, options, runs, out, observer)
     if len(on) > 1:
-        raise UsageError(f"{what} runs on one dataset, got {len(on)}.", f"fedcache reproduce {what} --on {on[0]}")
+        raise UsageError(
+            f"{what} runs on one dataset, got {len(on)}.",
+            f"fedcache reproduce {shell_word(what)} --on {shell_word(on[0])}",
+        )
     chosen = Options(**{**flags, "on": on[0] if on else None, "only": only, "device": given["device"] or "auto"})
     return run_entry(what, chosen, runs, out, observer, engine_of(engine, ray_address))
 
@@ -122,7 +125,7 @@ def refuse_options(what: str, given: dict[str, Any]) -> None:
     if named:
         raise UsageError(
             f"{what} takes no {', '.join(named)}: it runs nothing.",
-            f"fedcache reproduce NAME {named[0]} ..., or leave it out",
+            "Leave it out; options are for a run:  fedcache reproduce NAME",
         )
 
 
@@ -158,7 +161,7 @@ def list_entries() -> CommandResult:
                 "cells": len(per_cell),
                 "ready_cells": ready,
                 "missing": [n.to_dict() for n in missing],
-                "command": f"fedcache reproduce {entry.name}",
+                "command": f"fedcache reproduce {shell_word(entry.name)}",
             }
         )
         rows.append((entry.name, entry.title, f"{ready}/{len(per_cell)}", status, ", ".join(n.name for n in missing)))

@@ -14,7 +14,7 @@ from fedcache.commands.complete import complete_datasets, complete_methods, comp
 from fedcache.commands.options import command, runs_directory, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
 from fedcache.report.describe_run import (
     FINISHED,
     STATES,
@@ -307,13 +307,13 @@ def runs_tag(
         return _tags_answer(folder)
     check_tag(tag)
     if not names and not remove:
-        raise UsageError(f"No run was named to have the tag {tag}.", f"fedcache runs tag {tag} RUN")
+        raise UsageError(f"No run was named to have the tag {tag}.", f"fedcache runs tag {shell_word(tag)} RUN")
     asked = names or [f"tag:{tag}"]
     paths = [one.path for one in every_run(asked, folder)]
     for path in paths:
         write_tags(path, {*tags_of(path)} - {tag} if remove else {*tags_of(path), tag})
     done = f"{'No longer' if remove else 'Now'} {tag}: {', '.join(path.name for path in paths)}"
-    more = [] if remove else [f"fedcache compare tag:{tag}"]
+    more = [] if remove else [f"fedcache compare tag:{shell_word(tag)}"]
     return CommandResult({"tag": tag, "removed": remove, "runs": [str(p) for p in paths]}, [done, *more])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
@@ -355,6 +356,7 @@ def gc(
     if delete:
         remove(found)
         return CommandResult(data, [f"Deleted {things}, {total / 1e6:,.1f} MB."], renderables=[shown])
-    words = "" if tuple(chosen) == tuple(DEFAULT) else f" --kind {','.join(chosen)}"
-    lines = [f"{things}, {total / 1e6:,.1f} MB. Delete them:  fedcache gc{words} --delete"]
+    words = [] if tuple(chosen) == tuple(DEFAULT) else ["--kind", ",".join(chosen)]
+    command = shlex.join(["fedcache", "gc", *words, "--delete"])
+    lines = [f"{things}, {total / 1e6:,.1f} MB. Delete them:  {command}"]
     return CommandResult(data, lines, renderables=[shown], listing=True)

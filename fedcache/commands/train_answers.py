@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedcache.commands.output import CommandResult, TextTable
 from fedcache.config import Home
+from fedcache.errors import shell_word
 from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
 from fedcache.grids.result import Grid, HeldOut
@@ -147,15 +147,16 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
         return []
     what = WHAT_PREDICT_TAKES.get(result.get("dataset", {}).get("holds", IMAGES))
     what = what or ("--embeddings FILE" if reads_embeddings(path) else "IMAGES")
-    named = path.name[:8] if path.parent.resolve() == Home.from_environment().runs.resolve() else shlex.quote(str(path))
+    in_home = path.parent.resolve() == Home.from_environment().runs.resolve()
+    named = path.name[:8] if in_home else path
     if result["protocol"] == "global":
-        return [f"  model of {size / 1e6:,.2f} MB:  fedcache predict {named} {what}"]
+        return [f"  model of {size / 1e6:,.2f} MB:  fedcache predict {shell_word(named)} {what}"]
     if is_claimed(result):
         return ["  each site keeps its own model, in flower/ of its home:  fedcache predict FILE IMAGES"]
     if not is_private(result) and not has_client_models(path):
         return [f"  no client's model was saved; this saves them:  {command_saving(path, 'all')}"]
     whose = "--global" if is_private(result) else "--client NAME"  # clients' own parts of private runs are not saved
-    return [f"  models of {size / 1e6:,.2f} MB:  fedcache predict {named} {what} {whose}"]
+    return [f"  models of {size / 1e6:,.2f} MB:  fedcache predict {shell_word(named)} {what} {whose}"]
 
 
 FEW_ROWS = 20

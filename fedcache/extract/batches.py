@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones.encoder import text_features
 from fedcache.extract.datasets import Source
@@ -111,7 +111,7 @@ def _stacked(images: list[NDArray[np.uint8] | None], recipe: Recipe) -> NDArray[
         if image.shape != shape:
             raise UsageError(
                 f"Images differ in size ({image.shape[1:3]} and {shape[1:3]}), and {recipe.backbone} keeps it.",
-                f"Give one size:  --recipe {recipe.backbone}:size=64  (or --size 64)",
+                f"Give one size:  --recipe {shell_word(recipe.backbone)}:size=64  (or --size 64)",
             )
         stacked[index] = image
     return stacked

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract import backbones as registry
 from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.compute_features import ExtractionOptions, extract_arrays
@@ -190,13 +190,13 @@ def locate_recipe(recipe: Recipe, home: Home, given: Mapping[str, Path] | None =
     if weights.path is None and weights.download is not None:
         raise MachineError(
             f"The weights of {backbone.name} are not here; its features were made elsewhere.",
-            f"fedcache backbones pull {backbone.name}",
+            f"fedcache backbones pull {shell_word(backbone.name)}",
         )
     if weights.sha256 != recipe.weights:
         raise MachineError(
             f"{recipe.label} was made with weights {recipe.weights[:12]}, but those found ({weights.origin}) are"
             f" {weights.sha256[:12]}.",
-            f"fedcache backbones import FILE --as {backbone.name}  puts the right file first.",
+            f"fedcache backbones import FILE --as {shell_word(backbone.name)}  puts the right file first.",
         )
     return PlannedArray(backbone, weights, recipe)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedcache.errors import shell_word
 from fedcache.tables.conversion import conversion
 
 MAX_BYTES = 64 << 20
@@ -65,7 +66,7 @@ def how_to_convert(path: Path, ignored: Mapping[str, int]) -> str:
     """The hint for a folder without images that are read: lines that convert its files; "" where none would help."""
     kinds = [kind for kind in _BY_PILLOW if ignored.get(kind)]
     bare = OTHER_FORMATS[""]
-    following = f"fedcache datasets info folder:{path}"
+    following = f"fedcache datasets info folder:{shell_word(path)}"
     if kinds and not path.is_dir():
         return f"Unpack {path}, convert its files to PNG, and give the folder."
     if kinds:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from fedcache.errors import StoreError, UsageError, unknown
+from fedcache.errors import StoreError, UsageError, shell_word, unknown
 from fedcache.extract.augment import canonical
 from fedcache.store.files import digest_of
 
@@ -245,7 +245,8 @@ def _number(name: str, text: str) -> int | float:
         value = low - 1
     if not low <= value <= high:
         raise UsageError(
-            f"recipe {name}={text} is not a number from {low} to {high}.", f"For example --recipe {name}={high}"
+            f"recipe {name}={text} is not a number from {low} to {high}.",
+            f"For example --recipe {shell_word(name)}={shell_word(high)}",
         )
     return value
 

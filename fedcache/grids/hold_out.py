@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import numpy as np
 
 from fedcache.config import Home, TrainConfig
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
 from fedcache.extract.planning.find_store import need_store
 from fedcache.progress import Observer
 from fedcache.store.groups import column_of
@@ -38,7 +37,7 @@ def every_value(
     if len(words) < 2:
         raise UsageError(
             f"--hold-out each: the column {by} has one value, {', '.join(words)}, so nobody is left to train.",
-            "Another column:  --by COLUMN   (fedcache inspect shows them)",
+            "Another column:  --by COLUMN   (`fedcache inspect` shows them)",
         )
     if str(min_rows).isdigit() and (least := int(str(min_rows))) > 1:  # another value is refused when rows are dealt
         codes = column.codes[store.column("ok") == 1]
@@ -60,6 +59,7 @@ def every_value(
         raise UsageError(
             f"--hold-out each: the column {by} has {len(words):,} values, and each would be held out in a run of its "
             f"own; more than {MOST} are not meant by a single word.",
-            f"Name those that are to be held out in turn:  --by {by} --sweep {shlex.quote(f'hold_out={some}')}",
+            "Name those that are to be held out in turn:  "
+            f"--by {shell_word(by)} --sweep {shell_word(f'hold_out={some}')}",
         )
     return words

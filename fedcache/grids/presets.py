@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from fedcache.errors import InternalError, unknown
+from fedcache.errors import InternalError, shell_word, unknown
 from fedcache.federate.partition.partition import SCHEMES
 
 
@@ -46,7 +46,7 @@ class GridPreset:
             "sweep": {k: list(v) for k, v in self.sweep.items()},
             "notes": list(self.notes),
             "points": self.points,
-            "command": f"fedcache grid --ready {self.name}",
+            "command": f"fedcache grid --ready {shell_word(self.name)}",
         }
 
     @property

@@ -15,7 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import CorruptionError
+from fedcache.errors import CorruptionError, shell_word
 from fedcache.option_info import option_value
 from fedcache.store.files import digest_of, make_private
 from fedcache.store.lock import this_process
@@ -91,7 +91,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
         why = error if isinstance(error, ValueError) else "cannot be read"
         raise CorruptionError(
             f"{path} {why}. No run of the grid depends on it.",
-            f"Remove it; the command of the grid writes it again:  rm {shlex.quote(str(path))}",
+            f"Remove it; the command of the grid writes it again:  rm {shell_word(path)}",
         ) from error
     told = lines[0]
     points = [(str(method), dict(sweep)) for method, sweep in told["points"]]

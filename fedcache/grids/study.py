@@ -6,7 +6,6 @@ before it. So what is drawn depends on nothing that a killed process took with i
 
 from __future__ import annotations
 
-import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcache.errors import CorruptionError
+from fedcache.errors import CorruptionError, shell_word
 from fedcache.grids.search_space import MOST_LISTED, PointKey, Range, SearchPlan
 from fedcache.store.sealed_lines import SealedLines, first_of, read_sealed_lines, write_sealed_lines
 
@@ -65,7 +64,7 @@ class Trials:
             raise CorruptionError(
                 f"{self._file} {why}. Which trials this search has made is not known from it.",
                 "Remove it and run the same command again: it draws the same trials, and returns the runs that are "
-                f"stored:  rm {shlex.quote(str(self._file))}",
+                f"stored:  rm {shell_word(self._file)}",
             ) from error
         self._journal = self._new_journal()
 

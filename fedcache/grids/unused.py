@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedcache.config import TrainConfig
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import combinations, split_key
@@ -76,6 +76,6 @@ def refuse_unread(points: Sequence[GridPoint], config: TrainConfig) -> tuple[dic
     for key in (k for k in unread if k not in read):
         raise UsageError(
             f"--sweep {key} changes nothing: {split_key(key)[1]} is not read under {unread[key]}.",
-            f"Leave it out, or set what reads it; see  fedcache methods info {points[0][0]}",
+            f"Leave it out, or set what reads it; see  fedcache methods info {shell_word(points[0][0])}",
         )
     return unread, off

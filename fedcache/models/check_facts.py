@@ -28,6 +28,8 @@ WIDEST = 2**20
 """Features of a backbone."""
 TALLEST = 8192
 """Pixels of a side of an image."""
+COLDEST, HOTTEST = 1e-9, 1e9
+"""Temperatures that are taken: beyond them probabilities are 0 and 1, or all alike."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,10 @@ def _is_override(value: Any) -> bool:
     return SETTINGS.allows(value["hp"])
 
 
+def _is_temperature(value: Any) -> bool:
+    return type(value) in (int, float) and COLDEST <= value <= HOTTEST
+
+
 WORD = FactKind(lambda v: isinstance(v, str), "a word")
 PLAIN = FactKind(_is_plain, "a number, a word, true, false or null")
 SETTINGS = mapping_to(PLAIN)
@@ -115,10 +121,12 @@ FACTS: Mapping[str, FactKind] = {
     "encoder": or_none(whole(0, LARGEST)),
     "overrides": mapping_to(OVERRIDE),
     "computed": list_of(SETTINGS),
+    "temperature": or_none(FactKind(_is_temperature, f"a number from {COLDEST:g} to {HOTTEST:g}")),
 }
 """Every fact of a model file."""
 
-LATER: Mapping[str, Any] = {"names": (), "template": None, "encoder": None, "image": None, "computed": ()}
+LATER: Mapping[str, Any] = {"names": (), "template": None, "encoder": None, "image": None, "computed": (),
+                            "temperature": None}  # fmt: skip
 """What files of earlier releases may lack, and what that means."""
 
 

@@ -130,7 +130,7 @@ def matched(
     if not there.any():
         said = f"{name}: no row that can be read has a label. " + " ".join(left.sentences())
         raise StoreError(
-            said, "A file has them as labels, label or y; fedcache predict   says the classes of rows without."
+            said, "A file has them as labels, label or y; `fedcache predict` says the classes of rows without."
         )
     if not known.any():
         own = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
@@ -168,7 +168,7 @@ def measure(
         start = part.stop
         predicted[part] = predictor.predicted(scores)
         told = np.where(predicted[part] < 0, 0, predicted[part])
-        logs = log_probabilities(scores, predictor.temperature)
+        logs = log_probabilities(scores, predictor.softmax_temperature)
         confidence[part] = np.exp(np.take_along_axis(logs, told[:, None], 1)[:, 0])
         log_p[part] = np.take_along_axis(logs, rows.label[part, None], 1)[:, 0]
         if fit:

@@ -24,6 +24,7 @@ from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.methods import METHODS, find_method
 from fedcache.federate.partition.partition import SCHEMES, Columns
 from fedcache.federate.partition.rows import Streams, make_pool
+from fedcache.models.calibrate import temperature_of
 from fedcache.models.collect import collect
 from fedcache.models.predictor import Predictor, check_temperature
 from fedcache.models.saved_model import ModelFacts, SavedModel
@@ -71,7 +72,9 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             fewer where 10 would have less than 20 rows each.
         scheme: how rows are dealt to them: iid, shards, dirichlet, lda, ...; ``scheme_options`` holds its arguments.
         preset: ``paper``, ``official`` or ``tuned``.
-        temperature: by which scores are divided before the softmax of ``predict_proba``.
+        temperature: by which scores are divided before the softmax of ``predict_proba``. None has ``fit`` find it: a
+            method in closed form is trained a second time on four fifths of the rows, and calibrated on the others.
+            Methods that take gradient steps or train a model for each client keep 1, and are not calibrated.
         dtype: in which it trains, ``float32`` or ``float64``. The model scores in float64, so that the scores of a row
             do not depend on the other rows.
         random_state: of every draw: a number, a ``RandomState``, or None for another one at every ``fit``.
@@ -93,7 +96,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         scheme: str = "iid",
         scheme_options: Mapping[str, Any] | None = None,
         preset: str = "paper",
-        temperature: float = 1.0,
+        temperature: float | None = None,
         dtype: str = "float32",
         random_state: Any = 0,
     ) -> None:
@@ -123,7 +126,8 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"y has one class, {self.classes_[0]!r}; a classifier needs at least 2.")
         if self.dtype not in DTYPES:
             raise unknown("dtype", self.dtype, DTYPES)
-        check_temperature(self.temperature)
+        if self.temperature is not None:
+            check_temperature(self.temperature)
         for name, given in (("settings", self.settings), ("scheme_options", self.scheme_options)):
             if given is not None and not isinstance(given, Mapping):
                 raise UsageError(f"{name} is a {type(given).__name__}, expected a dict.", f'{name}={{"name": value}}')
@@ -138,14 +142,15 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         feat_post = str(hp.get("feat_post", "none"))
         x, scaling = prepare_features([X.astype(np.float32)[:, None]], feat_post, np.arange(len(X)))
         data = Data(x=x, y=torch.from_numpy(codes.astype(np.int64)), classes=len(self.classes_), widths=(X.shape[1],))
-        out = run(
-            TrainingRun(
-                method, data, clients, self.rounds or method.defaults.rounds, self.participation, int(seed),
-                getattr(torch, self.dtype),
-            ),
-            hp,
+        spec = TrainingRun(
+            method, data, clients, self.rounds or method.defaults.rounds, self.participation, int(seed),
+            getattr(torch, self.dtype),
         )  # fmt: skip
-        found = collect(out, self._facts(out, feat_post, X.shape[1]), data, scaling, "all")
+        out = run(spec, hp)
+        facts = self._facts(out, feat_post, X.shape[1])
+        if self.temperature is None:
+            facts = replace(facts, temperature=temperature_of(spec, out))
+        found = collect(out, facts, data, scaling, "all")
         if found is None:
             raise UsageError(f"{method.name} trained nothing that predicts.", "fedcache methods list")
         self.model_ = _in_double(found.model)
@@ -161,10 +166,17 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @usual_torch_state()
     def predict_proba(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
-        """Softmax [N, C] of scores / temperature; ``groups`` as in ``decision_function``."""
-        check_temperature(self.temperature)
-        scores = torch.from_numpy(self._scores(X, groups) / self.temperature)
-        probability: NDArray[np.float64] = scores.softmax(-1).numpy()
+        """Softmax [N, C] of scores / temperature; ``groups`` as in ``decision_function``.
+
+        They are calibrated where ``temperature`` was given or ``model_.facts.temperature`` was fitted, and otherwise
+        scores that add up to 1.
+        """
+        scores = self._scores(X, groups)
+        temperature = self.model_.facts.temperature or 1.0
+        if self.temperature is not None:
+            check_temperature(self.temperature)
+            temperature = self.temperature
+        probability: NDArray[np.float64] = torch.from_numpy(scores / temperature).softmax(-1).numpy()
         return probability
 
     def predict(self, X: Any, groups: Any = None) -> Labels:

@@ -120,8 +120,12 @@ class Model:
         found = self.predictor.scores(*self._arrays(X))
         return found[0] if len(found) == 1 else found
 
-    def probabilities(self, X: Features, temperature: float = 1.0) -> NDArray[np.float64]:
-        """Softmax of scores / temperature, float64 [N, C]; of an ensemble the mean. Raises as ``scores``."""
+    def probabilities(self, X: Features, temperature: float | None = None) -> NDArray[np.float64]:
+        """Softmax of scores / temperature, float64 [N, C]; of an ensemble the mean. Raises as ``scores``.
+
+        None is the temperature that was fitted when the model was trained. Where none was fitted
+        (``model.predictor.calibrated`` is False) it is 1, and the numbers are no probabilities of being right.
+        """
         # The ready models stay with the predictor that has them; the copy only divides.
         copy = replace(self.predictor, temperature=temperature)
         return copy.mean_probability(self.predictor.scores(*self._arrays(X)))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcache.config import Home
-from fedcache.errors import FedcacheError, StoreError, UsageError
+from fedcache.errors import FedcacheError, StoreError, UsageError, shell_word
 from fedcache.extract.backbones import clip_towers, lookup_recorded
 from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.planning.find_store import more_features
@@ -25,15 +25,13 @@ from fedcache.federate.engine.client_data import FrozenEncoders
 from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.engine.method import Method
-from fedcache.models.check_facts import refused
+from fedcache.models.check_facts import COLDEST, HOTTEST, refused
 from fedcache.models.saved_model import SavedModel
 from fedcache.store.own_names import MODULE
 from fedcache.store.store import Store
 from fedcache.torch_state import usual_torch_state
 
 Rows = NDArray[Any]
-COLDEST, HOTTEST = 1e-9, 1e9
-"""Temperatures that are taken: beyond them probabilities are 0 and 1, or all alike."""
 SHOWN = 20
 """Letters of a recipe's value that an error shows."""
 
@@ -43,13 +41,13 @@ class Predictor:
     """One saved model, or several seeds of it as an ensemble, on one device.
 
     The scores of a method are what its paper's classifier maximises: logits, negative distances or similarities.
-    Probabilities are their softmax over classes after division by ``temperature``; an ensemble's are the means of its
-    members'.
+    Probabilities are their softmax over classes after division by ``softmax_temperature``; an ensemble's are the means
+    of its members'.
     """
 
     members: tuple[SavedModel, ...]  # one per seed, of the same run
     client: str | None = None  # whose model; None for the one for all
-    temperature: float = 1.0  # > 0
+    temperature: float | None = None  # > 0; None for the one that was fitted when the model was trained
     device: str = "cpu"
     method: Method | None = None  # a user's own
     encoders: FrozenEncoders | None = field(default=None, repr=False)  # live ones, for methods that run some
@@ -58,7 +56,8 @@ class Predictor:
     def __post_init__(self) -> None:
         if not self.members:
             raise UsageError("An ensemble needs a model.", "Name a seed of the run.")
-        check_temperature(self.temperature)
+        if self.temperature is not None:
+            check_temperature(self.temperature)
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: not the models that are ready to score, which hold functions and are made of the rest."""
@@ -68,6 +67,19 @@ class Predictor:
     def classes(self) -> tuple[str, ...]:
         """Class names, in the order of scores."""
         return self.members[0].facts.classes
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether a temperature was given or fitted, without which a softmax is no probability of being right."""
+        return self.temperature is not None or all(m.facts.temperature is not None for m in self.members)
+
+    @property
+    def softmax_temperature(self) -> float:
+        """What scores are divided by: what was given, or fitted; of an ensemble the geometric mean; 1 without."""
+        if self.temperature is not None:
+            return self.temperature
+        fitted = [m.facts.temperature or 1.0 for m in self.members]
+        return fitted[0] if len(fitted) == 1 else float(np.exp(np.log(fitted).mean()))
 
     def check_top(self, top: int, name: str = "--top") -> None:
         """Refuse to name more classes for a row than there are, none, or a part of one. Raises UsageError."""
@@ -139,7 +151,7 @@ class Predictor:
     @usual_torch_state()
     def mean_probability(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         """[E, N, C] scores -> [N, C] probabilities."""
-        p: Tensor = torch.from_numpy(scores / self.temperature).softmax(-1).mean(0)
+        p: Tensor = torch.from_numpy(scores / self.softmax_temperature).softmax(-1).mean(0)
         found: NDArray[np.float64] = p.numpy()
         return found
 
@@ -150,7 +162,7 @@ class Predictor:
         """
         if len(scores) == 1:
             return np.asarray(scores[0])
-        each: Tensor = torch.from_numpy(scores / self.temperature).log_softmax(-1)
+        each: Tensor = torch.from_numpy(scores / self.softmax_temperature).log_softmax(-1)
         found: NDArray[np.float64] = each.logsumexp(0).numpy()
         return found
 
@@ -216,7 +228,7 @@ def _lacks(store: Store, wanted: str, recipe: Mapping[str, Any]) -> StoreError:
         made = Recipe.from_dict(recipe)
         options = made.departures(lookup_recorded(made).recipe)
         return StoreError(f"{message}; {has}.", more_features(store, name, recipe=options))
-    return StoreError(f"{message}; {has}.", f"fedcache backbones import FILE --as {name}")
+    return StoreError(f"{message}; {has}.", f"fedcache backbones import FILE --as {shell_word(name)}")
 
 
 def _same_value(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -29,7 +29,9 @@ class ModelOptions:
         False, "The server's model, where a method trains personal ones beside it.", MODEL, names=("--global",)
     )
     seed: str | None = option(None, "A seed of the run, or all: their mean probability.", MODEL, said="the run's first")
-    temperature: float = option(1.0, "Scores are divided by it before the softmax.", MODEL)
+    temperature: float | None = option(
+        None, "Scores are divided by it before the softmax.", MODEL, said="that fitted in training, or 1"
+    )
     weights: Mapping[str, str] = option(
         {}, "NAME=FILE, a backbone's local weights; repeatable.", MODEL, said="looked for by name"
     )

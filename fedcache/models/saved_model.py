@@ -14,7 +14,6 @@ Nothing else is needed but the frozen backbones, whose recipes and weights' dige
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -25,7 +24,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, UsageError, closest, unknown
+from fedcache.errors import (
+    CorruptionError,
+    FedcacheError,
+    MachineError,
+    StoreError,
+    UsageError,
+    closest,
+    shell_word,
+    unknown,
+)
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.client_data import FrozenEncoders
 from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
@@ -78,6 +86,8 @@ class ModelFacts:
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
     # device, dtype and batch that each of these arrays was computed with, {} of ingested ones; () where nobody knows
     computed: tuple[Mapping[str, Any], ...] = ()
+    # by which scores are divided before the softmax, fitted when training ended (``models.calibrate``); None without
+    temperature: float | None = None
 
     @property
     def width(self) -> int:
@@ -200,7 +210,7 @@ class SavedModel:
                 error.message, "A run's is made again by its command with --fresh, a client's by fedcache personalise."
             ) from error
         if found is None:
-            raise StoreError(f"There is no model at {path}.", "fedcache train saves one with every run.")
+            raise StoreError(f"There is no model at {path}.", "`fedcache train` saves one with every run.")
         facts = ModelFacts.from_dict(found.content)
         tensors, stacked = found.tensors, found.content["format"] == FORMAT
         if not stacked:
@@ -265,7 +275,7 @@ class SavedModel:
                     f"Train again with --fresh --save-clients {client}",
                 )
             near = closest(client, sorted(self.clients))
-            hint = f"--client NAME, one of: {few}" if near is None else f"--client {shlex.quote(near)}"
+            hint = f"--client NAME, one of: {few}" if near is None else f"--client {shell_word(near)}"
             raise unknown("client", client, self.clients, hint=hint)
         return facts.saved[client]
 

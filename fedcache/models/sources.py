@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import StoppedError, StoreError, UsageError, unknown
+from fedcache.errors import StoppedError, StoreError, UsageError, shell_word, unknown
 from fedcache.extract.compute_features import ExtractionOptions
 from fedcache.extract.datasets.dataset import SPLIT_WORDS
 from fedcache.extract.embed_images import NamedImages, embedded, find_images, find_texts, locate_recipe
@@ -56,10 +56,11 @@ def find_inputs(model: SavedModel, paths: Sequence[Path], *, follow_links: bool 
     """
     kind = reads_of_model(model)
     if kind == ROWS:
-        name = " + ".join(model.facts.backbones)
+        names = model.facts.backbones
         raise UsageError(
-            f"The model reads rows of numbers through {name}, which predict takes from a store.",
-            f"fedcache extract --dataset rows:{paths[0]} --backbones {name}, then  fedcache predict RUN --store STORE",
+            f"The model reads rows of numbers through {' + '.join(names)}, which predict takes from a store.",
+            f"fedcache extract --dataset rows:{shell_word(paths[0])} --backbones {shell_word(','.join(names))}, "
+            "then  fedcache predict RUN --store STORE",
         )
     return find_texts(paths) if kind == TEXTS else find_images(paths, follow_links=follow_links)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedcache.errors import FedcacheError
+from fedcache.errors import FedcacheError, shell_word
 from fedcache.report.drawing import percent
 from fedcache.runs.chance import at_chance
 from fedcache.runs.remembered import usual_settings
@@ -47,8 +47,9 @@ def next_step(result: Mapping[str, Any]) -> str:
     if isinstance(rate, float) and rate < LARGE_RATE:
         return f"the same command with a larger rate, --set lr={10 * rate:g}"
     if result["rounds"] > 1:
-        return f"the same command with --rounds {4 * result['rounds']}, or other rates (fedcache methods info {method})"
-    return "fedcache inspect, whether the features tell the classes apart; or other --backbones"
+        rates = f"fedcache methods info {shell_word(method)}"
+        return f"the same command with --rounds {4 * result['rounds']}, or other rates ({rates})"
+    return "`fedcache inspect`, whether the features tell the classes apart; or other --backbones"
 
 
 def _tuned_values(method: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcache.config import TrainConfig
-from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError, UsageError
+from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError, UsageError, shell_word
 from fedcache.report.select_runs import OF, selector
 from fedcache.runs.client_columns import ClientColumns, client_columns
 from fedcache.runs.directory import (
@@ -27,7 +26,7 @@ from fedcache.runs.directory import (
     train_table,
 )
 from fedcache.runs.run import is_claimed
-from fedcache.runs.tags import OF_TAG, tags_of
+from fedcache.runs.tags import OF_TAG, check_tag, tags_of
 from fedcache.runs.test_rows import TestRows, test_rows
 from fedcache.runs.trust_words import is_private
 from fedcache.store.files import digest_of
@@ -316,7 +315,7 @@ def _named(
         known = sorted({tag for p in _inside(root) for tag in tags_of(p)})
         raise UsageError(
             f"No run under {root} has the tag {tag!r}; there are {', '.join(known) or 'no tags'}.",
-            f"fedcache runs tag {tag} RUN   gives it",
+            f"fedcache runs tag {shell_word(check_tag(tag))} RUN   gives it",
         )
     if (takes := selector(str(name))) is not None:
         if found := [p for p, result in _results(root) if takes(result)]:
@@ -375,13 +374,13 @@ def _open(path: Path) -> StoredRun | LeftOut:
         try:
             pruned = read_pruned(path)
         except CorruptionError as error:
-            return LeftOut(path, f"is not finished: {error.message}", f"rm {shlex.quote(str(path / PRUNED))}")
+            return LeftOut(path, f"is not finished: {error.message}", f"rm {shell_word(path / PRUNED)}")
         return LeftOut(
             path,
             "is not finished"
             if pruned is None
             else f"is not finished: a search stopped it after round {pruned['round']} of {pruned['rounds']}",
-            f"The command that began it goes on:  fedcache train --config {shlex.quote(str(config))}",
+            f"The command that began it goes on:  fedcache train --config {shell_word(config)}",
         )
     try:
         result = read_result(path / "result.json")

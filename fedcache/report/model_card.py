@@ -76,9 +76,13 @@ def model_card(
 
 
 def _temperature(predictor: Predictor) -> list[str]:
-    """What is said of probabilities that are scaled."""
-    t = predictor.temperature
-    return [] if t == 1.0 else [f"Probabilities: softmax of the scores divided by {t:g}, as --temperature asked for."]
+    """Whether probabilities are calibrated, and by what."""
+    if not predictor.calibrated:
+        return ["Outputs called probabilities are the softmax of the scores. They are not calibrated."]
+    words = f"Probabilities: softmax of the scores divided by {predictor.softmax_temperature:g}"
+    if predictor.temperature is not None:
+        return [f"{words}, as --temperature asked for."]
+    return [f"{words}, the temperature fitted when training ended to rows that the model had not seen."]
 
 
 def _held_rows(predictor: Predictor) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedcache.config import Home
-from fedcache.errors import FedcacheError, UsageError, unknown
+from fedcache.errors import FedcacheError, UsageError, shell_word, unknown
 from fedcache.extract import backbones
 from fedcache.extract.datasets.listing import info
 from fedcache.extract.planning.plan import memory_of, roots_of
@@ -109,7 +109,7 @@ class RequirementCheck:
             return Requirement("weights", name, error.message, error.hint)
         if found.download is not None:
             why = f"not here; published {found.download}"
-            return Requirement("weights", name, why, f"fedcache backbones pull {name}", fetched=True)
+            return Requirement("weights", name, why, f"fedcache backbones pull {shell_word(name)}", fetched=True)
         return None
 
     def _data(self, spec: str) -> Requirement | None:
@@ -119,7 +119,7 @@ class RequirementCheck:
             return Requirement("data", spec, error.message, error.hint)
         if known.get("ready"):
             return None
-        command = str(known.get("needs") or f"fedcache datasets info {spec}")
+        command = str(known.get("needs") or f"fedcache datasets info {shell_word(spec)}")
         return Requirement("data", spec, "its files are not here", command)
 
 
@@ -131,7 +131,7 @@ def _method(cell: PaperCell) -> Requirement | None:
     try:
         METHODS[name].resolve(cell.preset, cell.set)
     except FedcacheError as error:
-        return Requirement("setting", name, error.message, f"fedcache methods info {name}")
+        return Requirement("setting", name, error.message, f"fedcache methods info {shell_word(name)}")
     return None
 
 

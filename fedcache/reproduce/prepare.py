@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
 from fedcache.extract.backbones import lookup
 from fedcache.extract.datasets import Dataset, open_dataset
 from fedcache.extract.extract_dataset import extract
@@ -184,7 +184,7 @@ def with_known_domains(cell: PaperCell, columns: Columns, *, proxy: bool) -> tup
     if not proxy and (lost := [d for d in cell.domain if find_domain(d, columns.domains) is None]):
         raise UsageError(
             f"{cell.dataset} has no domain {lost[0]}; it has {', '.join(columns.domains)}.",
-            f"fedcache datasets info {cell.dataset}",
+            f"fedcache datasets info {shell_word(cell.dataset)}",
         )
     found, said = match_domains(cell.domain, columns.domains)
     return replace(cell, domain=found), said

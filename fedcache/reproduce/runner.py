@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import Exit, FedcacheError, MachineError
+from fedcache.errors import Exit, FedcacheError, MachineError, shell_word
 from fedcache.extract import datasets
 from fedcache.extract.planning.plan import memory_of
 from fedcache.process import Stop
@@ -182,10 +182,12 @@ def _nothing_can_run(
     commands = list(dict.fromkeys(n.command.split(" Ready now:")[0] for n in needs if n.command))
     if any(lack and {n.kind for n in lack} <= {"weights", "data"} for lack in lacks):
         chosen = " --backbones glyph-clip" if entry.roles() else ""
-        commands.append(f"The same protocol on what is at hand:  fedcache reproduce {entry.name} --on digits{chosen}")
+        commands.append(
+            f"The same protocol on what is at hand:  fedcache reproduce {shell_word(entry.name)} --on digits{chosen}"
+        )
     return MachineError(
         f"No row of {entry.name} can be run here. Missing: {missing}.",
-        "\n".join(commands) or f"fedcache reproduce info {entry.name}",
+        "\n".join(commands) or f"fedcache reproduce info {shell_word(entry.name)}",
     )
 
 

@@ -15,7 +15,7 @@ def check_client_folder(folder: Path) -> None:
         near = closest(folder.name, beside)
         raise StoreError(
             f"There is no directory {folder}." + (f" Did you mean {near!r}?" if near else ""),
-            "fedcache shard --partition NAME --out DIR makes client stores.",
+            "fedcache shard --partition NAME --out DIR   makes client stores.",
         )
 
 
@@ -27,7 +27,7 @@ def open_clients(folder: Path) -> list[Store]:
     check_client_folder(folder)
     paths = sorted(folder.glob("*.zarr"))
     if not paths:
-        raise StoreError(f"{folder} holds no client stores.", "fedcache shard --partition NAME --out DIR makes them.")
+        raise StoreError(f"{folder} holds no client stores.", "fedcache shard --partition NAME --out DIR   makes them.")
     stores = [Store.open(p) for p in paths]
     for store in stores:
         if "shard" not in store.dataset:
@@ -48,7 +48,7 @@ def open_clients(folder: Path) -> list[Store]:
     if gone:
         raise StoreError(
             f"{folder} lacks client {gone[0]}: it has {len(stores)} stores, numbered up to {max(numbers)}.",
-            "fedcache shard --partition NAME --out DIR writes what is missing.",
+            "fedcache shard --partition NAME --out DIR   writes what is missing.",
         )
     for store in stores[1:]:
         for what, a, b in (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from fedcache.errors import CorruptionError, FedcacheError, UsageError
+from fedcache.errors import CorruptionError, FedcacheError, UsageError, shell_word
 from fedcache.federate.partition.json_file import check_words, words_of
 from fedcache.federate.partition.partition import SCHEMES, Partition
 from fedcache.store.array_file import mapped, read_content
@@ -37,8 +36,8 @@ def command_of(store: Store, name: str) -> str:
         if words["scheme"] in SCHEMES:
             made = SCHEMES[words["scheme"]].command(words["args"])
             made += f" --partition-seed {words['seed']}" if words["seed"] else ""
-    last = " --replace" if "SCHEME" in made else ""
-    return f"{made} --name {shlex.quote(name)}{last}"
+    command = f"{made} --name {shell_word(name)}"
+    return f"{command} --replace" if "SCHEME" in made else command
 
 
 def check_same(store: Store, made: Partition, name: str) -> None:

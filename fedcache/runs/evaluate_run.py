@@ -151,9 +151,9 @@ def evaluate_run(
         which += f", mean probability of {len(members)} seeds"
     found = RunEvaluation(
         run=label, digest=facts.run, method=facts.method, model=which, trained_on=facts.dataset,
-        backbones=facts.backbones, seeds=tuple(m.facts.seed for m in members), softmax_temperature=asked.temperature,
-        rows=rows.name, left_out=rows.left_out, measures=figures, clients=spread,
-        mistakes=mistakes,
+        backbones=facts.backbones, seeds=tuple(m.facts.seed for m in members),
+        softmax_temperature=first.softmax_temperature, rows=rows.name, left_out=rows.left_out,
+        measures=figures, clients=spread, mistakes=mistakes,
     )  # fmt: skip
     if (seen := warning_of_trained_rows(place, members, found.short_run, rows, home)) is not None:
         observer.warn(seen)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedcache.config import Home, TrainConfig
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
 from fedcache.extract.backbones import clip_towers
 from fedcache.extract.backbones.encoder import prompts
 from fedcache.extract.embed_images import locate_recipe
@@ -74,7 +73,7 @@ def read_store(
         if looked := all_alike(array, store.samples.ok == 1):
             observer.warn(
                 f"The features of {key} are the same in the first {looked} rows, as of a model that does not see its "
-                f"input. What made them:  fedcache inspect {shlex.quote(str(store.path))}"
+                f"input. What made them:  fedcache inspect {shell_word(store.path)}"
             )
     views = [array.shape[1] for array in arrays]
     if len(set(views)) > 1:

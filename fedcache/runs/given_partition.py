@@ -162,7 +162,7 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
             example = store.samples.name[0]
             raise UsageError(
                 f"Line {number:,} of {path}: no row of {store.path.name} is called {fields[0]!r}.",
-                f"Names are those of the store, for example {example!r}:  fedcache export shows them.",
+                f"Names are those of the store, for example {example!r}; `fedcache export` shows them.",
             )
         if client[row]:
             raise UsageError(f"Line {number:,} of {path} names {fields[0]!r} again.", "Give each row one client.")

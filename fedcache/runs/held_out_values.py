@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.store.groups import column_of
 from fedcache.store.store import Store
 
@@ -33,7 +33,7 @@ def check_held_out_domains(store: Store, arguments: Mapping[str, Any]) -> None:
             continue
         words = {"class": store.samples.classes, **{name: store.group(name).words for name in store.groups}}
         holding = [name for name, known in words.items() if value in known]
-        options = " or ".join(f"--by {name}" for name in holding[:4])
+        options = " or ".join(f"--by {shell_word(name)}" for name in holding[:4])
         raise UsageError(
             unknown("value of domain", str(value), store.samples.domains).message,
             f"Without --by, what is held out are domains: {', '.join(store.samples.domains[:12])}. "

@@ -20,12 +20,14 @@ from fedcache.federate.engine.method import Method, clients_per_round
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.execution.state_table import check_table
 from fedcache.federate.methods import METHODS, find_method
+from fedcache.models.calibrate import temperature_of
 from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.client_columns import check_recordable
 from fedcache.runs.directory import DamagedRunError, RunDirectory, measured_of
 from fedcache.runs.events import ALONE, GridPosition, RunEvents
 from fedcache.runs.features import RunInputs
+from fedcache.runs.forecast import training_run
 from fedcache.runs.identity import Identity, code_of, code_with_plugins
 from fedcache.runs.origin import check_text
 from fedcache.runs.partitions import pinned_name
@@ -270,8 +272,11 @@ class OpenRun:
         result = seed_result(outcome, inputs or self.inputs, seconds, secret=secret)
         held_out = values_held_out({"partition": {"args": self.inputs.partitions[outcome.seed].args}})
         if self.kept.wants(self.spec.method, result.choice, len(self.spec.seeds), held_out):
+            temperature = None
+            if inputs is None:
+                temperature = temperature_of(training_run(self.inputs, self.spec, outcome.seed), outcome)
             result.model, notes = save_seed(
-                self.directory.path, self.inputs, self.spec, self.identity, outcome, self.kept
+                self.directory.path, self.inputs, self.spec, self.identity, outcome, self.kept, temperature
             )
             for note in dict.fromkeys(notes):
                 self.events.observer.note(note)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedcache.errors import FedcacheError
+from fedcache.errors import FedcacheError, shell_word
 
 _DEALS = re.compile(r"fedcache partition(?= --(?!help))")
 
@@ -26,6 +25,6 @@ def hints_name_the_store(*, dataset: str | None, store: str | Path | None) -> It
     except FedcacheError as error:
         given = {"--dataset": dataset, "--store": None if store is None else str(store)}
         words = [word for option, value in given.items() if value is not None for word in (option, value)]
-        command = " ".join(["fedcache partition", *map(shlex.quote, words)])
+        command = " ".join(["fedcache partition", *map(shell_word, words)])
         error.hint = _DEALS.sub(lambda _: command, error.hint)
         raise

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.config import PartitionConfig, TrainConfig
-from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, unknown
+from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, shell_word, unknown
 from fedcache.federate.partition import partition as parts
 from fedcache.federate.partition.natural import with_column
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition
@@ -112,7 +112,7 @@ def save_partition(store: Store, made: Partition, name: str, *, replace: bool = 
                 return
             raise UsageError(
                 f"{store.path.name} has a partition {name!r} with other rows, which runs may name.",
-                f"Another name: --name {name}-2;  or in its place: --replace",
+                f"Another name: --name {shell_word(name)}-2;  or in its place: --replace",
             )
     store.put_partition(name, made.to_file())
 
@@ -260,7 +260,7 @@ def load_partition(store: Store, name: str) -> Partition:
         raise StoreError(
             f"The partition {name!r} of {store.path.name} was made again with other rows: it has digest "
             f"{loaded.digest[:16]}, not {pinned}.",
-            f"To train on it as it is now: --partition {name}",
+            f"To train on it as it is now: --partition {shell_word(name)}",
         )
     return loaded
 

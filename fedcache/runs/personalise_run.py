@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedcache.config import Home
-from fedcache.errors import StoppedError, StoreError, UsageError
+from fedcache.errors import StoppedError, StoreError, UsageError, shell_word
 from fedcache.extract.device import resolve_device
 from fedcache.extract.planning.find_store import need_store
 from fedcache.federate.engine.feature_post import prepare_features
@@ -178,7 +178,7 @@ def client_of_store(
     if "views" in reads and views < facts.views:
         raise StoreError(
             f"{store.path.name} holds {views} view of each image, and {facts.method} was trained on {facts.views}.",
-            f"fedcache extract --views {facts.views} --backbones {','.join(facts.backbones)}",
+            f"fedcache extract --views {shell_word(facts.views)} --backbones {shell_word(','.join(facts.backbones))}",
         )
     if facts.image is not None:
         whole = readers[-1].all()[:, 0]
@@ -186,7 +186,7 @@ def client_of_store(
             raise StoreError(
                 f"The model reads images of {facts.image[0]} x {facts.image[1]}, {store.path.name} holds "
                 f"{whole.shape[1]} x {whole.shape[2]}.",
-                f"fedcache extract --backbones pixels --size {facts.image[0]}",
+                f"fedcache extract --backbones pixels --size {shell_word(facts.image[0])}",
             )
         x = torch.from_numpy(np.ascontiguousarray(whole)).view(len(whole), 1, -1)
     else:

@@ -165,8 +165,8 @@ def weights_of(asked: ModelOptions) -> Mapping[str, Path]:
     return {name: Path(path).expanduser() for name, path in asked.weights.items()}
 
 
-def predict_run(
-    place: Path,
+def predict_rows(
+    predictor: Predictor,
     images: Sequence[Path],
     asked: ModelOptions,
     rows: PredictOptions,
@@ -175,12 +175,11 @@ def predict_run(
     observer: Observer,
     stop: Stop,
 ) -> Iterator[Prediction]:
-    """What the model of a run says of images, or of the rows that ``rows`` names, block by block.
+    """What a model says of images, or of the rows that ``rows`` names, block by block.
 
-    Raises as ``open_predictor`` and, also while rows are taken, as ``models.sources``; StoppedError after a stop.
-    ``config`` says how images are computed.
+    Raises, also while rows are taken, as ``models.sources``; StoppedError after a stop. ``config`` says how images are
+    computed.
     """
-    predictor = open_predictor(place, asked, home, observer, config.device)
     predictor.check_top(rows.top)
     if images:
         named = find_inputs(predictor.members[0], images, follow_links=config.follow_links)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.extract.backbones.own import known_name
 from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.plan import say_templates
@@ -173,7 +173,7 @@ class StoreRows:
         if "views" in reads and features.data.x.shape[1] < 3:
             p.observer.note(
                 f"Views stored of each image: {features.data.x.shape[1]}. {method.name} wants augmentations: approx; "
-                "fedcache extract --views 8 stores some."
+                "`fedcache extract --views 8` stores some."
             )
         return features
 
@@ -248,7 +248,8 @@ class ShardRows:
         if "pixels" in method.reads(settings):
             raise UsageError(
                 f"{method.name} trains on images, and --clients-from on the features of client stores.",
-                f"Train on the store they were cut from: fedcache train --method {method.name} --partition NAME",
+                "Train on the store they were cut from: "
+                f"fedcache train --method {shell_word(method.name)} --partition NAME",
             )
         if self.config.client_backbones or self.config.client_set:
             raise UsageError(

@@ -132,7 +132,9 @@ def model_file(run: Path, seed: int) -> Path:
     return run / MODELS / f"seed-{seed}.safetensors"
 
 
-def facts_of(inputs: RunInputs, spec: ResolvedRun, identity: Identity, out: TrainingOutput) -> ModelFacts:
+def facts_of(
+    inputs: RunInputs, spec: ResolvedRun, identity: Identity, out: TrainingOutput, temperature: float | None = None
+) -> ModelFacts:
     """What the models of a seed are."""
     data, features = inputs.data, inputs.features
     return ModelFacts(
@@ -159,17 +161,24 @@ def facts_of(inputs: RunInputs, spec: ResolvedRun, identity: Identity, out: Trai
         encoder=None if data.towers is None else 0,
         overrides=inputs.overrides,
         computed=computed_as(features.how),
+        temperature=temperature,
     )
 
 
 def save_seed(
-    run: Path, inputs: RunInputs, spec: ResolvedRun, identity: Identity, out: TrainingOutput, kept: KeptModels
+    run: Path,
+    inputs: RunInputs,
+    spec: ResolvedRun,
+    identity: Identity,
+    out: TrainingOutput,
+    kept: KeptModels,
+    temperature: float | None = None,
 ) -> tuple[bool, list[str]]:
     """Write the models of a seed that has just ended; whether there are some, and sentences on what is not saved.
 
-    Raises UsageError for a client to save that the run has not.
+    ``temperature`` is that of ``models.calibrate``. Raises UsageError for a client to save that the run has not.
     """
-    facts, clients, notes = facts_of(inputs, spec, identity, out), kept.clients, []
+    facts, clients, notes = facts_of(inputs, spec, identity, out, temperature), kept.clients, []
     if spec.trust.protects and facts.personal:
         # A client's own part has no noise, and one that was not drawn is told by the part that nobody trained.
         clients = "none"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcache.config import ExtractConfig, Home, TrainConfig
-from fedcache.errors import StoreError, UsageError, all_at_once
+from fedcache.errors import StoreError, UsageError, all_at_once, shell_word
 from fedcache.extract import backbones as registry
 from fedcache.extract import datasets
 from fedcache.extract.augment import described
@@ -126,13 +126,15 @@ def arrays_for(method: Method, hp: Hp, store: Store, names: Sequence[str], obser
         )
     if names and len(with_text) > 1:
         raise UsageError(
-            f"{method.name} takes exactly one backbone with text, got {len(with_text)}.", f"--backbones {names[0]}"
+            f"{method.name} takes exactly one backbone with text, got {len(with_text)}.",
+            f"--backbones {shell_word(names[0])}",
         )
     backbone = {str(store.arrays[k].recipe["backbone"]): k for k in with_text}
     first = next((backbone[n] for n in TEXT_ORDER if n in backbone), None)
     if first is None and len(with_text) > 1:
         raise UsageError(
-            f"Several backbones have text features: {', '.join(backbone)}.", f"--backbones {next(iter(backbone))}"
+            f"Several backbones have text features: {', '.join(backbone)}.",
+            f"--backbones {shell_word(next(iter(backbone)))}",
         )
     key = first or with_text[0]
     if not names:
@@ -171,7 +173,8 @@ def image_array(method: Method, store: Store, names: Sequence[str]) -> str:
     chosen = chosen_arrays(store, names or ("pixels",), pixels=True)
     if len(chosen) > 1 or chosen[0] not in images:
         raise UsageError(
-            f"{method.name} trains on one array of images, got {', '.join(chosen)}.", f"--backbones {images[0]}"
+            f"{method.name} trains on one array of images, got {', '.join(chosen)}.",
+            f"--backbones {shell_word(images[0])}",
         )
     return chosen[0]
 
@@ -248,7 +251,7 @@ def pixel_recipe(recipe: Recipe) -> dict[str, str]:
 
 def recipe_options(recipe: Mapping[str, str]) -> str:
     """`` --recipe key=value`` for each, as it is written after a command."""
-    return "".join(f" --recipe {k}={v}" for k, v in recipe.items())
+    return "".join(f" --recipe {shell_word(f'{k}={v}')}" for k, v in recipe.items())
 
 
 def needed_arrays(
@@ -283,7 +286,8 @@ def complete_array(
     if planned.recipe.key != array.key:
         raise StoreError(
             f"{state}, and {array.backbone} gives {planned.recipe.key} now: its weights are others.",
-            f"With the weights it was begun with:  {array.command(store, home)} --weights {array.backbone}=FILE",
+            "With the weights it was begun with:  "
+            f"{array.command(store, home)} --weights {shell_word(array.backbone)}=FILE",
         )
     observer.note(f"{state}: computing them first (--no-extract forbids).")
     run_extract(array.order, home, store=store.path, observer=observer, stop=stop, keep_text=True)
@@ -310,8 +314,8 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
             f"Only a part of {dataset} is extracted: "
             + ", ".join(f"{p.dataset['slug']} ({p.rows:,} images)" for p in parts)
             + ".",
-            f"To train on the part: --dataset {parts[0].dataset['slug']}\n"
-            f"To extract all of it: fedcache extract --dataset {shlex.quote(dataset)} --backbones {wanted}",
+            f"To train on the part: --dataset {shell_word(parts[0].dataset['slug'])}\n"
+            f"To extract all of it: fedcache extract --dataset {shell_word(dataset)} --backbones {shell_word(wanted)}",
         )
 
 
@@ -337,7 +341,7 @@ def find_or_extract(
                 complete_array(array, store, home, extract=extract, observer=observer, stop=stop)
             elif not train.backbones:  # whoever names some is not told of others
                 observer.warn(
-                    f"{array.state(store)}; left out (fedcache gc --days 0 lists it, to give it up). "
+                    f"{array.state(store)}; left out (`fedcache gc --days 0` lists it, to give it up). "
                     f"To complete it: {array.command(store, home)}"
                 )
         if keys:
@@ -351,8 +355,9 @@ def find_or_extract(
             return store, spent  # embeddings: there are no images to extract more from
     backbones = train.backbones or (("glyph-clip",) if needs_text else ("efficientnet-lite0",))
     backbones, recipe = to_extract(method, backbones, home)
-    more = f"--backbones {','.join(backbones)}{recipe_options(recipe)}"
     dataset = train.dataset or "digits"
+    words = ["--dataset", dataset, "--backbones", ",".join(backbones)]
+    making = shlex.join(["fedcache", "extract", *words]) + recipe_options(recipe)
     if store is None and train.dataset is not None:
         refuse_partial_store(home, train.dataset, train.backbones)
     if store is not None and (train.dataset is None or limited_store(home, train.dataset) is not None):
@@ -364,14 +369,12 @@ def find_or_extract(
     if others is not None and finished_stores(home):
         raise others  # something was extracted: to train on digits in its place would be another run
     if not extract:
-        raise others or StoreError(
-            f"There are no features of {dataset} to train on yet.", f"fedcache extract --dataset {dataset} {more}"
-        )
+        raise others or StoreError(f"There are no features of {dataset} to train on yet.", making)
     if store is None and train.partition is not None and not Path(train.partition).exists():
         name = train.partition.partition("@")[0]  # said now, and not after the extraction
         raise StoreError(
             f"There is no partition {name!r}: nothing of {dataset} is extracted yet, so none is saved.",
-            f"fedcache extract --dataset {dataset} {more}, then  fedcache partition --name {name}",
+            f"{making}, then  fedcache partition --name {shell_word(name)}",
         )
     why = f"{method.name} needs text features" if needs_text and not train.backbones else "the default"
     found = "No finished extraction is remembered" if others else "Nothing extracted yet"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedcache.errors import CorruptionError, UsageError
+from fedcache.errors import CorruptionError, UsageError, shell_word
 from fedcache.parsing import parse_json
 from fedcache.runs.directory import name_of_run
 from fedcache.store.sealed import read_sealed, write_sealed
@@ -36,9 +36,16 @@ def tags_of(run: Path) -> tuple[str, ...]:
         if plain:
             raise CorruptionError(
                 f"{path} has no seal: an earlier release of fedcache wrote it, or an editor.",
-                " && ".join([f"rm {path}", *(f"fedcache runs tag {tag} {run.name}" for tag in plain)]),
+                " && ".join(
+                    [
+                        f"rm {shell_word(path)}",
+                        *(f"fedcache runs tag {shell_word(tag)} {shell_word(run.name)}" for tag in plain),
+                    ]
+                ),
             ) from error
-        raise CorruptionError(error.message, f"Its tags are lost. Remove it and give them again:  rm {path}") from error
+        raise CorruptionError(
+            error.message, f"Its tags are lost. Remove it and give them again:  rm {shell_word(path)}"
+        ) from error
     return () if found is None else tuple(sorted(set(found.content)))
 
 

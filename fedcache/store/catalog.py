@@ -82,7 +82,8 @@ def recall_last(home: Home) -> tuple[Path, str] | None:
     except CorruptionError as error:
         raise CorruptionError(
             f"{error.message} So which dataset was extracted last is not known.",
-            "Name the one you mean: --dataset NAME or --store NAME (fedcache ls lists stores); extract notes it again.",
+            "Name the one you mean: --dataset NAME or --store NAME; `fedcache ls` lists stores. The next extraction "
+            "notes the dataset again.",
         ) from error
     return None if found is None else (Path(found.content["store"]), str(found.content["spec"]))
 

@@ -20,7 +20,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import CorruptionError, FedcacheError, InternalError
+from fedcache.errors import CorruptionError, FedcacheError, InternalError, shell_word
 from fedcache.store.files import at_once, canonical_json, fsync_directory, read_whole, write_atomic
 from fedcache.tables.equal_strings import EqualStrings
 
@@ -281,8 +281,8 @@ def damaged(what: str, path: Path, why: str) -> FedcacheError:
     store = next((p for p in path.parents if p.suffix == ".zarr"), path.parent)
     return CorruptionError(
         f"{what}: {path} {why}.",
-        f"fedcache verify {store} shows the extent; fedcache repair {store} drops what is damaged, and the extract "
-        "command of the array then computes only that again.",
+        f"fedcache verify {shell_word(store)}   shows the extent;  fedcache repair {shell_word(store)}   drops what is "
+        "damaged, and the extract command of the array then computes only that again.",
     )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.config import Home
-from fedcache.errors import CorruptionError, UsageError
+from fedcache.errors import CorruptionError, UsageError, shell_word
 from fedcache.parsing import SAFE, slug_of
 from fedcache.progress import Observer, Silent
 from fedcache.store.chunks import array_bytes
@@ -122,7 +122,7 @@ def usable_name(name: str) -> str:
     if not re.fullmatch(r"(?!\.)[\w .-]+", name):
         raise UsageError(
             f"The name {name!r} is not usable: letters, digits, spaces, '.', '_' and '-', not beginning with a dot.",
-            f"For example --name {slug.strip('._-')}",
+            f"For example --name {shell_word(slug.strip('._-'))}",
         )
     return slug
 

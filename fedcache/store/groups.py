@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import CorruptionError, FedcacheError, UsageError, unknown
+from fedcache.errors import CorruptionError, FedcacheError, UsageError, shell_word, unknown
 from fedcache.store import chunks as files
 from fedcache.store.array_file import mapped, pack, read_content, unpack
 from fedcache.store.files import Buffer, sha256_hex, write_atomic
@@ -172,7 +172,7 @@ def _gone(store: GroupStore, name: str) -> bool:
 def _damaged(name: str, place: Path, why: str) -> FedcacheError:
     return CorruptionError(
         f"group {name}: {place} {why}.",
-        f"fedcache repair {place.parents[1]}   forgets it; then ingest or extract brings the column again.",
+        f"fedcache repair {shell_word(place.parents[1])}   forgets it; then ingest or extract brings the column again.",
     )
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError
+from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError, shell_word
 from fedcache.notebooks import html_table
 from fedcache.parsing import SAFE, parse_json
 from fedcache.store.chunks import DTYPES
@@ -218,8 +218,8 @@ _mapping = partial(_typed, kind=dict, called="an object")
 def _corrupt(store: Path, why: str) -> FedcacheError:
     return CorruptionError(
         f"{store / NAME} {why}.",
-        f"Nothing else says what is whole, so fedcache repair cannot make it. Restore the file from a copy, or:  "
-        f"mv {store} {store}.damaged   and run the fedcache extract or ingest command of this store again.",
+        "Nothing else says what is whole, so `fedcache repair` cannot make it. Restore the file from a copy, or:  "
+        f"mv {shell_word(store)} {shell_word(f'{store}.damaged')}   and run the command that made this store again.",
     )
 
 

@@ -26,12 +26,14 @@ _named: set[str] = set()
 
 
 def note_named(given: Any) -> None:
-    """Note the ``module:`` names in what the user wrote in a command, or passed to a function of the Python API.
+    """Note the ``module:`` backbones that the user named in a command, or passed to a function of the Python API.
 
-    ``given`` is a word or a list of words; anything else names nothing. Never pass what was read from a file.
+    ``given`` is a word or a list of words, each with names of backbones: ``a,b+c``, ``a@SIZE``, ``a=PATH``. Anything
+    else names nothing. Never pass what was read from a file, nor a path: strangers choose the names of their files.
     """
     if isinstance(given, str):
-        _named.update(_CODE_NAME.findall(given))
+        names = [re.split("[@=]", name)[0].strip() for name in re.split("[,+]", given)]
+        _named.update(name for name in names if _CODE_NAME.fullmatch(name))
     elif isinstance(given, list | tuple):
         for one in given:
             note_named(one)

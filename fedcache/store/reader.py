@@ -44,7 +44,7 @@ def open_reader(store: Path, manifest: Manifest, key: str) -> Reader:
         what = f"unfinished ({begun['kept']} of {begun['chunks']} chunks)" if begun else "not there"
         raise StoreError(
             f"{key} in {store} is {what}; complete arrays: {', '.join(sorted(manifest.arrays)) or 'none'}.",
-            "Run the fedcache extract command that makes it; it goes on where it stopped.",
+            "Run the `fedcache extract` command that makes it; it resumes where it stopped.",
         )
     return Reader(store / "features" / key, key, info)
 

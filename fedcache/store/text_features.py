@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import FedcacheError, InternalError, StoreError, UsageError
+from fedcache.errors import FedcacheError, InternalError, StoreError, UsageError, shell_word
 from fedcache.parsing import SAFE, slug_of
 from fedcache.store import chunks as files
 from fedcache.store.files import digest_of, sha256_hex, write_atomic
@@ -108,7 +108,8 @@ def no_text_features(store: Path, backbone: str) -> FedcacheError:
     """The error for text features that are not there."""
     return StoreError(
         f"{store.name} has no text features of {backbone}.",
-        f"fedcache extract --store {store} --backbones {backbone}, with --dataset and the options it was begun with",
+        f"fedcache extract --store {shell_word(store)} --backbones {shell_word(backbone)}, "
+        "with --dataset and the options it was begun with",
     )
 
 

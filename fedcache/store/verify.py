@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import FedcacheError
+from fedcache.errors import FedcacheError, shell_word
 from fedcache.store import chunks as files
 from fedcache.store.create import sidecars_of
 from fedcache.store.files import file_sha256, sha256_hex, to_signed, write_atomic
@@ -53,7 +53,8 @@ class VerifyReport:
         shown = [f"  {p['file']}: {p['what']}" for p in self.problems]
         if self.problems:
             shown.append(
-                f"fedcache repair {self.path} drops what is damaged; the extract command then makes only that again."
+                f"fedcache repair {shell_word(self.path)}   drops what is damaged; the extract command then makes only "
+                "that again."
             )
         return [head, *shown, *(f"  note: {note}" for note in self.notes)]
 

@@ -8,14 +8,13 @@ code, and images, which an encoder has to read first.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedcache.errors import FedcacheError, UsageError
+from fedcache.errors import FedcacheError, UsageError, shell_word
 from fedcache.tables.conversion import conversion
 from fedcache.tables.file_rows import joined_rows, stem_of
 from fedcache.tables.words import Unread, Words, joined_columns
@@ -64,10 +63,12 @@ def pickled_dict(path: Path, name: str, *, images: bool = False) -> FedcacheErro
         else:
             lines.append(f"numpy.savez({str(out)!r}, **d)")
         what = "one Python object"
-    following = f"fedcache extract --dataset arrays:{out}" if images else f"fedcache ingest {shlex.quote(str(out))}"
+    following = f"fedcache ingest {shell_word(out)} --name NAME"
+    if images:
+        following = f"fedcache extract --dataset arrays:{shell_word(out)}"
     return UsageError(
         f"{path}: {name} is a pickle ({what}), which fedcache never opens: a pickle may run code.",
-        conversion(lines, following if images else f"{following} --name NAME"),
+        conversion(lines, following),
     )
 
 
@@ -82,7 +83,7 @@ def refuse_pickle(path: Path) -> FedcacheError:
     ]
     return UsageError(
         f"{path} is a pickle, which fedcache never opens: a pickle may run code.",
-        conversion(lines, f"fedcache ingest {shlex.quote(str(out))} --name NAME"),
+        conversion(lines, f"fedcache ingest {shell_word(out)} --name NAME"),
     )
 
 
@@ -98,7 +99,7 @@ def refuse_matlab(path: Path) -> FedcacheError:
     ]
     return UsageError(
         f"{path} is a file of MATLAB, which fedcache does not read.",
-        conversion(lines, f"fedcache ingest {shlex.quote(str(out))} --name NAME"),
+        conversion(lines, f"fedcache ingest {shell_word(out)} --name NAME"),
     )
 
 
@@ -113,7 +114,7 @@ def refuse_torch(path: Path) -> FedcacheError:
     ]
     return UsageError(
         f"{path} holds more than tensors and lists by name, which fedcache does not open: a pickle may run code.",
-        conversion(lines, f"fedcache ingest {shlex.quote(str(out))} --name NAME"),
+        conversion(lines, f"fedcache ingest {shell_word(out)} --name NAME"),
     )
 
 
@@ -156,7 +157,7 @@ def refuse_client_images(path: Path, columns: Sequence[str]) -> FedcacheError | 
     ]
     return UsageError(
         f"{path} holds images of clients (TensorFlow Federated), and no embeddings.",
-        conversion(lines, f"fedcache extract --dataset arrays:{out}"),
+        conversion(lines, f"fedcache extract --dataset arrays:{shell_word(out)}"),
     )
 
 

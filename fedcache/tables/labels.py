@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
 from fedcache.tables.groups import Group
 from fedcache.tables.words import NO_NUMBER, Column, Unread, Words, is_integer, shape_of, vector
 
@@ -153,5 +153,7 @@ def _likely_missing(coded: Coded) -> list[str]:
     for word in suspects:
         rows = int((coded.codes == coded.words.index(word)).sum())
         counted = f"{rows:,} row{'' if rows == 1 else 's'}"
-        notes.append(f"{word} is a class, of {counted}. If it means that no label is known: --no-label {word}")
+        notes.append(
+            f"{word} is a class, of {counted}. If it means that no label is known: --no-label {shell_word(word)}"
+        )
     return notes

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -20,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import FedcacheError, UsageError
+from fedcache.errors import FedcacheError, UsageError, shell_word
 from fedcache.optional import need_h5py
 from fedcache.parsing import parse_json
 from fedcache.tables.file_rows import FileRows, ending_of, explain_damage, some_names
@@ -243,9 +242,9 @@ def _no_embeddings(path: Path) -> FedcacheError:
     names = sorted(file.name for file in path.iterdir())
     readable = [name for name in names if ending_of(Path(name)) in ENDINGS]
     hint = (
-        f"For example  fedcache ingest {shlex.quote(str(path / readable[0]))} --name NAME"
+        f"For example  fedcache ingest {shell_word(path / readable[0])} --name NAME"
         if readable
-        else (f"Give one file: {', '.join(ENDINGS)}. Images:  fedcache extract --dataset folder:{path}")
+        else (f"Give one file: {', '.join(ENDINGS)}. Images:  fedcache extract --dataset folder:{shell_word(path)}")
     )
     return UsageError(f"{path} is a folder, and none that clip-retrieval wrote; it holds {some_names(names)}.", hint)
 

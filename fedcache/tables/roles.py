@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import FedcacheError, UsageError, unknown
+from fedcache.errors import FedcacheError, UsageError, shell_word, unknown
 from fedcache.option_info import DATA, option
 from fedcache.tables.equal_strings import numbered
 from fedcache.tables.file_rows import DATA as DATA_COLUMN
@@ -203,7 +203,7 @@ def need_labels(where: Path | str, may_be_labels: Mapping[str, int], also: str =
     more = f", and {len(may_be_labels) - 6} more columns may be labels" if len(may_be_labels) > 6 else ""
     return UsageError(
         f"{where} has no column called {', '.join(LABELS[:7])} or {LABELS[7]}; {shown}{more}.",
-        f"{CHOOSE_LABELS} --label-key {likely}{also}; or say that there are none: --unlabelled",
+        f"{CHOOSE_LABELS} --label-key {shell_word(likely)}{also}; or say that there are none: --unlabelled",
     )
 
 
@@ -378,7 +378,7 @@ def features_of(path: Path, raw: Mapping[str, Any], asked: Sequence[str]) -> tup
         if name in found:
             raise UsageError(
                 f"{path}: {key} and another column are both features of {name!r}.",
-                f"Name each features/<backbone>, or say which one is meant: --features-key {key}",
+                f"Name each features/<backbone>, or say which one is meant: --features-key {shell_word(key)}",
             )
         if isinstance(values, FileRows):
             found[name] = values.with_views()
@@ -387,7 +387,7 @@ def features_of(path: Path, raw: Mapping[str, Any], asked: Sequence[str]) -> tup
     if not found and (texts := [k for k, v in raw.items() if k.lower() in TEXTS and isinstance(v, Words | Unread)]):
         raise UsageError(
             f"{path} has no features; its column {texts[0]} holds texts, which a sentence encoder reads.",
-            f"fedcache extract --dataset texts:{path} --backbones hf:FOLDER",
+            f"fedcache extract --dataset texts:{shell_word(path)} --backbones hf:FOLDER",
         )
     if not found:
         raise UsageError(
@@ -468,7 +468,7 @@ def groups_of(
     for name in asked or ():
         find_column(where, raw, name, (), "--group-key")
         if taken.get(name) in ("class", "domain"):
-            hint = f"--by {taken[name]} makes a client of each."
+            hint = f"--by {shell_word(taken[name])} makes a client of each."
             raise UsageError(f"{where}: {name} is the {taken[name]} of each row, which every store has.", hint)
     found: dict[str, Group] = {}
     left: dict[str, str] = {}
@@ -482,7 +482,9 @@ def groups_of(
             group = _group(vector(values), count)
             # Sentences, paths and times sort nothing, and may say who a row is of.
             if asked is None and not key.startswith(GROUP) and _differs_in_every_row(group):
-                left[key] = f"{len(group.words):,} different values in {count:,} rows; --group-key {key} keeps it"
+                left[key] = (
+                    f"{len(group.words):,} different values in {count:,} rows; --group-key {shell_word(key)} keeps it"
+                )
                 continue
             found[name] = group
         except FedcacheError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
 from fedcache.optional import need_arrow
 from fedcache.parsing import parse_json
 from fedcache.tables.conversion import conversion
@@ -285,7 +284,7 @@ def _whole_json(path: Path, start: bytes) -> Any:
         f"{path} holds neither records, as pandas' to_json(FILE, orient='records') writes them, nor users of LEAF.",
         conversion(
             ["import pandas", f"pandas.read_json({str(path)!r}).to_parquet({str(out)!r})"],
-            f"fedcache ingest {shlex.quote(str(out))} --name NAME",
+            f"fedcache ingest {shell_word(out)} --name NAME",
         ),
     )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import math
 import re
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import FedcacheError, UsageError
+from fedcache.errors import FedcacheError, UsageError, shell_word
 from fedcache.tables.conversion import conversion
 from fedcache.tables.file_rows import FileRows, ending_of, is_feature, some_names, stem_of
 from fedcache.tables.labels import with_names
@@ -144,7 +143,8 @@ def _family(table: Table, asked: Sequence[str]) -> tuple[str, tuple[str, ...]] |
     if len(chosen) > 1:
         told = ", ".join(f"{names[0]} .. {names[-1]}" for names in chosen.values())
         raise UsageError(
-            f"{table.path}: {told} may all be features.", f"Say which: --features-key {next(iter(chosen)) or '0'}"
+            f"{table.path}: {told} may all be features.",
+            f"Say which: --features-key {shell_word(next(iter(chosen)) or '0')}",
         )
     return next(((key, names) for names in chosen.values()), None)
 
@@ -206,7 +206,7 @@ def _own_names(table: Table, numbers: Sequence[str]) -> FedcacheError:
                 "table = table.rename(columns={name: f'f{i}' for i, name in enumerate(numbers)})",
                 f"table.to_parquet({str(out)!r})",
             ],
-            f"fedcache ingest {shlex.quote(str(out))} --name NAME",
+            f"fedcache ingest {shell_word(out)} --name NAME",
         ),
     )
 

@@ -7,8 +7,8 @@ A law is a function of a ``Trial``, a method with settings under one execution. 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,7 +108,7 @@ def the_same_seed_gives_the_same_bits(trial: Trial) -> None:
 
 @law("sequential", "batched")
 def the_callers_torch_state_changes_nothing(trial: Trial) -> None:
-    """Inference mode, no gradients, autocast and another default device of the caller change no bit of a run."""
+    """Inference mode, no gradients, autocast, another default device or dtype of the caller change no bit of a run."""
     data, clients = trial.federation(dtype=torch.float32)  # autocast leaves float64 alone
     data = fitted(trial.method, data)  # encoders are made before the state changes
     pair = (data, clients)
@@ -117,6 +117,7 @@ def the_callers_torch_state_changes_nothing(trial: Trial) -> None:
     ambient: tuple[tuple[AbstractContextManager[Any], ...], ...] = (
         (torch.inference_mode(), torch.device("meta")),
         (torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16)),
+        (_other_numbers(),),
     )
     for contexts in ambient:
         with ExitStack() as stack:
@@ -131,6 +132,20 @@ def the_callers_torch_state_changes_nothing(trial: Trial) -> None:
         _close(usual, other, 0.0)
         if usual.protocol == "global":
             require(torch.equal(usual.predict(x), predicted), "the predictions differ")
+
+
+@contextmanager
+def _other_numbers() -> Iterator[None]:
+    """Another default dtype, and matrix products that round to fewer bits where the processor can."""
+    dtype = torch.get_default_dtype()
+    precision = torch.get_float32_matmul_precision()
+    torch.set_default_dtype(torch.float64)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_float32_matmul_precision(precision)
 
 
 @law(*ALL)

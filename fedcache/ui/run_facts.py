@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import FedcacheError
+from fedcache.errors import FedcacheError, shell_word
 from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.report.find_runs import StoredRun, value_words
 from fedcache.report.run_names import setting_name
@@ -65,8 +64,8 @@ def read_details(path: Path) -> dict[str, Any]:
     if not (path / "result.json").exists():
         table = train_table(path)
         curves = {str(seed): curve for seed, curve in _state(path, table)["curves"].items()} if table else {}
-        config = shlex.quote(str(path / "config.toml"))
-        again = [["Go on with it", f"fedcache train --config {config}"]] if table else []
+        config = path / "config.toml"
+        again = [["Go on with it", f"fedcache train --config {shell_word(config)}"]] if table else []
         options = {k: v for k, v in table.items() if k != "set"}
         return {"curves": curves, "settings": _flat(table.get("set", {})), "options": _flat(options), "commands": again}
     try:
@@ -81,12 +80,12 @@ def read_details(path: Path) -> dict[str, Any]:
         return {"curves": {}, "settings": {}, "commands": [], "problem": said[0], "hint": said[1]}
     name = path.name
     commands = [["Train it again", command]] if command else []
-    commands += [["Report of it", f"fedcache report {name} -o report.html"]]
+    commands += [["Report of it", f"fedcache report {shell_word(name)} -o report.html"]]
     if has_model(path):
-        rows = "--dataset DATASET" if store is None else f"--store {shlex.quote(store.path.stem)} --split test"
+        rows = "--dataset DATASET" if store is None else f"--store {shell_word(store.path.stem)} --split test"
         commands += [
-            ["Predict with it", f"fedcache predict {name} IMAGES"],
-            ["Measure it", f"fedcache evaluate {name} {rows}"],
+            ["Predict with it", f"fedcache predict {shell_word(name)} IMAGES"],
+            ["Measure it", f"fedcache evaluate {shell_word(name)} {rows}"],
         ]
     return {
         "curves": curves,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.config import Home
-from fedcache.errors import FedcacheError
+from fedcache.errors import FedcacheError, shell_word
 from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_images import read_images
 from fedcache.extract.planning.find_store import dataset_of_store, extract_arguments
@@ -146,7 +146,7 @@ def _details(store: Store, home: Home) -> dict[str, Any]:
 
 def commands(store: Store, home: Home) -> list[list[str]]:
     """What makes a store and what is done with it: title and line."""
-    name = shlex.quote(store.path.stem)
+    name = store.path.stem
     backbones = ",".join(
         dict.fromkeys(str(a.recipe["backbone"]) for a in store.arrays.values() if "backbone" in a.recipe)
     )
@@ -159,10 +159,10 @@ def commands(store: Store, home: Home) -> list[list[str]]:
             made.append(["Extract it again, or go on", shlex.join(["fedcache", "extract", *words, *extra])])
     return [
         *made,
-        ["Train on it", f"fedcache train --method fed3r --store {name}"],
-        ["Deal its rows to clients", f"fedcache partition --store {name} --scheme dirichlet --alpha 0.1"],
-        ["Look at it", f"fedcache inspect {name}"],
-        ["Check every byte", f"fedcache verify {name}"],
+        ["Train on it", f"fedcache train --method fed3r --store {shell_word(name)}"],
+        ["Deal its rows to clients", f"fedcache partition --store {shell_word(name)} --scheme dirichlet --alpha 0.1"],
+        ["Look at it", f"fedcache inspect {shell_word(name)}"],
+        ["Check every byte", f"fedcache verify {shell_word(name)}"],
     ]
 
 

@@ -351,9 +351,9 @@ def test_rows_that_could_not_be_read_are_an_error_where_there_is_no_other() -> N
         ([lost, replace(lost, name="c.png")], "None of 2 rows could be read; the first: a.png: torn."),
     ):
         with pytest.raises(CorruptionError) as caught:
-            predictions_answer(told_of(rows), 1, None)
+            predictions_answer(told_of(rows), 1, None, calibrated=True)
         assert caught.value.message == said
-    found = predictions_answer(told_of([lost, read]), 1, None)
+    found = predictions_answer(told_of([lost, read]), 1, None, calibrated=True)
     assert [row["name"] for row in found.data["rows"]] == ["a.png", "b.png"]
 
 
@@ -367,7 +367,7 @@ def test_rows_beyond_those_that_are_shown_are_counted_and_kept_only_for_json() -
     rows = [Prediction(f"{i}.png", ("cat",), (0.5,)) for i in range(50)]
     rows[30] = replace(rows[30], classes=(), probabilities=(), reason="torn")
     for keep_all, kept in ((False, 20), (True, 50)):
-        found = predictions_answer(told_of(rows, keep_all=keep_all), 1, Path("out.csv"))
+        found = predictions_answer(told_of(rows, keep_all=keep_all), 1, Path("out.csv"), calibrated=True)
         assert list(found.lines) == ["49 classified, 1 could not be read", "30 more in out.csv"]
         assert len(found.data["rows"]) == kept
 

@@ -100,6 +100,38 @@ def test_no_command_runs_the_code_that_a_model_file_names(run: Path, words: tupl
     assert name in done.err
 
 
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words))
+@pytest.mark.parametrize("place", [f"{NAME}.safetensors", f"{NAME}/model.safetensors"])
+def test_the_name_of_a_file_or_folder_names_no_code(run: Path, words: tuple[str, ...], place: str) -> None:
+    (store,) = (Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr")
+    model = Path(place)
+    model.parent.mkdir(exist_ok=True)
+    hostile(run).replace(model)
+    done = fedcache(*({"MODEL": model, "STORE": store}.get(word, word) for word in words))
+    assert nothing_ran()
+    assert done.code == 4, done.err
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (NAME, True),
+        (f"clip-rn50,{NAME}+glyph-clip", True),
+        (f"{NAME}@64", True),
+        (f"{NAME}=weights.pt", True),
+        (f"clip-rn50={NAME}", False),
+        (f"/tmp/{NAME}", False),
+        (f"{NAME}.safetensors", False),
+        (f"{NAME}/model.safetensors", False),
+        (Path(NAME), False),
+    ],
+)
+def test_a_word_names_code_only_where_it_is_the_name(given: object, named: bool, monkeypatch) -> None:
+    forget_all(monkeypatch)
+    own_names.note_named([given])
+    assert own_names.may_be_run(NAME) == named
+
+
 def test_loading_a_model_in_python_runs_no_code_that_it_names(run: Path) -> None:
     with pytest.raises(StoreError, match="fedcache did not import it"):
         fc.load_model(hostile(run)).predict("shapes")

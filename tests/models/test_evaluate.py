@@ -28,7 +28,7 @@ class Fixed(Predictor):
     """A predictor whose scores are given."""
 
     def __init__(self, classes):
-        members = (SimpleNamespace(facts=SimpleNamespace(classes=classes)),)
+        members = (SimpleNamespace(facts=SimpleNamespace(classes=classes, temperature=None)),)
         super().__init__(members)
 
 

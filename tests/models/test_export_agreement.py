@@ -103,7 +103,9 @@ def answers_of_others(images, run, work, features):
     ],
 )
 def test_a_thousand_images_without_fedcache(home, tmp_path, monkeypatch, dtype, feat_post):
-    """Probabilities to 1e-4 and scores to 1e-4 of the largest; of features kept as float32 both to 1e-5.
+    """Scores to 1e-4 of the largest, of features kept as float32 to 1e-5, and probabilities as scores over temperature.
+
+    Both beyond what rounding moves, as ``export-model`` measures it.
 
     The folder's program runs the very kernels of ``predict`` on batches of the same size: where it did not round
     features as the store does, most rows would differ by more than 1e-5.
@@ -132,8 +134,9 @@ def test_a_thousand_images_without_fedcache(home, tmp_path, monkeypatch, dtype, 
     assert np.abs(found["sklearn"] - wanted).max() <= 1e-6
     size = max(1.0, np.abs(scores).max())
     allowed, room = (1e-4, moved["scores"]) if dtype == "float16" else (1e-5, 0.0)
+    temperature = min(1.0, model.predictor.softmax_temperature)
     for name in ("torch", "onnx"):
-        assert np.abs(found[name] - wanted).max() <= allowed, name
+        assert np.abs(found[name] - wanted).max() <= (allowed * size + room) / temperature, name
         assert np.abs(found[f"{name}_scores"] - scores).max() <= allowed * size + room, name
     near = np.abs(found["torch_scores"] - scores).max(-1) <= 1e-5 * size
     assert near.mean() >= 0.9

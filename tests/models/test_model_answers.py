@@ -17,7 +17,7 @@ from fedcache.errors import CorruptionError, StoppedError, UsageError
 from fedcache.models.request import ModelOptions, PredictOptions
 from fedcache.process import Stop
 from fedcache.progress import Silent
-from fedcache.runs.predict_run import predict_run
+from fedcache.runs.predict_run import open_predictor, predict_rows
 
 
 def trained(place: Path) -> Path:
@@ -55,8 +55,9 @@ def test_a_stopped_prediction_promises_nothing_that_is_kept(run: Path, tmp_path:
     images, stop = folder(tmp_path / "new", train=2, test=1), Stop()
     stop.ask()
     home, config = Home.from_environment(), ExtractConfig(workers=0)
+    predictor = open_predictor(run, ModelOptions(), home, Silent())
     with pytest.raises(StoppedError, match="predict keeps no part of an answer") as caught:
-        list(predict_run(run, [images], ModelOptions(), PredictOptions(), config, home, Silent(), stop))
+        list(predict_rows(predictor, [images], ModelOptions(), PredictOptions(), config, home, Silent(), stop))
     assert caught.value.hint == "Run the same command again: it begins anew."
 
 
@@ -65,4 +66,5 @@ def test_the_card_says_by_what_scores_are_divided(run: Path, tmp_path: Path) -> 
     ok("export-model", run, "-o", tmp_path / "plain")
     said = "Probabilities: softmax of the scores divided by 0.25, as --temperature asked for."
     assert said in (tmp_path / "cold" / "README.md").read_text()
-    assert "Probabilities: softmax" not in (tmp_path / "plain" / "README.md").read_text()
+    plain = (tmp_path / "plain" / "README.md").read_text()
+    assert "Outputs called probabilities are the softmax of the scores. They are not calibrated." in plain

@@ -85,7 +85,8 @@ def test_a_prediction_that_is_stopped_between_blocks_leaves_no_file(
     stop, out = Stop(), tmp_path / "out" / f"classes{ending}"
     out.parent.mkdir()
     home, rows = Home.from_environment(), PredictOptions(embeddings=str(tmp_path / "e.npz"))
-    found = running.predict_run(run, [], ModelOptions(), rows, ExtractConfig(), home, Silent(), stop)
+    predictor = running.open_predictor(run, ModelOptions(), home, Silent())
+    found = running.predict_rows(predictor, [], ModelOptions(), rows, ExtractConfig(), home, Silent(), stop)
     stop.ask()
     with pytest.raises(StoppedError, match=r"^Stopped after 100 of 300 rows; no part of the answer is kept\."):
         write_predictions(out, found, 1)

@@ -8,22 +8,19 @@ import importlib
 import importlib.util
 import inspect
 import io
-import itertools
 import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
-import typer.main
 from command import fedcache
+from command_lines import commands, refused
 
 import fedcache as fc
-from fedcache.cli import app
 from fedcache.errors import Exit
 from fedcache.federate.methods import METHODS
 
@@ -33,7 +30,6 @@ FENCE = re.compile(r"^```(\w*).*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INCLUDE = re.compile(r'^--8<-- "(.+?)"$', re.MULTILINE)
 INDENTED = re.compile(r"^ {4}(fedcache .*)$", re.MULTILINE)
 INLINE = re.compile(r"`(fedcache [^`\n]+)`")
-COMMANDS: Any = typer.main.get_command(app)
 
 
 def loaded(path: Path) -> ModuleType:
@@ -108,34 +104,6 @@ def lines(page: str) -> Iterator[tuple[str, bool]]:
     outside = FENCE.sub("", body)
     yield from ((line, True) for line in INDENTED.findall(outside))
     yield from ((found, False) for found in INLINE.findall(outside) if "[" not in found)
-
-
-def refused(words: list[str]) -> str:
-    """What the parser has against a command line, without running it; empty when nothing."""
-    found, rest = COMMANDS, list(words)
-    while hasattr(found, "commands"):
-        if not rest or rest[0].startswith("-"):
-            return ""  # help and version
-        name = rest.pop(0)
-        if name not in found.commands:
-            return f"there is no command {name!r}"
-        found = found.commands[name]
-        found = found.load() if hasattr(found, "load") else found
-    try:
-        found.make_context("fedcache", rest)
-    except Exception as error:  # the parser's own family, which typer carries with it
-        return str(error) or type(error).__name__
-    return ""
-
-
-def commands(line: str) -> Iterator[list[str]]:
-    """The calls of fedcache in a line of shell, each as its words."""
-    words = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
-    words.whitespace_split = True
-    for operator, part in itertools.groupby(words, lambda word: set(word) <= set("|&;<>")):
-        found = list(part)
-        if not operator and found[0] == "fedcache":
-            yield found[1:]
 
 
 def wrong_lines(pages: Mapping[str, str]) -> list[str]:

@@ -190,8 +190,8 @@ def test_workflows_call_targets_of_the_makefile() -> None:
     assert {n: sorted(found - targets()) for n, found in called.items() if found - targets()} == {}
     assert {"test", "long", "browser"} <= called["test.yml"]
     assert {"smoke-wheel", "sbom"} <= called["wheels.yml"]
-    ci = re.findall(r"^(?:step|make) ([a-z-]+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
-    assert {"everything", "test", "long", "browser", "test-engines", "smoke-wheel-quick"} <= set(ci) <= targets()
+    ci = re.findall(r"^make ([a-z-]+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {"everything", "test", "engines"} <= set(ci) <= targets()
     phony = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert phony is not None
     assert set(phony[1].split()) == targets()

@@ -103,7 +103,7 @@ def test_rows_without_labels_are_told_of_where_something_would_be_scored() -> No
 def test_too_few_views_for_augmentation_are_told_of(views: int, said: bool) -> None:
     _, heard = prepared(store(arrays={"a": features(views, 3)}), "fedavg-simclr")
     note = (
-        f"Views stored of each image: {views}. fedavg-simclr wants augmentations: approx; fedcache extract --views 8 "
+        f"Views stored of each image: {views}. fedavg-simclr wants augmentations: approx; `fedcache extract --views 8` "
         "stores some."
     )
     assert (note in heard.notes) is said
@@ -231,14 +231,14 @@ def test_a_folder_without_client_stores_is_told_what_makes_them(tmp_path: Path) 
         assert (caught.value.code, caught.value.message, caught.value.hint) == (Exit.STORE, message, hint)
 
     make = "fedcache shard --partition NAME --out DIR"
-    refused(f"There is no directory {tmp_path / 'sites'}.", f"{make} makes client stores.")
+    refused(f"There is no directory {tmp_path / 'sites'}.", f"{make}   makes client stores.")
     (tmp_path / "site").mkdir()
-    refused(f"There is no directory {tmp_path / 'sites'}. Did you mean 'site'?", f"{make} makes client stores.")
+    refused(f"There is no directory {tmp_path / 'sites'}. Did you mean 'site'?", f"{make}   makes client stores.")
     (tmp_path / "sites").mkdir()
-    refused(f"{tmp_path / 'sites'} holds no client stores.", f"{make} makes them.")
+    refused(f"{tmp_path / 'sites'} holds no client stores.", f"{make}   makes them.")
     folder = sites(store(), tmp_path / "sites")
     (folder / "0-p.zarr").rename(tmp_path / "p.zarr")
-    refused(f"{folder} lacks client 0: it has 1 stores, numbered up to 1.", f"{make} writes what is missing.")
+    refused(f"{folder} lacks client 0: it has 1 stores, numbered up to 1.", f"{make}   writes what is missing.")
     fc.Store.from_arrays({"a": features(1, 2)}, path=folder / "0-p.zarr")
     refused(f"{folder / '0-p.zarr'} is not a client's store.", make)
 

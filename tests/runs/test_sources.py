@@ -109,7 +109,7 @@ def test_an_unfinished_array_that_is_not_needed_is_left_out_aloud(images: Path) 
     assert len(done.data["arrays"]) == 1
     (warning,) = done.envelope["warnings"]
     assert f"{key} in {path} is unfinished: 1 of 6 chunks are missing" in warning
-    assert "(fedcache gc --days 0 lists it, to give it up)" in warning
+    assert "(`fedcache gc --days 0` lists it, to give it up)" in warning
     assert key in {Path(g["path"]).name for g in ok("gc", "--days", 0).data["garbage"]}
     assert follow(done).code == 0
     assert len(ok(*FED3R).data["arrays"]) == 2

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.inputs import IMAGES
 from fedcache.extract.recipe import Recipe
 
@@ -97,7 +97,7 @@ class Backbone:
         if self.fixed and recipe.size != self.recipe.size:
             raise UsageError(
                 f"{self.name} takes images of {self.recipe.size} px only, and the recipe asks for {recipe.size} px.",
-                f"Leave out the size, or write --recipe {self.name}:size={self.recipe.size}",
+                f"Leave out the size, or write --recipe {shell_word(self.name)}:size={shell_word(self.recipe.size)}",
             )
         if self.raw and (recipe.mean, recipe.std) != (self.recipe.mean, self.recipe.std):
             raise UsageError(
@@ -130,7 +130,7 @@ class Weights:
         if self.path is None:
             raise MachineError(
                 f"{backbone} needs a weights file, and there is none ({self.origin}).",
-                f"fedcache backbones pull {backbone}",
+                f"fedcache backbones pull {shell_word(backbone)}",
             )
         return self.path
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import FedcacheError, MachineError
+from fedcache.errors import FedcacheError, MachineError, shell_word
 from fedcache.store.sealed import SEAL, read_sealed
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def conversion(path: Path, *, script: bool = False) -> str:
         "w = w.get('state_dict', w.get('model', w)); "
         "save_file({k: v.clone().contiguous() for k, v in w.items()}, 'OUT.safetensors')"
     )
-    return f"in a container without network, because this runs code of the file:  python -c {shlex.quote(code)}"
+    return f"in a container without network, because this runs code of the file:  python -c {shell_word(code)}"
 
 
 def averaged_in(path: Path) -> str | None:
@@ -236,7 +236,8 @@ def _tensors(path: Path, loaded: Mapping[str, Any], key: str | None) -> dict[str
         found = f"beside tensors it holds {_few(others)}" if others else "it holds no tensors"
         hint = f"A state_dict, alone or under {_few(list(WRAPPERS))}, is needed."
         if wrapper is None and inside:
-            hint += f" For other keys:  fedcache backbones import {path} --as NAME --key {inside[0]}"
+            command = shlex.join(["fedcache", "backbones", "import", str(path), "--as", "NAME", "--key", inside[0]])
+            hint += f" For other keys:  {command}"
         raise _refuse(path, f"{found}, so it is no state_dict", hint)
     return {str(name): value for name, value in loaded.items()}
 

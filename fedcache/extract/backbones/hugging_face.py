@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import FedcacheError, MachineError, unknown
+from fedcache.errors import FedcacheError, MachineError, shell_word, unknown
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.caches import hub_snapshots, library_caches
 from fedcache.extract.backbones.encoder import ModuleEncoder, one_row_each
@@ -39,7 +39,7 @@ def folder_of(name: str, choice: Choice) -> Path:
         return find_place(name, HUGGING_FACE, choice, folder=True)
     except MachineError as error:
         if "/" in bare:
-            raise MachineError(error.message, f"fedcache backbones pull {bare}") from error
+            raise MachineError(error.message, f"fedcache backbones pull {shell_word(bare)}") from error
         raise
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.recipe import UNIT
 from fedcache.parsing import parse_json
 
@@ -45,7 +45,8 @@ def check_folder(folder: Path, name: str) -> None:
     files = {path.name for path in model_files(folder)}
     if "config.json" not in files:
         raise MachineError(
-            f"{folder} holds no config.json, so it is no Hugging Face model.", f"fedcache backbones pull {name}"
+            f"{folder} holds no config.json, so it is no Hugging Face model.",
+            f"fedcache backbones pull {shell_word(name)}",
         )
     if "auto_map" in read_config(folder, "config.json"):
         raise MachineError(

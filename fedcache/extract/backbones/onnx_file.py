@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import MachineError, UsageError, unknown
+from fedcache.errors import MachineError, UsageError, shell_word, unknown
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.own import Choice, output_of, tried, unchanged_bytes
 from fedcache.extract.backbones.own_files import FileEncoder, ImageInput, chosen_output, derived, on_the_cpu
@@ -108,7 +108,9 @@ def _session(name: str, path: Path, raw: bytes, *, threads: int) -> Any:
             if "xternal data" in str(error):
                 raise MachineError(
                     f"{path} is not loaded: its weights lie in files beside it, which its sha256 does not cover.",
-                    f"Write one file:  python -c \"import onnx; onnx.save(onnx.load('{path.name}'), 'one.onnx')\"",
+                    "Write one file (pip install onnx):  "
+                    "python -c \"import onnx, sys; onnx.save(onnx.load(sys.argv[1]), 'one.onnx')\" "
+                    f"{shell_word(path)}",
                 ) from error
             raise MachineError(
                 f"{path} is not loaded: onnxruntime refuses it ({reason(error)}).",

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError
+from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError, shell_word
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder
 from fedcache.extract.backbones.caches import hub_snapshots
 from fedcache.extract.backbones.hugging_face_folder import model_files
@@ -65,7 +65,7 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
     looked = "; ".join(dict.fromkeys(map(str, places)))
     raise MachineError(
         f"There is no {'folder' if folder else 'file'} for {name} (looked at: {looked}; seen from {Path.cwd()}).",
-        f"Name it with its path, or give --weights {bare}={'FOLDER' if folder else 'FILE'}",
+        f"Name it with its path, or give --weights {shell_word(bare)}={'FOLDER' if folder else 'FILE'}",
     )
 
 

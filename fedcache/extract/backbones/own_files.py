@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
 from fedcache.extract.backbones.backbone import Backbone
 from fedcache.extract.backbones.encoder import no_text, one_row_each
 from fedcache.extract.backbones.own import Choice, facts_of, find_place, pooling_of, shape_of
@@ -119,12 +119,12 @@ class FileEncoder(ABC):
         except Exception as error:  # the libraries raise classes of their own, below Exception alone
             raise UsageError(
                 f"{self.name} fails on images of {images.shape[2]} px: {reason(error)}",
-                f"Name the size it was exported for:  --recipe {self.name}:size=N",
+                f"Name the size it was exported for:  --recipe {shell_word(self.name)}:size=N",
             ) from error
         if found.dtype.kind not in "biuf":
             raise UsageError(
                 f"The output {self.output} of {self.name} is of {found.dtype}, and features are real numbers.",
-                f"Outputs: {', '.join(self.outputs[:20])}; --recipe {self.name}:output=NAME",
+                f"Outputs: {', '.join(self.outputs[:20])}; --recipe {shell_word(self.name)}:output=NAME",
             )
         if found.ndim == 0 or len(found) != len(padded):
             raise self._unfit(found.shape, len(padded), "a row for each")
@@ -133,7 +133,7 @@ class FileEncoder(ABC):
     def _unfit(self, shape: Sequence[int], images: int, expected: str) -> UsageError:
         return UsageError(
             f"The output {self.output} of {self.name} is {list(shape)} for {images} images, expected {expected}.",
-            f"Outputs: {', '.join(self.outputs[:20])}; --recipe {self.name}:output=NAME",
+            f"Outputs: {', '.join(self.outputs[:20])}; --recipe {shell_word(self.name)}:output=NAME",
         )
 
 
@@ -191,9 +191,10 @@ def derived(
 def chosen_output(name: str, outputs: Sequence[str], asked: str | None) -> str:
     """The output asked for, or the only one; UsageError for several."""
     if asked is None and len(outputs) != 1:
+        first = outputs[0] if outputs else "NAME"
         raise UsageError(
             f"{name} has {len(outputs)} outputs ({', '.join(outputs[:20])}), and none was chosen.",
-            f"--recipe {name}:output={outputs[0] if outputs else 'NAME'}",
+            f"--recipe {shell_word(f'{name}:output={first}')}",
         )
     return outputs[0] if asked is None else asked
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.recipe import NORMS, Recipe
@@ -63,6 +63,6 @@ def seed_of(backbone: Backbone, weights: Weights) -> int:
     if weights.path is not None or not weights.sha256.startswith("seed:"):
         raise UsageError(
             f"{backbone.name} draws its weights from a seed, and {weights.origin} is none.",
-            f"For example --weights {backbone.name}=seed:1",
+            f"For example --weights {shell_word(backbone.name)}=seed:1",
         )
     return int(weights.sha256.removeprefix("seed:"))

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, unknown
+from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, shell_word, unknown
 from fedcache.extract.backbones import (
     cnn,
     glyph_clip,
@@ -198,7 +198,7 @@ def load(
         raise CorruptionError(
             f"{weights.path} is not the file whose sha256 is remembered ({weights.sha256[:12]}).",
             "If you changed it yourself, repeat the command with --rehash; else get the weights again: "
-            f"fedcache backbones info {backbone.name}",
+            f"fedcache backbones info {shell_word(backbone.name)}",
         )
     encoder: FrozenEncoder = LOADERS[backbone.provider](backbone, weights, recipe, device=str(device), dtype=dtype)
     return encoder

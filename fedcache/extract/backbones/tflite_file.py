@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.own import Choice, output_of, tried, unchanged_bytes
 from fedcache.extract.backbones.own_files import SIZE, FileEncoder, ImageInput, derived, on_the_cpu
@@ -143,7 +143,7 @@ class _Opened:
         except Exception as error:
             raise UsageError(
                 f"{name} cannot be made ready for images of {size} px: {reason(error)}",
-                f"Name the size it was made for:  --recipe {name}:size=N",
+                f"Name the size it was made for:  --recipe {shell_word(name)}:size=N",
             ) from error
 
 
@@ -157,7 +157,7 @@ def _encoder(name: str, path: Path, sha256: str, asked: str | None, recipe: Reci
     if len(scales) > 1 or np.dtype(detail["dtype"]).kind not in "iuf":
         raise UsageError(
             f"The output {encoder.output} of {name} has {len(scales)} scales or is no number ({detail['dtype']}).",
-            f"--recipe {name}:output={PENULTIMATE}",
+            f"--recipe {shell_word(name)}:output={PENULTIMATE}",
         )
     encoder.interpreter, encoder.at = opened.interpreter, (opened.index, detail["index"])
     encoder.scale, encoder.zero = (float(detail["quantization"][0]), int(detail["quantization"][1]))

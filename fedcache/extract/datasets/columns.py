@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.extract import inputs
 from fedcache.extract.datasets import dataset
 from fedcache.extract.datasets.dataset import SPLIT_WORDS, TEST, TRAIN, VALIDATION, Context, Dataset, Source
@@ -322,7 +322,8 @@ def dataset_of_rows(
         how += ", no labels"
         likely = next(iter(roles.may_be_labels), None)
         if likely is not None:
-            how += f"; {likely} has {counted(roles.may_be_labels[likely])}, and may be the labels: --label-key {likely}"
+            how += f"; {likely} has {counted(roles.may_be_labels[likely])}, and may be the labels:"
+            how += f" --label-key {shell_word(likely)}"
     elif roles.label_key != LABEL:
         how += f", labels from {roles.label_key}"
     notes = [

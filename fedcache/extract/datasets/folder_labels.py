@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fedcache.errors import UsageError, closest, unknown
+from fedcache.errors import UsageError, closest, shell_word, unknown
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, TRAIN
 from fedcache.extract.datasets.image_lists import MISSPELT
 from fedcache.parsing import SAFE
@@ -117,7 +117,9 @@ def infer(names: Sequence[str], layout: str | None, *, where: str, tables: Seque
 
 def _with_tables(tables: Sequence[str], hint: str) -> str:
     """A hint, after the command that reads a list of images that stands among them."""
-    return f"If it lists the images:  fedcache datasets info folder:{min(tables)}\n{hint}" if tables else hint
+    return (
+        f"If it lists the images:  fedcache datasets info folder:{shell_word(min(tables))}\n{hint}" if tables else hint
+    )
 
 
 def _refuse_splits_as_classes(names: set[str], where: str, tables: Sequence[str]) -> None:

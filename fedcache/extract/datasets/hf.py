@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.datasets import columns, tree
 from fedcache.extract.datasets.columns import Asked, TableRows
 from fedcache.extract.datasets.dataset import SPLIT_WORDS as SPLIT_NAMES
@@ -134,7 +134,7 @@ def _locate(place: str, context: Context) -> Path:
     if not root.exists():
         raise MachineError(
             f"The files of {place} are not here (looked in {root}, and for a path {place!r}).",
-            f"fedcache datasets pull hf:{place}   or --data {place}=DIR",
+            f"fedcache datasets pull hf:{shell_word(place)}   or --data {shell_word(place)}=DIR",
         )
     return root
 
@@ -169,7 +169,7 @@ def _files(path: Path, context: Context) -> tuple[list[RecordFile], list[str]]:
         named = ", ".join(sorted(c or "." for c in configurations))
         raise UsageError(
             f"{path} holds {len(configurations)} configurations: {named}.",
-            f"Say which: --dataset hf:{path / max(configurations)}",
+            f"Say which: --dataset hf:{shell_word(path / max(configurations))}",
         )
     splits = {name: split_in(name) for name in names}
     known = [name for name in names if splits[name] is not None]

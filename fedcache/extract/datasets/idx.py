@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import CorruptionError, FedcacheError, UsageError
+from fedcache.errors import CorruptionError, FedcacheError, UsageError, shell_word
 from fedcache.extract.datasets import columns, tree
 from fedcache.extract.datasets.array_files import MOST_COLUMN
 from fedcache.extract.datasets.columns import LABEL, Asked, TableRows
@@ -87,7 +87,7 @@ def _locate(rest: str, context: Context) -> list[Path]:
     if len(found) > 1:
         raise UsageError(
             f"{folder} holds {len(found)} datasets: {', '.join(stem or 'without a name' for stem in sorted(found))}.",
-            f"Say which, by the beginning of the names: --dataset idx:{folder / max(found)}",
+            f"Say which, by the beginning of the names: --dataset idx:{shell_word(folder / max(found))}",
         )
     (files,) = found.values()
     return [files[split] for split in sorted(files, key=_word)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.datasets import digits, download, hf, paper, papers, torchvision
 from fedcache.extract.datasets.dataset import SPLIT_WORDS, TEST, Context
 from fedcache.extract.datasets.specs import FILES, kind_of, own_files
@@ -66,10 +66,14 @@ def known(*, roots: Mapping[str, Path] | None = None, data: Path | None = None) 
         *((name, about, "your files", True) for name, (about, _) in FILES.items()),
     ]
     for name in paper.NAMES:
-        get = f"fedcache datasets {'pull' if paper.read(name).pulls else 'info'} {name}"
+        get = f"fedcache datasets {'pull' if paper.read(name).pulls else 'info'} {shell_word(name)}"
         rows.append((f"paper:{name}", paper.read(name).about, get, papers.ready(name, context)))
     for name, entry in torchvision.TABLE.items():
-        get = f"fedcache datasets pull torchvision:{name}" if entry.pulls else f"--data {name}=DIR"
+        get = (
+            f"fedcache datasets pull torchvision:{shell_word(name)}"
+            if entry.pulls
+            else f"--data {shell_word(name)}=DIR"
+        )
         rows.append((f"torchvision:{name}", entry.about, get, torchvision.ready(name, context)))
     return [{"name": name, "about": about, "needs": needs, "ready": ready} for name, about, needs, ready in rows]
 

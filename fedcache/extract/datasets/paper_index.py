@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError
+from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError, shell_word
 from fedcache.extract.datasets import plain_pickle, tree
 from fedcache.extract.datasets.dataset import Source
 from fedcache.extract.datasets.paper import FoundLayout, Paper, damaged
@@ -130,7 +130,7 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         raise MachineError(
             f"{place.base} has not all class folders: {', '.join(missing[:3])}"
             f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''} are missing.",
-            f"Unpack it again; fedcache datasets check {place.paper.name} {place.root}",
+            f"Unpack it again; fedcache datasets check {shell_word(place.paper.name)} {shell_word(place.root)}",
         )
     domains, options = place.paper.domains, place.layout.options
     for split, top, number, folder in found:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.errors import FedcacheError, MachineError, UsageError
+from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word
 from fedcache.extract.datasets import dataset, paper, tree
 from fedcache.extract.datasets.dataset import SPLIT_WORDS, TEST, Context, Dataset
 from fedcache.extract.datasets.download import md5_of
@@ -66,7 +67,8 @@ def load(rest: str, context: Context) -> Dataset:
     differs += [f"{what} {found:,}, published {expected:,}" for what, expected, found in miscounted(place, rows)]
     notes = differs[:3]
     if len(differs) > 3:
-        notes.append(f"{len(differs) - 3} more such differences: fedcache datasets check {rest} {place.root}")
+        command = shlex.join(["fedcache", "datasets", "check", rest, str(place.root)])
+        notes.append(f"{len(differs) - 3} more such differences: {command}")
     if not np.any(split == TEST):
         split[held_out(label, domain, uid, split != TEST)] = TEST
         notes.append(f"no split given: {HELD_OUT} is the test set")
@@ -113,7 +115,7 @@ def info(name: str, context: Context) -> dict[str, Any]:
         "domains": list(held.domains),
         "splits": [word for word in SPLITS if word in counted],
         "template": held.template or "the backbone's own",
-        "recipe": f"--recipe {held.recipe}" if held.recipe else "the backbone's own",
+        "recipe": f"--recipe {shell_word(held.recipe)}" if held.recipe else "the backbone's own",
         "layouts": [{"name": x.name, "needs": list(x.needs), "counts": dict(x.counts)} for x in held.layouts],
         "files": [
             {"name": f.name, "url": f.url, "md5": f.md5, "sha256": f.sha256, "megabytes": f.megabytes}
@@ -132,7 +134,11 @@ def steps(held: Paper) -> list[str]:
         for file in held.files
         if not file.direct
     ]
-    return [*held.steps, *addresses, f"Then --data {held.name}=DIR, or keep it in $FEDCACHE_HOME/data/{held.name}."]
+    return [
+        *held.steps,
+        *addresses,
+        f"Then --data {shell_word(held.name)}=DIR, or keep it in $FEDCACHE_HOME/data/{held.name}.",
+    ]
 
 
 def _require(name: str, context: Context) -> FoundLayout:
@@ -160,7 +166,7 @@ def check(name: str, root: Path) -> dict[str, Any]:
     if not root.is_dir():
         raise UsageError(
             f"{root} is not a folder; expected the one into which {held.title} was unpacked.",
-            f"fedcache datasets info {name}   says what to put there",
+            f"fedcache datasets info {shell_word(name)}   says what to put there",
         )
     report: dict[str, Any] = {"name": name, "path": str(root), "layout": "", "missing": [], "wrong": [], "counts": {}}
     place = paper.find(held, root)

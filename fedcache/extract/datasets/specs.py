@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.plugins import find, offer
 from fedcache.store.samples import HELD_OUT, INGESTED
 
@@ -81,7 +81,7 @@ def kind_of(spec: str) -> tuple[str, str]:
     if kind == INGESTED:
         raise UsageError(
             f"{spec!r} are embeddings: there are no images to read.",
-            f"fedcache train --dataset {spec} --method fedavg   trains on them; "
+            f"fedcache train --dataset {shell_word(spec)} --method fedavg   trains on them; "
             "--dataset digits or folder:PATH brings images.",
         )
     if kind == HELD:
@@ -91,7 +91,8 @@ def kind_of(spec: str) -> tuple[str, str]:
         )
     if spec and spec not in READERS and Path(spec).expanduser().exists():
         raise UsageError(
-            f"{spec!r} is not the name of a dataset, but it is a path.", f"For images there: --dataset folder:{spec}"
+            f"{spec!r} is not the name of a dataset, but it is a path.",
+            f"For images there: --dataset folder:{shell_word(spec)}",
         )
     names = known_names()
     if kind in READERS:
@@ -103,7 +104,7 @@ def kind_of(spec: str) -> tuple[str, str]:
     if spec.lower() in {name.lower() for name in bare}:
         near = [full for name, full in bare.items() if name.lower() == spec.lower()]
         full = bare.get(spec, near[0])
-        raise UsageError(f"Unknown dataset {spec!r}. Did you mean {full!r}?", f"--dataset {full}")
+        raise UsageError(f"Unknown dataset {spec!r}. Did you mean {full!r}?", f"--dataset {shell_word(full)}")
     raise unknown("dataset", spec, names, hint="fedcache datasets list   shows all")
 
 

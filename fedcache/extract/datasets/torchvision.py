@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedcache.errors import MachineError, unknown
+from fedcache.errors import MachineError, shell_word, unknown
 from fedcache.extract.datasets import dataset, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, SPLIT_WORDS, TEST, TRAIN, Context, Dataset
 from fedcache.extract.image_files import MAX_BYTES, BadImage
@@ -131,7 +131,7 @@ def pull(name: str, root: Path) -> None:
     if not entry.pulls:
         raise MachineError(
             f"torchvision cannot download {name}: its owners ask for registration, or its address is gone.",
-            f"Get its files yourself, put them below {root} and name that: --data {name}={root}",
+            f"Get its files yourself, put them below {root} and name that: --data {shell_word(f'{name}={root}')}",
         )
     root.mkdir(parents=True, exist_ok=True)
     for options, _ in entry.splits:
@@ -250,10 +250,10 @@ def _require(name: str, context: Context) -> Path:
     if root is not None and ready(name, context):
         return root
     looked = "nowhere: no --data was given" if root is None else str(root / TABLE[name].files)
-    get = f"fedcache datasets pull torchvision:{name}   or " if TABLE[name].pulls else ""
+    get = f"fedcache datasets pull torchvision:{shell_word(name)}   or " if TABLE[name].pulls else ""
     raise MachineError(
         f"The files of torchvision's {name} are not there (looked in {looked}).",
-        f"{get}--data {name}=DIR, the root you would give torchvision",
+        f"{get}--data {shell_word(name)}=DIR, the root you would give torchvision",
     )
 
 
@@ -284,7 +284,8 @@ def _construct(name: str, root: Path, options: dict[str, Any], *, download: bool
         first = str(error).strip().splitlines()
         raise MachineError(
             f"torchvision cannot open {name} in {root}: {first[0] if first else type(error).__name__}",
-            f"fedcache datasets pull torchvision:{name}   or --data {name}=DIR with whole files",
+            f"fedcache datasets pull torchvision:{shell_word(name)}   or, with whole files, "
+            f"--data {shell_word(name)}=DIR",
         ) from None
 
 

@@ -13,7 +13,6 @@ import glob
 import itertools
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
 from fedcache.extract.datasets import archives, columns, tree
 from fedcache.extract.datasets.columns import LABEL, Asked, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset
@@ -115,9 +114,7 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
         )
     for one in found:
         if not one.is_file():
-            raise UsageError(
-                f"There is no shard {one}.", f"ls {shlex.quote(str(one.parent))}   lists those that are there."
-            )
+            raise UsageError(f"There is no shard {one}.", f"ls {shell_word(one.parent)}   lists those that are there.")
         if archives.is_compressed_tar(one):
             raise archives.refuse_compressed(one)
     return top, found

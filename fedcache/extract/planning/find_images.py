@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from fedcache.config import ExtractConfig
-from fedcache.errors import FedcacheError, StoreError, UsageError
+from fedcache.errors import FedcacheError, StoreError, UsageError, shell_word
 from fedcache.extract.datasets import open_dataset
 from fedcache.extract.datasets.dataset import Dataset, uid_of
 from fedcache.extract.image_files import BadImage
@@ -61,7 +61,7 @@ def open_images(store: Store, places: ImagePlaces) -> Dataset:
     if is_ingested(store):
         raise StoreError(
             f"{store.path.name} was made from embeddings, and which images they are of is not known.",
-            "fedcache extract makes a store of images.",
+            "fedcache extract --dataset DATASET   makes a store of images.",
         )
     home, known = places.home, dataset_of_store(store, places.home)
     slug = str(store.dataset["slug"])
@@ -95,5 +95,5 @@ def _not_at_hand(store: Store, why: str) -> StoreError:
     slug = str(store.dataset["slug"])
     return StoreError(
         f"The images of dataset {slug} ({str(store.dataset['digest'])[:16]}) are not at hand: {why}.",
-        f"--data {slug}=PATH says where the dataset lies.",
+        f"--data {shell_word(slug)}=PATH says where the dataset lies.",
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import ExtractConfig, Home, resolve
-from fedcache.errors import FedcacheError, MachineError, StoreError, UsageError, closest, unknown
+from fedcache.errors import FedcacheError, MachineError, StoreError, UsageError, closest, shell_word, unknown
 from fedcache.extract import datasets
 from fedcache.extract.datasets.specs import known_names
 from fedcache.extract.planning.own_groups import bring_groups, has_groups_of
@@ -80,7 +80,9 @@ def locate_store(
     if observer is not None:
         observer.note(f"Store {chosen.name}: {spec}, the dataset last extracted (--dataset chooses another).")
         if (later := extracted_later(chosen)) is not None:
-            observer.warn(f"{later.name} was extracted later than the one remembered; --store {later.name} takes it.")
+            observer.warn(
+                f"{later.name} was extracted later than the one remembered; --store {shell_word(later.name)} takes it."
+            )
     with suppress(UsageError, MachineError):  # the files of a dataset may be gone: the store is what is meant
         for found, where in _places_of(home, spec):
             if found.resolve() == chosen.resolve():
@@ -121,7 +123,7 @@ def need_path(
         what = f"of {dataset} " if dataset else ""
         raise StoreError(
             f"There is no store {what}under {home.stores} yet.",
-            f"fedcache extract --dataset {dataset or 'digits'} --backbones efficientnet-lite0",
+            f"fedcache extract --dataset {shell_word(dataset or 'digits')} --backbones efficientnet-lite0",
         )
     return found
 
@@ -136,7 +138,8 @@ def limited_store(home: Home, name: str) -> Path | None:
     found = [path for path in sorted(home.stores.glob(f"{name}-*.zarr")) if path.name.rpartition("-")[0] == name]
     if len(found) > 1:
         raise UsageError(
-            f"{name} names {len(found)} stores: {', '.join(path.name for path in found)}.", f"--store {found[-1].name}"
+            f"{name} names {len(found)} stores: {', '.join(path.name for path in found)}.",
+            f"--store {shell_word(found[-1].name)}",
         )
     return found[0] if found else None
 
@@ -159,7 +162,7 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
         following += [array.command(store, home) for array in begun]
     if not paths:
         return None
-    ways = [f"Name the one you mean, as in:  fedcache inspect {paths[0].name}   (train and others: --store NAME)"]
+    ways = [f"Name the one you mean, as in:  fedcache inspect {shell_word(paths[0].name)}   (others take --store NAME)"]
     return StoreError(
         f"No finished extraction is remembered. Stores under {home.stores}: {', '.join(shown)}.",
         "\n".join([*ways, *(f"To go on:  {command}" for command in following)]),
@@ -188,7 +191,8 @@ def ingested_path(home: Home, spec: str) -> Path | None:
         return found[slug_of(name)]
     others = () if explicit else known_names()
     if explicit or closest(name, [*others, *found]) in found:
-        hint = f"Ingested: {', '.join(found) or 'nothing yet'}. Another:  fedcache ingest FILE --name {name or 'NAME'}"
+        ingested = ", ".join(found) or "nothing yet"
+        hint = f"Ingested: {ingested}. Another:  fedcache ingest FILE --name {shell_word(name or 'NAME')}"
         raise unknown("dataset", name, [*found, *others], hint=hint)
     return None
 

@@ -177,7 +177,7 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
     parts = ", ".join(f"{n:,} {word}" for word, n in counts.items() if n)
     lines = [f"{store.rows:,} rows ({parts}), {len(s.classes)} classes: {', '.join(sorted(store.arrays))}"]
     if store.rows_ok < store.rows:
-        lines.append(f"{store.rows - store.rows_ok:,} rows are left out; fedcache inspect lists them.")
+        lines.append(f"{store.rows - store.rows_ok:,} rows are left out; `fedcache inspect` lists them.")
     if "held_out" in store.dataset and counts["test"]:
         lines.append(f"No split given: {store.dataset['held_out']} is the test set.")
     known = s.label[(s.split == 0) & (s.ok == 1)] >= 0

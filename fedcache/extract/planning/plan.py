@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import MachineError, UsageError, all_at_once
+from fedcache.errors import MachineError, UsageError, all_at_once, shell_word
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import Backbone, Weights
 from fedcache.extract.backbones.checkpoints import averaged_in, averaged_sentence
@@ -119,7 +118,7 @@ def check_reads(planned: Sequence[PlannedArray], spec: str, holds: str) -> None:
         if item.backbone.reads != holds:
             raise UsageError(
                 f"{item.backbone.name} reads {item.backbone.reads}, and {spec} holds {holds}.",
-                f"fedcache extract --dataset {shlex.quote(spec)} --backbones {ENCODERS[holds]}",
+                f"fedcache extract --dataset {shell_word(spec)} --backbones {ENCODERS[holds]}",
             )
 
 
@@ -294,7 +293,7 @@ def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, o
     backbone = registry.lookup(name, home=home.root)
     weights = registry.locate(backbone, given=given, home=home.root, memory=memory_of(home), offline=home.offline)
     if weights.download is not None:
-        raise MachineError(f"The weights of {name} are not here yet.", f"fedcache backbones pull {name}")
+        raise MachineError(f"The weights of {name} are not here yet.", f"fedcache backbones pull {shell_word(name)}")
     recipe = replace(backbone.recipe, weights=weights.sha256)
     encoder = registry.load(backbone, weights, recipe, device="cpu", dtype="float32")
     if backbone.reads != IMAGES:  # loading it has tried it

@@ -37,7 +37,7 @@ def numbers_of(named: Sequence[str], names: Sequence[str], option: str) -> np.nd
     if unknown is not None:
         raise UsageError(
             f"{option} has a line of client {visible(unknown)!r}, and the partition has no such client.",
-            f"Names of this partition are like {visible(names[0])!r}; fedcache partition --json lists them.",
+            f"Names of this partition are like {visible(names[0])!r}; `fedcache partition --json` lists them.",
         )
     return np.array([number[name] for name in named], np.int64)
 

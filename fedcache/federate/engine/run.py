@@ -326,11 +326,12 @@ def _outcome(
             return model.scores(rows.to(job.env.device, job.data.x.dtype)).argmax(-1)
 
     broadcast = cache(job.down)  # one for all, so that what clients share is seen to be shared
+    one_for_all = cache(lambda: deployed_model(job, None, broadcast()))  # a probe is trained once for all who ask
 
     def deployed(client: int | None) -> DeployedModel | None:
         if (protocol == "global") != (client is None) or (client is not None and not has_model(job, client)):
             return None
-        return deployed_model(job, client, broadcast())
+        return one_for_all() if client is None else deployed_model(job, client, broadcast())
 
     return TrainingOutput(
         method=job.method.name,

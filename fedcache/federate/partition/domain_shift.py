@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
 from fedcache.federate.partition.dirichlet_shares import Rule, counts_or_error, deal_by_rule, present
 from fedcache.federate.partition.fill_up import FILL
 from fedcache.federate.partition.rows import (
@@ -158,7 +158,7 @@ def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
         empty = [name for name, code in zip(names, pool.domains, strict=True) if not len(pool.of_domain(rows, code))]
         if empty:
             others = ",".join(name for name in names if name not in empty)
-            hint = f"--domain {others}" if others else "See the counts per split: fedcache inspect"
+            hint = f"--domain {shell_word(others)}" if others else "See the counts per split: fedcache inspect"
             raise UsageError(f"Scheme {scheme.name}: no {split} rows with ok = 1 in {', '.join(empty)}.", hint)
     return pool.domains
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.federate.partition.row_lists import RowLists, sorted_once
 from fedcache.federate.partition.rows import Dealt, RowPool, Streams
 from fedcache.federate.partition.scheme import (
@@ -73,7 +73,7 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     if args["inside"] is None and (given := [key for key in OF_INSIDE if args[key] is not None]):
         raise UsageError(
             f"{given[0]} is an argument of the scheme inside every value of {by}, and none is named.",
-            f"--by {by} --scheme {' | '.join(SCHEMES)}; without {given[0]} every value is one client",
+            f"--by {shell_word(by)} --scheme {' | '.join(SCHEMES)}; without {given[0]} every value is one client",
         )
     if args["hold_out"] is not None and args["tests"] != "within":
         raise _two_test_sets(args["tests"])  # a default cannot be told from within here, see ``with_column``

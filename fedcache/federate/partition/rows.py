@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedcache.errors import CorruptionError, UsageError, unknown
+from fedcache.errors import CorruptionError, UsageError, shell_word, unknown
 from fedcache.store.files import canonical_json
 from fedcache.tables.groups import Group
 
@@ -132,7 +132,9 @@ def make_pool(
         if name not in columns.domains:
             raise unknown("domain", name, columns.domains)
         if names.count(name) > 1:
-            raise UsageError(f"Domain {name!r} is given twice, expected distinct names.", f"--domain {name}")
+            raise UsageError(
+                f"Domain {name!r} is given twice, expected distinct names.", f"--domain {shell_word(name)}"
+            )
     codes = tuple(columns.domains.index(name) for name in names)
     chosen = np.isin(columns.domain, codes) & np.isin(columns.split, (TRAIN, TEST))
     ok = columns.ok.astype(bool)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedcache.errors import UsageError, closest, unknown
+from fedcache.errors import UsageError, closest, shell_word, unknown
 
 if TYPE_CHECKING:
     from fedcache.federate.partition.rows import Dealt, RowPool, Streams
@@ -61,7 +61,7 @@ class Argument:
 
     def option(self, value: Value | None = None) -> str:
         """The argument on the command line: its own flag, or ``--option name=value`` for the rarer ones."""
-        shown = _shown(value) if value is not None else "VALUE"
+        shown = shell_word(_shown(value)) if value is not None else "VALUE"
         return f"--{_FLAGS[self.name]} {shown}" if self.name in _FLAGS else f"--option {self.name}={shown}"
 
     @property
@@ -170,7 +170,7 @@ class Scheme:
 
     def command(self, args: Values) -> str:
         """The command line that makes this partition; arguments at their declared default are left out."""
-        words = [f"fedcache partition --scheme {self.name}"]
+        words = [f"fedcache partition --scheme {shell_word(self.name)}"]
         for argument in self.arguments:
             value = args.get(argument.name)
             if value is not None and value != argument.default:

@@ -114,7 +114,8 @@ def estimator(predictor: Predictor, head: LinearHead) -> Any:
     if len(facts.classes) < 2:
         raise UsageError("The model has one class, and a LogisticRegression needs two.", "Use -o head.safetensors")
     order = np.argsort(np.array(facts.classes), kind="stable")
-    coef, intercept = head.coef[order] / predictor.temperature, head.intercept[order] / predictor.temperature
+    coef = head.coef[order] / predictor.softmax_temperature
+    intercept = head.intercept[order] / predictor.softmax_temperature
     own = facts.overrides.get(facts.saved.get(predictor.client or "", -1))
     if own is not None and own.columns:
         whole = np.zeros((len(coef), facts.width))

@@ -117,7 +117,7 @@ class ImageModel(nn.Module):
     def __init__(self, predictor: Predictor, encoders: Sequence[ModuleEncoder], reads: Sequence[int]) -> None:
         super().__init__()
         (self.saved,), (self.made,) = predictor.members, predictor.deployed
-        self.client, self.temperature = predictor.client, predictor.temperature
+        self.client, self.temperature = predictor.client, predictor.softmax_temperature
         self.encoders, self.reads = tuple(encoders), tuple(reads)
         live = () if predictor.encoders is None else (getattr(predictor.encoders, "encoder", None),)
         held = [e.module for e in (*encoders, *live) if isinstance(e, ModuleEncoder)]

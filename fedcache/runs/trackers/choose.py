@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fedcache.config import Home, refuse_remote
-from fedcache.errors import MachineError, UsageError, unknown
+from fedcache.errors import MachineError, UsageError, shell_word, unknown
 from fedcache.plugins import KINDS, Plugin, find, offer, plugins
 from fedcache.progress import Observer
 from fedcache.runs.trackers.held_back import HeldBack, Tracker
@@ -64,13 +63,14 @@ def tracker(spec: str, runs: Path) -> Tracker:
     if kind is None and own is None:
         raise unknown("tracker", name, [*TRACKERS, *plugins("trackers")])
     if colon and not place:
-        raise UsageError(f"--track {spec} names no directory.", f"For example --track {name}:boards")
+        raise UsageError(f"--track {spec} names no directory.", f"For example --track {shell_word(name)}:boards")
     if own is not None:
         return _tracker_of(own, Path(place).expanduser() if place else runs / name)
     assert kind is not None
     if missing := [package for package in kind.packages if find_spec(package) is None]:
         raise MachineError(
-            f"--track {name} needs the package {missing[0]}, which is not installed.", f"pip install 'fedcache[{name}]'"
+            f"--track {name} needs the package {missing[0]}, which is not installed.",
+            f"pip install {shell_word(f'fedcache[{name}]')}",
         )
     folder = _folder(kind, place, runs)
     if folder is None:
@@ -93,7 +93,7 @@ def look_at(spec: str, runs: Path) -> str | None:
     name, _, place = spec.partition(":")
     kind = TRACKERS.get(name)
     folder = None if kind is None or find("trackers", name) is not None else _folder(kind, place, runs)
-    return None if kind is None or folder is None else kind.look.format(place=shlex.quote(str(folder.absolute())))
+    return None if kind is None or folder is None else kind.look.format(place=shell_word(folder.absolute()))
 
 
 def _tracker_of(own: Plugin, place: Path) -> Tracker:
@@ -135,7 +135,7 @@ def _close(spec: str, made: Tracker, runs: Path, observer: Observer | None) -> N
         if observer is not None and command is not None:
             observer.note(f"Tracked by {spec.partition(':')[0]}:  {command}")
     except Exception as error:
-        text = f"--track {spec} could not be finished: {type(error).__name__}: {error}"
+        text = f"--track {shell_word(spec)} could not be finished: {type(error).__name__}: {error}"
         if observer is not None:
             observer.warn(text)
         else:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
 from fedcache.federate.engines.flower.processes import need_flower
 from fedcache.store.files import make_private, write_atomic
 
@@ -110,7 +110,8 @@ def read_keys(path: Path) -> Keys:
     missing = [p.name for p in (keys.ca, *keys.server) if not p.exists()]
     if missing:
         raise UsageError(
-            f"{path} lacks {', '.join(missing)}.", f"fedcache flower keys --out {path} --sites a,b,c --host ADDRESS"
+            f"{path} lacks {', '.join(missing)}.",
+            f"fedcache flower keys --out {shell_word(path)} --sites a,b,c --host ADDRESS",
         )
     return keys
 

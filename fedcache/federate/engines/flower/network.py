@@ -17,7 +17,7 @@ from typing import Any
 
 import tomli_w
 
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.federate.engines.flower.keys import Keys
 from fedcache.federate.engines.flower.processes import (
     Process,
@@ -83,7 +83,7 @@ class Address:
             raise MachineError(
                 f"The certificate of {self} does not hold against {self.ca}: {error.verify_message}.",
                 f"Take ca.crt from the server's folder of keys; another host than the certificate's: "
-                f"fedcache flower keys --out KEYS --host {self.host}",
+                f"fedcache flower keys --out KEYS --host {shell_word(self.host)}",
             ) from error
         except ssl.SSLError as error:
             raise MachineError(
@@ -169,7 +169,7 @@ def register(address: Address, publics: Sequence[Path]) -> None:
     if done.returncode or said:
         raise MachineError(
             f"Keys were not registered: {'; '.join(said) or done.stderr.strip()[-500:]}",
-            "fedcache flower keys --out KEYS --sites NAME makes some that can be.",
+            "fedcache flower keys --out KEYS --sites NAME   makes some that can be.",
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 
 from fedcache.config import TrainConfig, resolve, to_table
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, clients_per_round, keep_down
 from fedcache.federate.engines.flower.masking import BOUND, LEAST_SITES, check_secure
@@ -88,20 +88,21 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
     if config.attack is not None:
         raise UsageError(
             "--attack makes clients lie in a simulation; sites are real.",
-            IN_PROCESS.format(method.name) + f" --attack {config.attack}",
+            IN_PROCESS.format(method.name) + f" --attack {shell_word(config.attack)}",
         )
     if config.dp_clip is not None or config.dp_noise is not None:
         raise UsageError(
             "--dp-clip accounts for what is made of uploads, and sites tell their rows, classes and right answers too, "
             "and see in which rounds they are asked.",
-            IN_PROCESS.format(method.name) + " --dp-clip 1 --dp-noise 1 --dp-seed 0 shows what noise costs",
+            IN_PROCESS.format(method.name) + " --dp-clip 1 --dp-noise 1 --dp-seed 0   shows what noise costs",
         )
     plain, simulated = TrainConfig(), (*SAMPLING_OPTIONS, *TIMING_OPTIONS)
     words = {n: value for n in simulated if (value := getattr(config, n)) != getattr(plain, n)}
     if options := {f"--{name.replace('_', '-')}": value for name, value in words.items()}:
+        given = [f"{option} {shell_word(value)}" for option, value in options.items()]
         raise UsageError(
             f"{', '.join(options)} simulates who takes part or how long that takes; sites are real.",
-            " ".join([IN_PROCESS.format(method.name), *(f"{option} {value}" for option, value in options.items())]),
+            " ".join([IN_PROCESS.format(method.name), *given]),
         )
     dealt = ("client_backbones", "client_set", "domain", "partition")
     if given := [f"--{name.replace('_', '-')}" for name in dealt if getattr(config, name)]:
@@ -296,7 +297,7 @@ def read_app(path: Path) -> App:
         config = table["tool"]["flwr"]["app"]["config"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{path} holds no Flower app.", f"Write one: fedcache flower app --method fed3r --out {path}"
+            f"{path} holds no Flower app.", f"Write one: fedcache flower app --method fed3r --out {shell_word(path)}"
         ) from error
     return App(path.resolve(), Plan.from_config(config))
 

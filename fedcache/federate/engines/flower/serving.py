@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import Home
-from fedcache.errors import FedcacheError, MachineError, StoreError, UsageError
+from fedcache.errors import FedcacheError, MachineError, StoreError, UsageError, shell_word
 from fedcache.federate.engines.flower.keys import Keys, make_keys, read_keys, read_site_keys
 from fedcache.federate.engines.flower.network import (
     EVERYWHERE,
@@ -53,7 +53,7 @@ def serve(keys: Path | None, host: str | None, port: int, home: Home, say: Say, 
     where = host or ("127.0.0.1" if known is None else EVERYWHERE)
     if known is None:
         Address(where, port).need_loopback(
-            f"fedcache flower keys --out KEYS --sites a,b --host {where}, then --keys KEYS"
+            f"fedcache flower keys --out KEYS --sites a,b --host {shell_word(where)}, then --keys KEYS"
         )
     folder = _folder(home, server_folder(port) + ("" if known is not None else "-insecure"))
     process = start_superlink(Address(where, port), known, folder)
@@ -81,11 +81,12 @@ def attend(
     if "shard" not in store.dataset and name is None:
         raise UsageError(
             f"{shard} was not cut out of a larger store, so its client has no name.",
-            f"Give it one that no other site has: fedcache flower site --shard {shard} --name NAME",
+            f"Give it one that no other site has:  fedcache flower site --shard {shell_word(shard)} "
+            f"--superlink {shell_word(superlink)} --name NAME",
         )
     ca, key = (None, None) if keys is None else read_site_keys(keys)
     address = Address.parse(superlink, ca)
-    address.need_loopback("Take --keys DIR, which the server's fedcache flower keys made for this site.")
+    address.need_loopback("Take --keys DIR, which `fedcache flower keys` made for this site on the server's machine.")
     if not address.check():
         say(f"Nothing listens at {address} yet; the site looks for it until it is there.")
     state = state_of(home.root, store)
@@ -201,7 +202,7 @@ def up(
     check_client_folder(shards)
     stores = sorted(shards.glob("*.zarr"))
     if not stores:
-        raise StoreError(f"{shards} holds no client stores.", "fedcache shard --partition NAME --out DIR makes them.")
+        raise StoreError(f"{shards} holds no client stores.", "fedcache shard --partition NAME --out DIR   makes them.")
     for path in stores:
         Store.open(path)
     plan = replace(plan, sites=len(stores)).checked()

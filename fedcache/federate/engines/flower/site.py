@@ -268,7 +268,7 @@ class SiteRequest:
         if shard is None and name is None:
             raise UsageError(
                 f"{self.store.path.name} was not cut out of a larger store, so its client has no name.",
-                "Give it one that no other site has: fedcache flower site --shard PATH --name NAME",
+                "Give it a name of its own:  fedcache flower site --shard PATH --superlink HOST:PORT --name NAME",
             )
         if shard is not None and (held := int((s.split == 2).sum())):
             raise UsageError(

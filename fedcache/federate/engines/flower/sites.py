@@ -9,7 +9,6 @@ the same key in all later runs of the server (``site_names``).
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedcache.errors import FedcacheError, FederatedRunError, StoreError
+from fedcache.errors import FedcacheError, FederatedRunError, StoreError, shell_word
 from fedcache.federate.engines.flower.messages import SiteMessage, refusal_of
 from fedcache.federate.engines.flower.site_facts import SAME, SiteFacts, difference
 from fedcache.federate.engines.flower.site_names import SiteNames
@@ -59,7 +58,7 @@ def compatible_sites(members: Sequence[Member], like: str = "") -> tuple[list[Me
 def _of_another_key(member: Member, owners: Mapping[str, str]) -> tuple[str, str] | None:
     """Why a site cannot have its name, in words, and a hint; None when no other key has it."""
     name = member.facts.name
-    return None if owners.get(name, member.key) == member.key else (NAME_BOUND, BOUND_HINT.format(shlex.quote(name)))
+    return None if owners.get(name, member.key) == member.key else (NAME_BOUND, BOUND_HINT.format(shell_word(name)))
 
 
 def in_client_order(members: Sequence[Member]) -> list[Member]:
@@ -97,13 +96,14 @@ class RowLimits:
 
 NAME_TAKEN = "another node has that name, and keeps it"
 NAME_HINT = (
-    "Give it one that no other site has: fedcache flower site --name NAME. A site that was restarted keeps its name by "
-    "its key (--keys); without keys it is a new node, and takes part from the next run on."
+    "Give it one that no other site has: fedcache flower site --shard PATH --superlink HOST:PORT --name NAME. A site "
+    "that was restarted keeps its name by its key (--keys); without keys it is a new node, and takes part from the "
+    "next run on."
 )
 NAME_BOUND = "its name belongs to another key, which took part under it before"
 BOUND_HINT = (
     "If that site has a new key: fedcache flower names --forget {}. Else give this one a name of its own: "
-    "fedcache flower site --name NAME."
+    "fedcache flower site --shard PATH --superlink HOST:PORT --name NAME."
 )
 
 GONE = "its node went away"

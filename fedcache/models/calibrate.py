@@ -1,0 +1,128 @@
+"""Calibration: the temperature of a model's probabilities, fitted when its training ends.
+
+Scores of ridge regression lie between 0 and 1, and those of a nearest mean are distances, so their plain softmax says
+nothing about how often a prediction is right. The fitted temperature is the one at which the mean probability of the
+predicted classes is their accuracy (Clarte et al., "Expectation consistency for calibration of neural networks", UAI
+2023). The temperature of least NLL, which ``evaluate`` finds, is moved by single rows with extreme scores: variances
+near 0 give some, and the probabilities of all other rows are then nearly alike. The rows are those that the model has
+not seen:
+
+- the validation rows of the partition, for every method with one model for all clients;
+- without validation rows, a fifth of every client's training rows, for methods in closed form. The method is trained
+  again without these rows, and the temperature of that model is taken. Methods that take gradient steps would need as
+  long again as the run did, so they have no temperature then.
+
+The rows are read where the run is simulated. A federation of sites keeps them apart, and has no temperature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from fedcache.errors import FederatedRunError, UsageError
+from fedcache.federate.engine.deployed import DeployedModel
+from fedcache.federate.engine.evaluate import BLOCK
+from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.federate.engine.run import TrainingRun, run
+from fedcache.federate.partition.client_table import ClientTable, names_of
+from fedcache.federate.partition.row_lists import RowLists
+from fedcache.federate.partition.validation import hold_out
+from fedcache.models.evaluate import COLDEST, HOTTEST, MOST_KEPT
+
+SHARE = 0.2
+"""Share of every client's training rows that a second training leaves out."""
+LEAST_ROWS = 20
+"""Rows on which a temperature is fitted; fewer say too little."""
+DIGITS = 4
+"""Significant digits of a temperature: more would differ between processors."""
+
+
+def temperature_of(spec: TrainingRun, out: TrainingOutput) -> float | None:
+    """The temperature of a model that has just been trained; None where none can be fitted.
+
+    None for personal models, for private runs, whose epsilon does not cover it, and for runs without rows to fit it on.
+    """
+    if out.protocol != "global" or spec.trust.privacy is not None:
+        return None
+    held = spec.clients.validation if isinstance(spec.clients, ClientTable) else None
+    if held is not None:
+        return _fitted(spec, out, held.rows)
+    if spec.method.gradient or "labels" not in spec.method.needs:
+        return None
+    try:
+        train, rows = _without_a_share(spec)
+        without = ClientTable.dealt(names_of(spec.clients), train, np.empty(0, np.int64), None)
+        return _fitted(spec, run(replace(spec, clients=without, eval_every=0), out.hp), rows)
+    except (UsageError, FederatedRunError):  # too few rows, or a method that fails with fewer
+        return None
+
+
+def _without_a_share(spec: TrainingRun) -> tuple[RowLists, NDArray[np.int64]]:
+    """The training rows of every client less a share of each class, and the rows that are left out.
+
+    Raises UsageError where clients hold the same rows and one would have none left.
+    """
+    train = RowLists.of([client.train for client in spec.clients])
+    label = spec.data.y.cpu().numpy()
+    # Drawn, as neighbours in a store may be alike; the same for every seed.
+    order = np.random.default_rng(0).bytes(16 * len(label))
+    kept, taken = hold_out(train, label, np.frombuffer(order, np.uint8).reshape(-1, 16), SHARE)
+    return kept, taken.distinct
+
+
+def _fitted(spec: TrainingRun, out: TrainingOutput, rows: NDArray[np.int64]) -> float | None:
+    """The temperature of the one model of ``out`` on labelled rows it was not trained on."""
+    model = out.deployed(None)
+    label = spec.data.y.cpu().numpy()
+    rows = rows[label[rows] >= 0]
+    step = max(1, -(-8 * len(rows) * spec.data.classes // MOST_KEPT))
+    rows = rows[::step]
+    if model is None or len(rows) < LEAST_ROWS:
+        return None
+    scores = _scores(model, spec, rows)
+    known = np.isfinite(scores.max(-1))
+    scores, label = scores[known], label[rows[known]]
+    if len(label) < LEAST_ROWS:
+        return None
+    value = consistent_temperature(scores, label)
+    return None if value is None else float(f"{value:.{DIGITS}g}")
+
+
+def consistent_temperature(scores: NDArray[np.float64], label: NDArray[np.int64]) -> float | None:
+    """The temperature at which the mean probability of the predicted classes is their accuracy.
+
+    The accuracy of n rows is taken to be (right + 1) / (n + 2), so rows that are all right ask for no temperature of 0.
+    The hottest temperature is taken where even that is too sure; None where the coldest is not sure enough.
+
+    Args:
+        scores: [n, C], finite in each row's highest.
+        label: [n].
+    """
+    right = int((scores.argmax(-1) == label).sum())
+    accuracy = (right + 1) / (len(label) + 2)
+
+    def excess(log_temperature: float) -> float:
+        p = torch.from_numpy(scores / np.exp(log_temperature)).softmax(-1)
+        return float(p.amax(-1).mean()) - accuracy
+
+    low, high = np.log(COLDEST), np.log(HOTTEST)
+    if excess(low) < 0:
+        return None
+    if excess(high) > 0:
+        return HOTTEST
+    return float(np.exp(brentq(excess, low, high, xtol=1e-6)))
+
+
+def _scores(model: DeployedModel, spec: TrainingRun, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Scores float64 [n, C] of rows of the run."""
+    parts = []
+    for start in range(0, len(rows), BLOCK):
+        x = spec.data.x[torch.from_numpy(rows[start : start + BLOCK]).to(spec.data.x.device), 0]
+        with torch.no_grad():
+            parts.append(model.scores(x.to(spec.dtype) if x.is_floating_point() else x).double().cpu().numpy())
+    return np.concatenate(parts)

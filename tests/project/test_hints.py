@@ -1,0 +1,264 @@
+"""Command lines that errors, notes and help give: each is one that this package has, and a shell reads it whole.
+
+A text is read as the source has it, with a word for each value of an f-string. The hints that tests come across are
+checked with their real values by ``tests/conftest.py``.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeGuard
+
+import pytest
+from command import fedcache
+from command_lines import COMMANDS, faults, hints_of_the_package, known_options, spans
+
+from fedcache.errors import shell_word
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "fedcache"
+PIECES = {
+    "kind": "method",
+    "what": "IMAGES",
+    "rows": "--dataset DATASET",
+    "whose": "--client NAME",
+    "chosen": " --backbones glyph-clip",
+    "train_example(opened)": "--method fed3r",
+    "ENCODERS[holds]": "hf:FOLDER",
+    "strange[0].replace('_', '-')": "rounds",
+    "making": "fedcache extract --backbones pixels",
+    "also": "",
+}
+"""Expressions in f-strings that are no single value but words of a command line, and an example of each."""
+QUOTING = ("shell_word(", "shlex.join(", "command_of(", "extract_command(")
+"""What makes one word, or a whole command line, of any value."""
+HOLE = re.compile("\ue000(\\d+)\ue001")
+OPTION = re.compile(r"(?<![\w(-])--[a-z][a-z-]*")
+OF_OTHERS = {"--force-reinstall", "--upgrade", "--backend-store-uri", "--logdir", "--head", "--address", "--keep"}
+"""Options of pip, MLflow, TensorBoard, Ray and gunzip."""
+FREE = "(?:[a-z]+-key|no-label|by|domain|client|name|store|dataset|data|weights|recipe|backbones|partition|out|track)"
+"""Options whose values are words of the user: names of columns, clients and stores, and paths."""
+WITH_A_VALUE = re.compile(f"--{FREE}[ =](?:[\\w./:=,-]|\ue000\\d+\ue001)+|(?:^|  )(?:rm|mv|ls) [^;]*")
+"""Such an option with its value, or a command of the shell on a path."""
+NOT_INSTALLED = re.compile(r"\b(?:tools|examples|docs|benchmarks|tests)/[\w./-]*\w")
+"""Paths of the repository that the wheel does not have."""
+VARIABLE = re.compile(r"FEDCACHE_[A-Z]\w*")
+
+
+class Text(NamedTuple):
+    """A string of the package, with a mark in the place of each value of an f-string."""
+
+    where: str
+    text: str
+    values: list[ast.expr]
+    message: bool  # of an error: it repeats what was given
+
+    def example(self) -> str:
+        """The text with a word in the place of each value."""
+        return HOLE.sub(lambda m: PIECES.get(ast.unparse(self.values[int(m[1])]), "HOLE"), self.text)
+
+    def unquoted(self) -> Iterator[str]:
+        """Values that stand in a command line as they are, and would be several words of a shell."""
+        lines = [line for line, _ in spans(self.text) if _is_a_command(line)]
+        for line in lines if self.message else [*lines, *WITH_A_VALUE.findall(self.text)]:
+            for hole in HOLE.finditer(line):
+                value = ast.unparse(self.values[int(hole[1])])
+                if not value.startswith(QUOTING) and not value.isupper() and value not in PIECES:
+                    yield value
+
+
+def _is_a_command(line: str) -> bool:
+    program, word, *_ = [*line.split(), ""]
+    return program != "fedcache" or word in COMMANDS.commands
+
+
+def texts(source: str, where: str) -> Iterator[Text]:
+    """The strings of a module but docstrings and patterns; of a choice between constants in an f-string, each."""
+    tree = ast.parse(source)
+    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    unread = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    unread |= {id(part) for node in ast.walk(tree) if _is_a_pattern(node) for part in node.args}
+    messages = {id(part) for node in ast.walk(tree) if _is_an_error(node) for part in ast.walk(node.args[0])}
+    for node in ast.walk(tree):
+        if id(node) in inner | unread:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield Text(f"{where}:{node.lineno}", node.value, [], id(node) in messages)
+        if isinstance(node, ast.JoinedStr):
+            for parts in itertools.product(*map(_choices, node.values)):
+                yield _joined(f"{where}:{node.lineno}", parts, id(node) in messages)
+        if isinstance(node, ast.List) and _is_constant(node.elts[:1], "fedcache"):
+            words = [str(word.value) if isinstance(word, ast.Constant) else "HOLE" for word in _whole(node.elts)]
+            yield Text(f"{where}:{node.lineno}", f"`{' '.join(words)}`", [], False)
+
+
+def _is_a_pattern(node: ast.AST) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.")
+
+
+def _is_an_error(node: ast.AST) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and bool(node.args) and ast.unparse(node.func).endswith("Error")
+
+
+def _whole(words: list[ast.expr]) -> list[ast.expr]:
+    """The words of a list up to those that stand for several."""
+    return list(itertools.takewhile(lambda word: not isinstance(word, ast.Starred), words))
+
+
+def _is_constant(nodes: list[ast.expr], value: str) -> bool:
+    return any(isinstance(node, ast.Constant) and node.value == value for node in nodes)
+
+
+def _choices(part: ast.expr) -> list[ast.expr]:
+    value = part.value if isinstance(part, ast.FormattedValue) else part
+    if isinstance(value, ast.IfExp):
+        return [*_choices(value.body), *_choices(value.orelse)]
+    return [value]
+
+
+def _joined(where: str, parts: tuple[ast.expr, ...], message: bool) -> Text:
+    text = ""
+    values: list[ast.expr] = []
+    for part in parts:
+        if isinstance(part, ast.Constant):
+            text += str(part.value)
+            continue
+        text += f"\ue000{len(values)}\ue001"
+        values.append(part)
+    return Text(where, text, values, message)
+
+
+TEXTS = [
+    text
+    for path in sorted(PACKAGE.rglob("*.py"))
+    for text in texts(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT)))
+]
+OPTIONS = known_options() | OF_OTHERS
+VARIABLES = {
+    word
+    for path in PACKAGE.rglob("*.py")
+    for word in re.findall(r"(?:environ|VARIABLE).*\"(FEDCACHE_\w+)\"", path.read_text(encoding="utf-8"))
+}
+
+
+def lost_options(text: Text) -> list[str]:
+    said = text.example()
+    # A text that is an option and no more is a word for another program, which fedcache starts.
+    return [] if OPTION.fullmatch(said) else [word for word in OPTION.findall(said) if word not in OPTIONS]
+
+
+def lost_files(text: Text) -> list[str]:
+    """Files of the repository that a text names, and that somebody who installed the wheel does not have."""
+    found = NOT_INSTALLED.findall(text.example())
+    known = [name for name in found if Path(name).suffix in (".py", ".md") or (ROOT / name).exists()]
+    return [name for name in known if "HOLE" not in name]  # those are of the user's own package
+
+
+def lost_variables(text: Text) -> list[str]:
+    return [name for name in VARIABLE.findall(text.text) if name not in VARIABLES]
+
+
+LAWS: dict[str, Callable[[Text], list[str]]] = {
+    "command lines that cannot be run": lambda text: list(faults(text.example())),
+    "values that are not quoted": lambda text: list(text.unquoted()),
+    "options that no command has": lost_options,
+    "files that the wheel does not have": lost_files,
+    "variables that nothing reads": lost_variables,
+}
+
+
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+def test_every_hint_can_be_typed_as_it_is_printed(law: Callable[[Text], list[str]]) -> None:
+    wrong = [f"{text.where}: {fault}" for text in TEXTS for fault in law(text)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_law_reads_the_hints_of_the_package() -> None:
+    lines = [line for text in TEXTS for line, _ in spans(text.text)]
+    assert len([line for line in lines if line.startswith("fedcache ")]) > 250
+    assert len([line for line in lines if line.startswith("pip install ")]) > 10
+
+
+@pytest.mark.parametrize(
+    ("source", "law"),
+    [
+        ('"fedcache train --metod fed3r"', "command lines that cannot be run"),
+        ('"Start with:  fedcache extrakt --dataset digits"', "command lines that cannot be run"),
+        ('"fedcache shard --partition NAME --out DIR makes them."', "command lines that cannot be run"),
+        ('"Give one:  fedcache flower site --name NAME"', "command lines that cannot be run"),
+        ('"fedcache train --method fedavgg"', "command lines that cannot be run"),
+        ('"fedcache train --rounds many"', "command lines that cannot be run"),
+        ("\"pip install 'fedcache[nosuch]'\"", "command lines that cannot be run"),
+        ("f'pip install {shell_word(name)}>=2'", "command lines that cannot be run"),
+        ("\"python -c 'import numpy as'\"", "command lines that cannot be run"),
+        ("f\"fedcache {'extract' if new else 'extrakt'} --dataset digits\"", "command lines that cannot be run"),
+        ('shlex.join(["fedcache", "train", "--confg", str(path)])', "command lines that cannot be run"),
+        ("f'fedcache ingest {path} --name NAME'", "values that are not quoted"),
+        ("f'Remove it:  rm {path}'", "values that are not quoted"),
+        ("f'Another one: --label-key {column}'", "values that are not quoted"),
+        ('"Say --label-column NAME"', "options that no command has"),
+        ('"python tools/x.py makes it"', "files that the wheel does not have"),
+        ('"See docs/texts.md"', "files that the wheel does not have"),
+        ('"Set FEDCACHE_PLACE"', "variables that nothing reads"),
+    ],
+)
+def test_a_fault_is_seen(source: str, law: str) -> None:
+    found = {
+        name for text in texts(f"hint = {source}", "planted") for name, faults_of in LAWS.items() if faults_of(text)
+    }
+    assert law in found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "f'fedcache ingest {shell_word(path)} --name NAME'",
+        '"fedcache datasets list   shows what each dataset needs"',
+        '"this fedcache reads format 3"',
+        '"fedcache has a method of that name"',
+        '"(`fedcache inspect` shows them)"',
+        '"With a file:  fedcache backbones import FILE --as NAME."',
+        '"fedcache compare RUN RUN ... --over settings"',
+    ],
+)
+def test_a_hint_that_is_right_has_no_fault(source: str) -> None:
+    assert not [fault for text in texts(f"hint = {source}", "planted") for law in LAWS.values() for fault in law(text)]
+
+
+NAMES = ("plain", "two words", "it's", 'a "quote"', "-x", "a;b", "a, b", "$HOME", "*")
+"""Names of files, of which a shell reads all but the first otherwise where they are not quoted."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_path_in_a_command_line_is_one_word(name: str) -> None:
+    assert not faults(f"fedcache ingest {shell_word(Path(name))} --name NAME")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hints_about_files_of_any_name_can_be_typed(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    for ending in ("pkl", "mat", "pt"):
+        (folder / f"{name}.{ending}").write_bytes(b"nothing that can be read")
+    (folder / f"{name}.csv").write_text("text,number\na sentence,1\nanother one,2\n", encoding="utf-8")
+    (folder / "photo.psd").write_bytes(b"no image that is read")
+    (folder / f"{name}.zarr").mkdir()
+    (folder / f"{name}.zarr" / "manifest.json").write_text("{", encoding="utf-8")
+    calls = [("ingest", folder / f"{name}.{ending}", "--name", "rows") for ending in ("pkl", "mat", "pt", "csv")]
+    calls += [("ingest", folder, "--name", "rows"), ("verify", folder / f"{name}.zarr")]
+    calls += [("extract", "--dataset", f"folder:{folder}", "--backbones", "pixels"), ("train", "--dataset", folder)]
+    calls += [("extract", "--dataset", name, "--backbones", "pixels"), ("runs", "show", name)]
+    calls += [("train", "fed3r", "--no-extract", f"--dataset={name}"), ("runs", "show", f"tag:{name}")]
+    calls += [("flower", "server", "--keys", folder), ("train", "fed3r", "--clients-from", folder)]
+    calls += [("flower", "run", folder, "--superlink", "127.0.0.1:1", "--insecure")]
+    with hints_of_the_package() as seen:
+        assert all(fedcache(*words).code for words in calls)
+    lines = [line for hint in seen for line, _ in spans(hint)]
+    assert len(lines) >= 8, seen
+    assert not [fault for hint in seen for fault in faults(hint)]
+    assert [word for line in lines for word in shlex.split(line) if name in word]
