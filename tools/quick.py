@@ -92,9 +92,10 @@ def tests_of(module: Path) -> list[Path]:
     found = list(dict.fromkeys([*named[:2], *importing, *named]))
     if found:
         return found
-    # It is imported by a name made at run time, as commands are: tests that spell its name.
+    # It is imported by a name made at run time, as commands are: tests that spell its name, or of its folder.
     spelt = (stem, stem.replace("_", "-"))
-    return [file for file in test_files() if any(word in file.read_text(encoding="utf-8") for word in spelt)]
+    found = [file for file in test_files() if any(word in file.read_text(encoding="utf-8") for word in spelt)]
+    return found or [file for file in test_files() if file.parent.name in module.parts]
 
 
 def choose(changed: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
