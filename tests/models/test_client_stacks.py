@@ -165,6 +165,7 @@ def test_a_method_of_ones_own_scores_every_class():
     out = go_tiny("fedncm", {}, data, clients)
     made = out.deployed(None)
     collecting.check_saved(made, data)
+    collecting.check_saved(made, replace(data, x=data.x.half()))  # features that the store holds in 16 bits
     short = replace(made.method, predict=lambda down, own, rows, x, ctx: torch.zeros(len(x), 2))
     with pytest.raises(UsageError) as caught:
         collecting.check_saved(replace(made, method=short), data)

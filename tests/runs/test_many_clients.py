@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from pyarrow import parquet
 
 import fedcache as fc
 from fedcache.config import Home
-from fedcache.errors import CorruptionError, Exit
+from fedcache.errors import CorruptionError, Exit, MachineError
 from fedcache.models import collect
 from fedcache.runs import forecast
-from fedcache.runs.client_columns import CLIENTS_IN_RESULT, client_columns
+from fedcache.runs.client_columns import CLIENTS_IN_RESULT, check_recordable, client_columns
 from fedcache.runs.row_sources import StoreRows
 
 M = CLIENTS_IN_RESULT + 200
@@ -35,6 +36,14 @@ def ingested(place: Path) -> Path:
 @pytest.fixture
 def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
     return once(ingested)
+
+
+def test_many_clients_without_pyarrow_are_refused_before_they_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    check_recordable(CLIENTS_IN_RESULT)
+    with pytest.raises(MachineError, match="pyarrow") as refused:
+        check_recordable(CLIENTS_IN_RESULT + 1)
+    assert "pip install 'fedcache[tables]'" in str(refused.value)
 
 
 def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown_one(store: Path) -> None:

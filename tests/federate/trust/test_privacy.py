@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -331,6 +332,18 @@ def test_epsilon_composes_over_seeds_points_and_unlike_mechanisms():  # A1
     assert mixed["epsilon_pld"] == pytest.approx(
         sampled_epsilon([(1.0, 0.1, 50), (4.0, 1 - 1e-12, 10)], 1e-5), rel=0.01
     )
+
+
+def test_accounting_leaves_the_log_level_of_its_library_as_it_was():
+    pytest.importorskip("dp_accounting")
+    log = logging.getLogger("absl")
+    before = log.level
+    try:
+        log.setLevel(logging.DEBUG)
+        epsilons([Spent(2.0, 1.0, 7)], 1e-5)
+        assert log.level == logging.DEBUG
+    finally:
+        log.setLevel(before)
 
 
 def test_sampling_makes_epsilon_smaller_only_while_participants_are_secret():
