@@ -165,7 +165,11 @@ def test_a_method_of_ones_own_scores_every_class():
     out = go_tiny("fedncm", {}, data, clients)
     made = out.deployed(None)
     collecting.check_saved(made, data)
-    collecting.check_saved(made, replace(data, x=data.x.half()))  # features that the store holds in 16 bits
+    held_in_16_bits = replace(data, x=data.x.half())
+    read = []
+    own = replace(made.method, predict=lambda down, own, rows, x, ctx: read.append(x.dtype) or torch.zeros(len(x), 3))
+    collecting.check_saved(replace(made, method=own), held_in_16_bits)
+    assert read == [made.ctx.env.dtype]
     short = replace(made.method, predict=lambda down, own, rows, x, ctx: torch.zeros(len(x), 2))
     with pytest.raises(UsageError) as caught:
         collecting.check_saved(replace(made, method=short), data)
