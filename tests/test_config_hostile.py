@@ -44,6 +44,7 @@ def test_a_configuration_of_any_bytes(tmp_path: Path, raw: bytes) -> None:
     assert outcome(tmp_path / "f.toml") in (None, Exit.USAGE)
 
 
+@pytest.mark.slow
 @examples(150, 300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(section=st.sampled_from([*SECTIONS, "trian"]), key=st.sampled_from([*WORDS, "lr"]), value=VALUES)
 def test_a_configuration_with_any_value(tmp_path: Path, section: str, key: str, value: object) -> None:

@@ -26,6 +26,7 @@ def store() -> fc.Store:
     return fc.Store.from_arrays({"mine": x}, labels=names[y], splits=split, domains=np.where(y == 0, "ink", "chalk"))
 
 
+@pytest.mark.slow
 def test_the_ten_lines_work_as_written(store: fc.Store) -> None:
     parts = fc.partition(store, "dirichlet", clients=12, alpha=0.5, seed=0)
     run = fc.train("fedavg", store, parts, rounds=2, seeds=range(3))

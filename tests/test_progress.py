@@ -80,6 +80,7 @@ def test_the_command_says_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "extracting" in begun
 
 
+@pytest.mark.slow
 def test_many_rows_are_said_to_be_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
     store = ok("extract", "--dataset", "digits", "--limit", 40, "--backbones", "random-projection").data["path"]
     words = ("partition", "--store", store, "--scheme", "iid", "--clients", 2)

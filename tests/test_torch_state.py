@@ -60,6 +60,7 @@ def fitted_scores() -> NDArray[Any]:
     return fc.FedClassifier("fedavg", rounds=2, clients=3).fit(X, y).predict_proba(X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", STATES)
 def test_the_callers_torch_state_changes_no_result(state: str, tmp_path: Path) -> None:
     images = folder(tmp_path / "images", train=6, test=2)

@@ -53,6 +53,7 @@ def checked_size(name: str) -> int:
     return int(ok("backbones", "info", name).data["recipe"]["size"])
 
 
+@pytest.mark.slow
 def test_weights_may_be_named_for_one_command(checkpoint: Path) -> None:
     given = f"{NAME}={checkpoint}"
     listed = ok("backbones", "list", "--weights", given).data["backbones"]
@@ -60,6 +61,7 @@ def test_weights_may_be_named_for_one_command(checkpoint: Path) -> None:
     assert not ready()[NAME], "nothing was kept"
 
 
+@pytest.mark.slow
 def test_a_text_tower_has_a_width_and_its_text_is_verified() -> None:
     told = ok("backbones", "info", "glyph-clip").data
     assert told["text_width"] == told["width"]
@@ -88,6 +90,7 @@ def test_what_is_missing_or_misspelt_is_one_sentence(
     assert done.envelope["error"]["hint"]
 
 
+@pytest.mark.slow
 def test_a_model_of_another_width_does_not_verify(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedcache.extract.backbones.encoder import ModuleEncoder
 

@@ -164,6 +164,7 @@ def test_config_shows_every_key_with_its_meaning_and_can_be_read_again(tmp_path:
     assert ok("config", "--config", path).data == found
 
 
+@pytest.mark.slow
 def test_inspect_verify_export_and_ingest_agree(tmp_path: Path) -> None:
     images = folder(tmp_path / "shapes", train=4, test=2)
     store = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0).data[
@@ -192,6 +193,7 @@ def test_options_that_would_be_ignored_and_empty_names_are_refused(tmp_path: Pat
     assert fedcache("ingest", "x.npz", "--name", "", "--json").code == 2
 
 
+@pytest.mark.slow
 def test_partition_prints_saves_and_draws(tmp_path: Path) -> None:
     images = folder(tmp_path / "shapes", train=9, test=2)
     ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)

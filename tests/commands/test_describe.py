@@ -65,6 +65,7 @@ def test_the_list_says_what_every_method_sends_and_how_faithful_it_is() -> None:
         assert shown[name][2] == (", ".join(entry["needs"]) or "features")
 
 
+@pytest.mark.slow
 def test_the_catalogue_foretells_what_counting_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(PATH.read_bytes())["sources"] == sources_digest(), "old; run: python tools/make_docs.py"
     sizes = Sizes(20, 12, 5)

@@ -46,6 +46,7 @@ def runs() -> dict[str, dict]:
     return {r["method"]: r for r in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_the_runs_own_test_rows_give_the_stored_accuracy(store: Path, method: str) -> None:
     result = runs()[method]
@@ -64,6 +65,7 @@ def test_the_runs_own_test_rows_give_the_stored_accuracy(store: Path, method: st
     assert whole["model"] == "2 clients' own, each on all rows"
 
 
+@pytest.mark.slow
 def test_a_new_dataset_is_extracted_once_with_the_recipes_of_the_run(store: Path, tmp_path: Path) -> None:
     new = folder(tmp_path / "other", train=2, test=2, classes=4)
     before = recall_last(Home.from_environment())
@@ -80,6 +82,7 @@ def test_a_new_dataset_is_extracted_once_with_the_recipes_of_the_run(store: Path
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_second_call_computes_nothing(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = folder(tmp_path / "other", train=2, test=2)
     words = ("evaluate", runs()["fed3r"]["digest"][:12], "--dataset", f"folder:{new}", "--workers", 0)
@@ -88,6 +91,7 @@ def test_a_second_call_computes_nothing(store: Path, tmp_path: Path, monkeypatch
     assert ok(*words).data == first.data
 
 
+@pytest.mark.slow
 def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(
     once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path
 ) -> None:
@@ -123,6 +127,7 @@ def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(
     assert {a.how["batch"] for a in Store.open(store).arrays.values()} == {16}  # what is asked for goes first
 
 
+@pytest.mark.slow
 def test_weights_that_are_given_make_the_features_of_their_backbone(tmp_path: Path) -> None:
     images, new = folder(tmp_path / "shapes", train=6, test=4), folder(tmp_path / "other", train=2, test=4)
     drawn = ("--weights", "random-projection=seed:3", "--workers", 0)
@@ -135,6 +140,7 @@ def test_weights_that_are_given_make_the_features_of_their_backbone(tmp_path: Pa
     assert recipes["random-projection"] == "seed:3"
 
 
+@pytest.mark.slow
 def test_several_runs_are_one_table_and_one_file(store: Path, tmp_path: Path) -> None:
     some = [r["digest"][:12] for r in runs().values()]
     for ending in ("html", "csv", "json"):
@@ -152,6 +158,7 @@ def test_several_runs_are_one_table_and_one_file(store: Path, tmp_path: Path) ->
     assert "--split test leaves them out" in done.err  # all rows, those of training among them
 
 
+@pytest.mark.slow
 def test_a_file_of_embeddings(store: Path, tmp_path: Path) -> None:
     held, run = Store.open(store), runs()["fed3r"]["digest"][:12]
     keys = {a.recipe["backbone"]: key for key, a in held.arrays.items()}
@@ -214,6 +221,7 @@ def warned(*words: object) -> list[str]:
     return ok("evaluate", *words).envelope["warnings"]
 
 
+@pytest.mark.slow
 def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(store: Path, tmp_path: Path) -> None:
     run = run_of("fed3r")
     file, copied = run / "models" / "seed-0.safetensors", tmp_path / "mine.safetensors"
@@ -236,6 +244,7 @@ def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(s
     assert warned(copied, "--store", store) == []  # nothing says what it was trained on: nothing is claimed
 
 
+@pytest.mark.slow
 def test_only_rows_that_clients_were_dealt_count_as_trained_on(store: Path, tmp_path: Path) -> None:
     words = ("--store", store, "--scheme", "iid", "--clients", 3, "--domain", "ink")
     run = Path(ok("train", "--method", "fed3r", *words).data["path"])
@@ -256,6 +265,7 @@ def test_only_rows_that_clients_were_dealt_count_as_trained_on(store: Path, tmp_
     assert warned(run, "-d", f"folder:{other}", "--workers", 0) == [said]
 
 
+@pytest.mark.slow
 def test_of_several_models_an_error_names_the_one_that_it_is_of(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "e.npz"
     np.savez(file, embeddings=np.zeros((3, 5), np.float32), labels=np.arange(3))
@@ -273,6 +283,7 @@ def test_of_several_models_an_error_names_the_one_that_it_is_of(store: Path, tmp
     assert "made.safetensors: Unknown client 'chalk'." in done.err, done.err
 
 
+@pytest.mark.slow
 def test_one_saved_client_is_measured_as_one_and_of_some_it_is_said_how_many(store: Path) -> None:
     words = ("train", "--method", "fedpcl", "--store", store, "--scheme", "feature-shift", "--rounds", 1)
     run = ok(*words, "--save-clients", "ink").data["path"]
@@ -307,6 +318,7 @@ def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(s
     assert (unknown.code, "Did you mean 'ink'?" in unknown.err) == (Exit.USAGE, True)
 
 
+@pytest.mark.slow
 def test_an_evaluation_in_the_runs_own_folder_is_written_again(store: Path) -> None:
     run = run_of("fed3r")
     for ending in ("json", "csv", "html"):

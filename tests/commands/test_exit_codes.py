@@ -33,6 +33,7 @@ def hint_of(done: Done) -> str:
     return str(error["hint"])
 
 
+@pytest.mark.slow
 def test_0_2_3_and_5_come_from_good_wrong_and_bad_input(images: Path) -> None:
     assert extract(images).code == Exit.OK
     misspelt = fedcache("train", "--method", "fedavgg", "--json")
@@ -115,6 +116,7 @@ def calls() -> list[tuple[str, ast.Call]]:
     ]
 
 
+@pytest.mark.slow
 def test_every_error_has_a_message_and_a_hint() -> None:
     found = calls()
     assert found

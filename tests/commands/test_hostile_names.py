@@ -110,6 +110,7 @@ def test_names_of_ingested_embeddings_are_shown_by_number_too(tmp_path: Path) ->
     shown(fedcache("ls"))
 
 
+@pytest.mark.slow
 @examples(50, 1000)
 @given(st.text())
 def test_what_is_visible_has_no_command_and_letters_stay(text: str) -> None:

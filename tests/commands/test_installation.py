@@ -35,6 +35,7 @@ def entries() -> dict[str, dict[str, str]]:
     return {e["name"]: e for e in fedcache("doctor", "--json").data["entries"]}
 
 
+@pytest.mark.slow
 def test_doctor_looks_at_everything_and_says_what_mends_it(own_home: Path) -> None:
     found = entries()
     assert {
@@ -56,6 +57,7 @@ def test_doctor_looks_at_everything_and_says_what_mends_it(own_home: Path) -> No
     assert "GB free" in found["FEDCACHE_HOME"]["found"]
 
 
+@pytest.mark.slow
 def test_a_failed_check_is_exit_6_and_a_warning_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     row = doctor.check
     for status, code, status_of_all in (("warn", 0, "ok"), ("fail", 6, "problem")):
@@ -277,6 +279,7 @@ def test_live_and_stale_locks_are_told_apart(own_home: Path) -> None:
     assert "stale locks" not in told(), "who lives on another host is not known here"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_shown_and_completes(tmp_path: Path, shell: str) -> None:
     def run(*words: str, **env: str) -> str:
@@ -328,6 +331,7 @@ def test_a_narrow_terminal_gets_blocks_and_breaks_no_word() -> None:
     assert drawn(60, ("short", "words", "1"))[1].split() == ["path", "says", "n"], "what fits is a table"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals of this kind are of Unix")
 def test_the_list_of_backbones_is_whole_at_60_columns_and_without_colour(own_home: Path) -> None:
     every = ok("backbones", "list").data["backbones"]
@@ -339,6 +343,7 @@ def test_the_list_of_backbones_is_whole_at_60_columns_and_without_colour(own_hom
     assert all(len(line) <= 60 for line in text.replace("\r", "").splitlines())
 
 
+@pytest.mark.slow
 def test_doctor_explains_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedcache.store import files
 

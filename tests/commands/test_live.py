@@ -109,6 +109,7 @@ class StopAfter(Told):
             self.flag.ask()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("execution", ["sequential", "batched", "gram"])
 @pytest.mark.parametrize("points", [1, 2])
 def test_every_lift_tells_every_round_once_also_of_a_run_that_goes_on(mine: Path, execution: str, points: int) -> None:

@@ -116,6 +116,7 @@ def with_a_small_site(place: Path) -> Path:
     return store.path
 
 
+@pytest.mark.slow
 def test_a_value_of_few_rows_is_said_to_weigh_as_much_and_can_be_left_out(tmp_path: Path) -> None:
     store = with_a_small_site(tmp_path)
     words = ("grid", "--method", "fedncm", "--by", "site", "--hold-out", "each", "--store", store)
@@ -145,6 +146,7 @@ def test_tests_within_beside_hold_out_are_refused_from_python_too(store: Path) -
     assert (made.args["tests"], made.default_name()) == ("within", "natural-by-site-without-east-s0")
 
 
+@pytest.mark.slow
 def test_a_setting_with_a_held_out_value_says_it_and_is_found_by_the_name_of_its_partition(store: Path) -> None:
     grid = ok("grid", "--method", "fedncm,fed3r", "--by", "site", "--hold-out", "each", "--store", store).data
     saved = [ok("partition", "--by", "site", "--hold-out", site, "--store", store).data for site in SITES]
@@ -206,6 +208,7 @@ def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path: Pat
     assert every_value("note", TrainConfig(store=str(with_values(tmp_path, 50))), Home.from_environment())[0] == "a, b"
 
 
+@pytest.mark.slow
 def test_a_grid_in_python_takes_what_deals_the_rows_as_keywords(store: Path) -> None:
     words = ("--by", "site", "--validation", "0.3")
     asked = ("grid", "--method", "fedavg", *words, "--sweep", "lr=0.01,0.1", "--rounds", 2, "--store", store)

@@ -52,6 +52,7 @@ def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
     return once(small_store)
 
 
+@pytest.mark.slow
 def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(
     tmp_path: Path, site: Path, store: Path
 ) -> None:

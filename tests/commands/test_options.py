@@ -50,6 +50,7 @@ def test_every_key_of_the_file_is_an_option_of_the_command_of_its_name() -> None
         assert {item.name for item in fields(kind)} <= found
 
 
+@pytest.mark.slow
 def test_older_words_of_execution_mean_the_same(tmp_path: Path) -> None:
     store = ingested(tmp_path)
     words = {"sequential": "loop", "batched": "stack"}
@@ -68,6 +69,7 @@ def test_older_words_of_execution_mean_the_same(tmp_path: Path) -> None:
             assert resolve(TrainConfig, read_file(file)["train"], {}).execution == "batched"
 
 
+@pytest.mark.slow
 def test_a_grid_takes_a_device_and_client_stores(tmp_path: Path) -> None:
     store = ingested(tmp_path)
     name = ok("partition", "--scheme", "iid", "--clients", 3, "--store", store).data["name"]

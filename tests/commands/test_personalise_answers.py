@@ -46,6 +46,7 @@ def run_of(method: str) -> dict:
     return {r["method"]: r for r in found}[method]
 
 
+@pytest.mark.slow
 def test_a_client_of_the_run_is_as_right_as_it_was(sites: Path, tmp_path: Path) -> None:
     result = run_of("tip-local")
     for name, accuracy in zip(result["clients"], result["accuracy"]["per_client"], strict=True):
@@ -138,6 +139,7 @@ def test_a_method_that_reads_views_needs_as_many_as_it_was_trained_on(sites: Pat
     assert "--views 2" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_rows_of_classes_that_the_model_does_not_know_are_told(
     sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def store(images: Path) -> Path:
     return Path(done.data["path"])
 
 
+@pytest.mark.slow
 def test_a_point_that_diverges_fails_alone(store: Path) -> None:
     words = ("grid", "--method", "fedavg", "--sweep", "lr=0.1,1e30,0.01", *IID, "--rounds", 2)
     done = fedcache(*words, "--json")
@@ -167,6 +168,7 @@ def test_two_names_of_one_option_that_differ_are_refused(tmp_path: Path) -> None
             call()
 
 
+@pytest.mark.slow
 def test_images_of_several_sizes_are_refused_without_leaving_a_store(tmp_path: Path) -> None:
     images = folder(tmp_path / "shapes", train=6, test=2)
     first = next(images.rglob("*.png"))
@@ -208,6 +210,7 @@ def piped(home: Path, after: str, *words: str) -> tuple[int, str, str]:
 
 
 # ``sleep`` closes its stdin at once and lives: the reader is gone before anything is printed.
+@pytest.mark.slow
 @pytest.mark.parametrize("after", ["| head -1", "| (exec <&-; sleep 1)"])
 @pytest.mark.parametrize(
     "words", [("datasets", "list"), *(pytest.param(w, marks=FULL) for w in (("ls", "--json"), ("train", "--help")))]
@@ -218,6 +221,7 @@ def test_a_closed_pipe_ends_quietly(own_home: Path, words: tuple[str, ...], afte
     assert len(out.splitlines()) == ("head" in after)
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_hides_no_error(own_home: Path) -> None:
     code, _, err = piped(own_home, "| (exec <&-; sleep 1)", "inspect", "nowhere.zarr", "--json")
     assert code == 4
@@ -225,6 +229,7 @@ def test_a_closed_pipe_hides_no_error(own_home: Path) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize(
     "words", [("ls", "--json"), ("--version",), *(pytest.param(w, marks=FULL) for w in (("ls",), ("train", "--help")))]
@@ -390,6 +395,7 @@ def test_weights_are_fetched_where_they_are_published(monkeypatch: pytest.Monkey
     assert "Downloading timm/model.bin" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("words", [("runs", "list"), ("methods", "list"), ("--help",), ("new", "method", "mine")])
 def test_a_closed_stream_is_no_error_and_nothing_is_written_into_a_file(
@@ -403,5 +409,6 @@ def test_a_closed_stream_is_no_error_and_nothing_is_written_into_a_file(
         assert Path("mine/pyproject.toml").read_text(encoding="utf-8").startswith("[build-system]")
 
 
+@pytest.mark.slow
 def test_an_error_with_stderr_closed_keeps_its_exit_code(own_home: Path) -> None:
     assert piped(own_home, "2>&-", "report", "nothing-of-that-name")[0] == Exit.USAGE

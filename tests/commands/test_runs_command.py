@@ -38,6 +38,7 @@ def digest(path: str) -> str:
     return Path(path).name
 
 
+@pytest.mark.slow
 def test_runs_are_listed_by_what_is_asked_for(three: dict[str, str]) -> None:
     told = rows(fedcache("runs", "list"))
     assert [(r["run"], r["method"], r["differs in"]) for r in told] == [
@@ -61,6 +62,7 @@ def test_runs_are_listed_by_what_is_asked_for(three: dict[str, str]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_runs_are_named_by_method_dataset_and_partition(three: dict[str, str]) -> None:
     dataset, partition = (ok("runs", "list").data["entries"][0][key] for key in ("dataset", "partition"))
     for query, names in (("method:fed3r", ("plain", "lam")), ("method:*ncm", ("ncm",)), ("dataset:" + dataset, three),
@@ -73,6 +75,7 @@ def test_runs_are_named_by_method_dataset_and_partition(three: dict[str, str]) -
     assert (meant.code, meant.err.splitlines()[-1]) == (Exit.USAGE, "method:fed3r   names the runs of that method")
 
 
+@pytest.mark.slow
 def test_a_run_is_shown_with_the_settings_that_are_its_own(three: dict[str, str]) -> None:
     told = ok("runs", "show", digest(three["lam"])[:8]).data
     assert told["settings"] == [{"setting": "set.lam", "value": "5", "default": "0.01"}]
@@ -84,6 +87,7 @@ def test_a_run_is_shown_with_the_settings_that_are_its_own(three: dict[str, str]
     assert ok(*again).data["reused"], "the command that is shown names this run"
 
 
+@pytest.mark.slow
 def test_what_differs_between_runs_is_told_and_nothing_else(three: dict[str, str]) -> None:
     told = ok("runs", "diff", digest(three["plain"]), digest(three["lam"])).data
     first, second = told["runs"]
@@ -101,6 +105,7 @@ def test_what_differs_between_runs_is_told_and_nothing_else(three: dict[str, str
     assert (alone.code, "names one run" in alone.err) == (Exit.USAGE, True)
 
 
+@pytest.mark.slow
 def test_tags_find_runs_everywhere_and_change_no_digest(three: dict[str, str]) -> None:
     before = {p: p.read_bytes() for p in Path(three["plain"]).glob("*.*")}
     assert ok("runs", "tag", "base", digest(three["plain"])[:6], digest(three["ncm"])).data["runs"] == [
@@ -121,6 +126,7 @@ def test_tags_find_runs_everywhere_and_change_no_digest(three: dict[str, str]) -
     assert (wrong.code, "is no tag" in wrong.err) == (Exit.USAGE, True)
 
 
+@pytest.mark.slow
 def test_damaged_tags_are_named_wherever_runs_are_listed(three: dict[str, str]) -> None:
     for run in ("plain", "ncm"):
         ok("runs", "tag", f"base-{run}", digest(three[run]))
@@ -142,6 +148,7 @@ def test_damaged_tags_are_named_wherever_runs_are_listed(three: dict[str, str]) 
     assert ok("runs", "show", renamed).data["tags"] == ["base-plain"], "a directory of any name holds the same run"
 
 
+@pytest.mark.slow
 def test_runs_are_removed_after_a_question_or_with_yes(
     three: dict[str, str], own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

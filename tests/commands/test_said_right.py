@@ -131,6 +131,7 @@ def test_the_shell_completes_values_without_torch(tmp_path: Path, own_home: Path
     assert completed("fedcache runs list --tag ", own_home) == ["base"]
 
 
+@pytest.mark.slow
 def test_every_list_in_a_pipe_is_tab_separated(tmp_path: Path) -> None:
     ingested(tmp_path)
     ok("train", "fed3r", *IID)

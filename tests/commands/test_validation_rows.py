@@ -102,6 +102,7 @@ def test_the_validation_accuracy_is_that_of_a_head_worked_out_by_hand(store: Pat
     assert done["validation"]["per_client"] == pytest.approx(own, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_run_tells_of_it_and_one_without_is_as_it_was(store: Path) -> None:
     words = ("train", "--method", "fedrep", "-s", "iid", "-m", 4, "--rounds", 4, "--seeds", "0,1", "--store", store)
     plain = ok(*words).data
@@ -148,6 +149,7 @@ def test_a_site_of_a_federation_refuses_rows_to_choose_by(store: Path, tmp_path:
 GRID = ("grid", "--method", "fedavg", "--sweep", "lr=0.01,3,0.3", "--rounds", 3, "-s", "dirichlet", "-m", 4)
 
 
+@pytest.mark.slow
 def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(store: Path) -> None:
     words = ("--alpha", 1, "--seeds", "0,1", "--store", store)
     done = ok(*GRID, *words, "--validation", "0.3", "--retrain").data
@@ -176,6 +178,7 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
     assert (fresh["path"], fresh["accuracy"]) == (again["path"], again["accuracy"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["lam=3,1,2", "lam=1,2,3"])
 def test_of_equal_points_all_commands_take_the_same(store: Path, words: str) -> None:
     asked = ("grid", "--method", "fed3r", "-s", "iid", "-m", 3, "--validation", "0.3", "--retrain", "--store", store)
@@ -214,6 +217,7 @@ def test_nothing_to_choose_by_is_refused_before_anything_is_trained(store: Path)
     assert not list(Home.from_environment().runs.glob("*/rounds.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_grid_of_held_out_values_chooses_by_their_mean_and_trains_each_again(store: Path) -> None:
     words = ("grid", "--method", "fed3r", "--sweep", "lam=0.1,1000", "--by", "class", "--hold-out", "each")
     done = ok(*words, "--validation", "0.3", "--retrain", "--store", store).data
@@ -238,6 +242,7 @@ def test_the_models_that_stay_are_those_of_the_point_that_was_chosen(store: Path
     assert done.chosen_by == "chosen by validation accuracy"
 
 
+@pytest.mark.slow
 def test_one_score_chooses_in_a_grid_in_compare_and_in_a_report(tmp_path: Path, own_home: Path) -> None:
     """Models for all and clients' own: their rows to choose by are scored alike, and what is unlike is said."""
     words = ("--method", "fed3r,solo", "--scheme", "dirichlet", "--alpha", "0.02", "--clients", 6,

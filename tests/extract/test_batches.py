@@ -95,6 +95,7 @@ def test_a_batch_is_the_projection_of_its_pixels_and_bad_rows_are_nan() -> None:
     assert all(0 < seconds <= time.perf_counter() - began for seconds in rates.values())
 
 
+@pytest.mark.slow
 def test_decoders_before_a_model_give_what_one_process_gives() -> None:
     alone = InProcess([job(size=8)], data(), SETTINGS)
     feeder = GpuFeeder([job(size=8)], data(), SETTINGS, 1, Stop())

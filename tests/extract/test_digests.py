@@ -102,6 +102,7 @@ def test_a_damaged_recipe_is_derived_again(tmp_path: Path) -> None:
     assert lookup("random-projection:32", home=tmp_path) == other
 
 
+@pytest.mark.slow
 def test_another_dataset_is_not_taken_for_the_one_last_extracted(images: tuple[str, ...]) -> None:
     ok(*images, "--backbones", "random-projection")
     last = home() / "last.json"

@@ -257,6 +257,7 @@ def test_a_flipped_byte_is_an_error_and_never_a_number(images: Path) -> None:
     assert "verify" in trained.envelope["error"]["hint"]
 
 
+@pytest.mark.slow
 def test_an_older_manifest_is_told_and_no_array_vanishes(images: Path) -> None:
     store = Path(extract(images).data["path"])
     older = (store / "manifest.json").read_bytes()

@@ -27,6 +27,7 @@ def extracted(images: Path, *words: object) -> tuple[str, Store]:
     return done["arrays"][0]["key"], Store.open(Path(done["path"]))
 
 
+@pytest.mark.slow
 def test_policies_are_arrays_of_one_store_which_share_the_plain_image(images: Path) -> None:
     keys = [extracted(images, "--views", 3, "--augment", p, "--workers", 0)[0] for p in ("simclr", "domainnet", POLICY)]
     default, _ = extracted(images, "--views", 3, "--workers", 0)
@@ -67,6 +68,7 @@ def test_what_is_no_policy_is_refused_before_anything_is_read(images: Path, word
     assert said in " ".join(done.err.split())
 
 
+@pytest.mark.slow
 def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(images: Path, tmp_path: Path) -> None:
     plain, _ = extracted(images, "--workers", 0, "--store", tmp_path / "plain.zarr")
     extracted(images, "--views", 2, "--augment", "domainnet", "--workers", 0)
@@ -94,6 +96,7 @@ def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(images: Pa
     assert row["probability"] == pytest.approx(same["probability"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_digits_are_not_flipped_and_that_is_said() -> None:
     words = (
         "extract",

@@ -71,6 +71,7 @@ def fresh(images: Path, tmp_path: Path, **words: Any) -> Store:
         os.environ["FEDCACHE_HOME"] = before
 
 
+@pytest.mark.slow
 def test_new_images_are_appended_and_whole_chunks_are_linked(images: Path, tmp_path: Path) -> None:
     add(images, "train/ant/extra.png", 1, 1)  # 49 rows: 6 whole chunks and one row
     before = store_of(extract(images))
@@ -114,6 +115,7 @@ def test_the_story_says_what_was_new(images: Path) -> None:
     assert "Grows from shapes-" in told.err
 
 
+@pytest.mark.slow
 def test_only_removals_compute_nothing(images: Path, tmp_path: Path) -> None:
     add(images, "train/ant/extra.png", 1, 1)
     extract(images)
@@ -123,6 +125,7 @@ def test_only_removals_compute_nothing(images: Path, tmp_path: Path) -> None:
     assert by_uid(store_of(done)) == by_uid(fresh(images, tmp_path))
 
 
+@pytest.mark.slow
 def test_an_image_that_comes_back_is_a_new_row(images: Path, tmp_path: Path) -> None:
     extract(images)
     kept = (images / "train/zebra/005.png").read_bytes()
@@ -137,6 +140,7 @@ def test_an_image_that_comes_back_is_a_new_row(images: Path, tmp_path: Path) -> 
     assert by_uid(last) == by_uid(fresh(images, tmp_path))
 
 
+@pytest.mark.slow
 def test_a_new_class_moves_the_codes_and_no_label(images: Path, tmp_path: Path) -> None:
     before = store_of(extract(images))
     for split in ("train", "test"):
@@ -152,6 +156,7 @@ def test_a_new_class_moves_the_codes_and_no_label(images: Path, tmp_path: Path) 
     assert by_uid(after) == by_uid(fresh(images, tmp_path))
 
 
+@pytest.mark.slow
 def test_unreadable_images_stay_unreadable_and_are_told_from_vanished_ones(images: Path, tmp_path: Path) -> None:
     (images / "train/ant/broken.png").write_bytes(b"not a picture")
     extract(images, backbones="random-projection")
@@ -166,6 +171,7 @@ def test_unreadable_images_stay_unreadable_and_are_told_from_vanished_ones(image
     assert many.code == 3  # what has vanished is not counted as bad
 
 
+@pytest.mark.slow
 def test_vanished_rows_are_dealt_to_nobody(images: Path) -> None:
     extract(images)
     for name in ("train/zebra/001.png", "train/ant/002.png", "test/10/001.png"):
@@ -190,6 +196,7 @@ def test_vanished_rows_are_dealt_to_nobody(images: Path) -> None:
     assert {row["name"] for row in told.data["rows"]}.isdisjoint(store.samples.name[row] for row in gone)
 
 
+@pytest.mark.slow
 def test_all_backbones_views_and_text_are_carried_over(images: Path, tmp_path: Path) -> None:
     both = "random-projection,glyph-clip"
     before = store_of(extract(images, "--views", 2, "--text", "a {}.", backbones=both))
@@ -220,6 +227,7 @@ def test_what_was_computed_otherwise_is_computed_again(images: Path, words: tupl
     assert list(store_of(done).samples.name) == sorted(store_of(done).samples.name)
 
 
+@pytest.mark.slow
 def test_a_damaged_chunk_of_the_earlier_store_is_not_taken_over(images: Path, tmp_path: Path) -> None:
     before = store_of(extract(images))
     file = before.path / "features" / next(iter(before.arrays)) / "c/2/0/0"
@@ -256,6 +264,7 @@ def test_a_second_store_of_the_same_content_is_computed_for_itself(images: Path,
     assert (done.data["growth"], done.data["decoded"]) == (None, 48)
 
 
+@pytest.mark.slow
 def test_partitions_of_a_fresh_store_do_not_fit_a_grown_one(images: Path, tmp_path: Path) -> None:
     extract(images)
     add(images, "test/zebra/000a.png", 5)  # sorts before most rows: another order
@@ -297,6 +306,7 @@ def test_a_killed_extraction_goes_on_where_it_was(tmp_path: Path) -> None:
     assert by_uid(store) == by_uid(fresh(images, tmp_path))
 
 
+@pytest.mark.slow
 def test_an_unfinished_store_goes_on_without_its_parent(images: Path, tmp_path: Path) -> None:
     before = store_of(extract(images))
     add(images, "train/zebra/zzz.png", 5)
@@ -310,6 +320,7 @@ def test_an_unfinished_store_goes_on_without_its_parent(images: Path, tmp_path: 
     assert fedcache("extract", "--dataset", f"folder:{images}", "--backbones", "pixels", *SMALL, "--rehash").code == 0
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6))
 @examples(3, 20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_changes_give_the_rows_of_a_fresh_extraction(tmp_path: Path, seed: int) -> None:

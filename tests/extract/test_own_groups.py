@@ -32,6 +32,7 @@ def sites(path: str) -> tuple[str, ...]:
     return store.group("site").words if "site" in store.groups else ()
 
 
+@pytest.mark.slow
 def test_training_deals_by_the_column_of_the_dataset_that_is_named(specs: dict[str, str]) -> None:
     path = ok("extract", "--dataset", specs["two"], *WORDS).data["path"]
     assert ok("extract", "--dataset", specs["three"], *WORDS).data["path"] == path

@@ -58,6 +58,7 @@ def test_a_damaged_store_of_the_same_content_is_passed_over(images: Path) -> Non
     assert again.data["path"] != str(first)
 
 
+@pytest.mark.slow
 def test_a_renamed_class_costs_no_forward_pass_and_its_rows_have_the_new_name(tmp_path: Path) -> None:
     files = tree([f"{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(189)])
     images = write_directory(tmp_path / "images", files)

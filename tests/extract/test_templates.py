@@ -27,6 +27,7 @@ def words(tmp_path: Path) -> tuple[object, ...]:
     return ("extract", "--dataset", f"folder:{images}", "--backbones", "glyph-clip", *SMALL)
 
 
+@pytest.mark.slow
 def test_extracting_a_template_again_makes_it_current_and_computes_nothing(words: tuple[object, ...]) -> None:
     path = Path(ok(*words).data["path"])
     template = Store.open(path).templates("glyph-clip")
@@ -62,6 +63,7 @@ def test_extracting_a_template_again_makes_it_current_and_computes_nothing(words
     assert ok("verify").data["problems"] == []
 
 
+@pytest.mark.slow
 def test_a_store_says_the_same_whichever_way_a_template_became_current(
     words: tuple[object, ...], tmp_path: Path
 ) -> None:
@@ -72,6 +74,7 @@ def test_a_store_says_the_same_whichever_way_a_template_became_current(
     assert (Path(there) / "manifest.json").read_bytes() == (Path(straight) / "manifest.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_answer_says_that_text_was_computed(words: tuple[object, ...]) -> None:
     assert f'Text of glyph-clip: "{OTHER}", computed' in fedcache(*words, "--text", OTHER).out
     plain = fedcache(*words).out
@@ -86,6 +89,7 @@ def test_the_answer_says_that_text_was_computed(words: tuple[object, ...]) -> No
     assert "Text of" not in fedcache(*words, "--text", OTHER).out
 
 
+@pytest.mark.slow
 def test_what_train_extracts_on_its_own_leaves_the_chosen_template(words: tuple[object, ...]) -> None:
     ok(*words)
     path = Path(ok(*words, "--text", OTHER).data["path"])
@@ -97,6 +101,7 @@ def test_what_train_extracts_on_its_own_leaves_the_chosen_template(words: tuple[
     assert Store.open(path).templates("glyph-clip") == [OTHER]
 
 
+@pytest.mark.slow
 def test_client_stores_follow_their_parent(words: tuple[object, ...], tmp_path: Path) -> None:
     ok(*words, "--text", OTHER)
     ok(*words)
@@ -114,6 +119,7 @@ def test_client_stores_follow_their_parent(words: tuple[object, ...], tmp_path: 
     assert second.data["accuracy"] == ok("train", "--method", "clip-zs", "--partition", saved).data["accuracy"]
 
 
+@pytest.mark.slow
 def test_the_demo_reads_its_own_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The demo's own extraction, on 200 digits: all of them take half a minute.
     from fedcache.config import ExtractConfig

@@ -51,6 +51,7 @@ def passes(done: Done) -> int:
     return sum(array["forward_batches"] for array in done.data["arrays"])
 
 
+@pytest.mark.slow
 def test_a_changed_text_costs_one_chunk_and_a_renamed_file_none(bag, tmp_path):
     texts = sentences(64)
     first = extract(bag, write(tmp_path / "a.csv", texts))
@@ -121,6 +122,7 @@ def test_texts_without_labels_have_features_and_no_text_features(bag, tmp_path):
     assert "text        none" in fedcache("inspect", "--dataset", "texts:a.csv").out
 
 
+@pytest.mark.slow
 def test_a_plan_a_part_and_the_commands_that_look_at_a_store(bag, tmp_path):
     path = write(tmp_path / "a.csv", sentences(40))
     plan = fedcache("extract", "--dataset", "texts:a.csv", "--backbones", bag, "--dry-run")
@@ -140,6 +142,7 @@ def test_a_plan_a_part_and_the_commands_that_look_at_a_store(bag, tmp_path):
     assert ok("ingest", "out.parquet", "--name", "again").data
 
 
+@pytest.mark.slow
 def test_methods_train_on_texts_and_their_models_read_texts(bag, tmp_path):
     write(tmp_path / "a.csv", sentences(60))
     extract(bag, tmp_path / "a.csv")
@@ -168,6 +171,7 @@ def test_methods_train_on_texts_and_their_models_read_texts(bag, tmp_path):
     assert "trained prompts go through both towers of a CLIP" in refused.err
 
 
+@pytest.mark.slow
 def test_pictures_of_texts_are_refused(bag, tmp_path):
     write(tmp_path / "a.csv", sentences(60))
     extract(bag, tmp_path / "a.csv")

@@ -42,6 +42,7 @@ def test_views_differ_by_number_image_and_seed():
     assert not np.array_equal(base, view(IMAGE, RECIPE.override({"view_seed": "8"}), UID, 1))
 
 
+@pytest.mark.slow
 def test_another_process_makes_the_same_view():
     program = (
         "import sys, hashlib; sys.path[:0] = sys.argv[1:];"

@@ -38,6 +38,7 @@ def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
     return once(extracted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "extra", "execution"),
     [
@@ -89,6 +90,7 @@ class StopAfter(Silent):
             self.stop_.ask()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("after", "said"),
     [(2, "2 points keep their states"), (7, "in round 1 of seed 1 of 2 points"), (12, "2 points keep their states")],
@@ -185,6 +187,7 @@ def test_a_wrong_sampler_is_refused(word: str) -> None:
     assert "random:20" in done.envelope["error"]["hint"]
 
 
+@pytest.mark.slow
 def test_sweeps_over_methods_and_partitions_are_programs_of_their_own(store: Path) -> None:
     done = ok("grid", "--method", "fedavg,solo", *SGD, "--rounds", 2, "--scheme", "dirichlet", "--clients", 3,
               "--sweep", "alpha=1,100", "--sweep", "lr=0.1,0.05").data  # fmt: skip

@@ -26,6 +26,7 @@ def extracted(place: Path) -> Path:
                    "--workers", 0).data["path"])  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_grid_leaves_its_points_its_command_and_how_each_ended(
     once: Callable[[Callable[[Path], Path]], Path], own_home: Path
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_grid_of_no_method_is_refused() -> None:
     assert "grid fedavg" in done.envelope["error"]["hint"]
 
 
+@pytest.mark.slow
 def test_a_ready_grid_runs_and_what_is_said_takes_its_place(tmp_path: Path) -> None:
     images = f"folder:{folder(tmp_path / 'shapes', train=12, test=4, domains=('ink', 'chalk'))}"
     words = ("grid", "--ready", "fst-sampling", "--dataset", images, "--backbones", "glyph-clip")
@@ -154,6 +155,7 @@ def test_a_configuration_file_is_laid_over_a_ready_grid() -> None:
     assert find_preset("noise-prototypes").merged_with({})["train"]["set"] == {"noise_on": "proto", "s": 0.05}
 
 
+@pytest.mark.slow
 def test_another_scheme_leaves_the_arguments_of_the_grids_own_out(tmp_path: Path) -> None:
     grid = find_preset("prompt-clients")
     assert grid.merged_with({})["partition"]["options"] == {"shots": 4, "skew": "disjoint"}

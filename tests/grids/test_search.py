@@ -130,6 +130,7 @@ def test_a_search_needs_rows_to_choose_by_rounds_to_prune_by_and_one_process(tmp
     assert not list((own_home / "runs").glob("*/result.json"))
 
 
+@pytest.mark.slow
 def test_a_search_over_what_is_not_read_is_refused_as_a_grid_is(tmp_path: Path) -> None:
     ingested(tmp_path)
     words = ("grid", "--method", "fedavg", *RUN, "--sampler", "optuna", "--trials", 2, "--sweep", "momentum=0..0.9")
@@ -147,6 +148,7 @@ def test_a_search_over_what_is_not_read_is_refused_as_a_grid_is(tmp_path: Path) 
     assert "changes nothing" not in fedcache("train", "--method", "fedavg", *RUN).err
 
 
+@pytest.mark.slow
 def test_every_trial_is_the_run_that_training_its_point_alone_gives(tmp_path: Path) -> None:
     ingested(tmp_path)
     done = ok(*SEARCH, "--trials", 4).data
@@ -241,6 +243,7 @@ def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(
     assert (alone / "result.json").read_bytes() == (path / "result.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_space_with_few_points_is_tried_whole_and_chosen_as_a_grid_chooses(tmp_path: Path) -> None:
     ingested(tmp_path)
     words = ("grid", "--method", "fedavg", *RUN, "--sweep", "lr=0.3,0.01,1e-9", "--sweep", "batch=4,8")
@@ -276,6 +279,7 @@ def trials_shown(home: Path) -> tuple[dict[str, Any], list[tuple[str, dict[str, 
     return line, [(p["method"], p["sweep"], p["state"]) for p in grid["points"]]
 
 
+@pytest.mark.slow
 def test_a_search_is_shown_as_a_grid_of_its_trials_and_with_more_of_them_it_is_the_same(
     tmp_path: Path, own_home: Path
 ) -> None:
@@ -296,6 +300,7 @@ def test_a_search_is_shown_as_a_grid_of_its_trials_and_with_more_of_them_it_is_t
     assert line["share"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.slow
 def test_a_study_of_other_rows_is_not_gone_on_with(tmp_path: Path) -> None:
     ingested(tmp_path)
     first = ok(*SEARCH, "--trials", 3).data
@@ -309,6 +314,7 @@ def test_a_study_of_other_rows_is_not_gone_on_with(tmp_path: Path) -> None:
     assert done.data["reused"] <= 1  # the first trial, which was read to be compared
 
 
+@pytest.mark.slow
 def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_to_do(
     tmp_path: Path, own_home: Path
 ) -> None:
@@ -339,6 +345,7 @@ def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_t
     assert points(ok(*SEARCH, "--trials", 3).data) == points(first)
 
 
+@pytest.mark.slow
 def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read(tmp_path: Path, own_home: Path) -> None:
     import optuna
     from optuna.storages import JournalStorage

@@ -67,6 +67,7 @@ def test_a_name_that_scheme_and_method_have_is_told_apart():
     assert together == [[0, 1]]
 
 
+@pytest.mark.slow
 def test_every_point_of_a_swept_alpha_has_its_own_rows(tmp_path):
     images = folder(tmp_path / "images", train=12, test=4)
     ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 16)

@@ -73,6 +73,7 @@ def test_settings_without_an_effect_on_any_figure_are_found() -> None:
     assert without_effect(points[:1]) == [], "one value is no comparison"
 
 
+@pytest.mark.slow
 def test_a_grid_trains_each_method_on_what_it_reads(tmp_path: Path) -> None:
     ingested(tmp_path)
     words = ("grid", "fedavg,fed3r", "--sweep", "lr=0.1,0.01", "--sweep", "momentum=0.1,0.5", "--sweep", "opt=sgd,adam")
@@ -91,6 +92,7 @@ def test_a_grid_trains_each_method_on_what_it_reads(tmp_path: Path) -> None:
     assert "precision changes no figure here" in equal.out
 
 
+@pytest.mark.slow
 def test_a_grid_is_ranked_by_the_score_that_is_asked_for(tmp_path: Path) -> None:
     ingested(tmp_path)
     words = ("grid", "fedavg,solo", "--sweep", "lr=0.1,0.001", "--scheme", "dirichlet", "--alpha", 0.3, "--clients", 3,

@@ -63,6 +63,7 @@ def test_what_is_small_or_no_float32_is_left_to_torch():
     assert products.by_onednn(a[None], b[None]) == products.by_onednn(a, b) == products.onednn_works()
 
 
+@pytest.mark.slow
 def test_a_processor_without_avx512_uses_torchs_own_product():
     code = (
         "import torch; from fedcache.heads import products; from fedcache.heads.ridge import gram, gram_single\n"
@@ -75,6 +76,7 @@ def test_a_processor_without_avx512_uses_torchs_own_product():
     subprocess.run([sys.executable, "-c", code], check=True, env=env, timeout=120)
 
 
+@pytest.mark.slow
 @given(
     lead=st.lists(st.integers(1, 4), max_size=2),
     rows=st.sampled_from([1, 5, 130, 600]),

@@ -120,6 +120,7 @@ def is_another_model(what: str) -> bool:
     return what.startswith(("hp.", "names[0]='load'", "classes[0]="))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_a_changed_model_answers_what_it_did_or_is_refused(models: Path, tmp_path: Path, name: str) -> None:
     store = shapes_store()
@@ -151,6 +152,7 @@ def test_a_changed_model_answers_what_it_did_or_is_refused(models: Path, tmp_pat
     assert refusals > len(changes) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one model", "personal"])
 def test_commands_refuse_a_changed_model(models: Path, tmp_path: Path, name: str) -> None:
     held = read_sealed(models / f"{name}.safetensors", KIND)
@@ -169,6 +171,7 @@ def test_commands_refuse_a_changed_model(models: Path, tmp_path: Path, name: str
             assert done.code in (0, 4, 5), f"{what}: {done.err}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one model", "personal", "standardized"])
 def test_a_damaged_model_is_exit_5_for_every_reader(models: Path, name: str) -> None:
     run = Path(os.environ["FEDCACHE_HOME"]) / "runs" / (models / f"{name}.run").read_text()

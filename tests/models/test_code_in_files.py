@@ -159,6 +159,7 @@ def own_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(done.data["path"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -205,6 +206,7 @@ def test_settings_in_a_file_name_no_code(run: Path, words: tuple[str, ...]) -> N
     assert fedcache(*words, "--backbones", NAME).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fed3r", "coop", "tofa", "fedavg"])
 def test_training_on_a_store_runs_no_code_that_its_recipes_name(own_run: str, method: str) -> None:
     (store,) = (one for one in (Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr") if "shapes" in one.name)

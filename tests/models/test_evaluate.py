@@ -54,6 +54,7 @@ def drawn(seed, n=60, C=4, members=1):
     return scores, label, rng.integers(0, 2, n)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.integers(1, 40), st.integers(2, 5))
 @examples(20, 300)
 def test_figures_are_those_of_scikit_learn(seed, n, C):

@@ -177,6 +177,7 @@ def test_a_folder_reads_what_predict_reads_and_names_what_it_cannot(home, tmp_pa
         assert float(p) == pytest.approx(q, abs=5e-5)
 
 
+@pytest.mark.slow
 def test_the_card_says_what_the_result_says(home, tmp_path):
     _, runs = home
     ok("export-model", runs["one"], "-o", tmp_path / "m.safetensors")
@@ -192,6 +193,7 @@ def test_the_card_says_what_the_result_says(home, tmp_path):
         assert words in card, words
 
 
+@pytest.mark.slow
 def test_one_clients_model_says_so_and_is_that_clients(home, tmp_path):
     root, runs = home
     out = tmp_path / "m.pt2"
@@ -234,6 +236,7 @@ def test_no_switch_makes_a_model_hold_rows_that_the_default_does_not(case):
     assert rows_in_models(METHODS[name], scaled({**small(name), **settings})) == rows_in_models(METHODS[name])
 
 
+@pytest.mark.slow
 def test_the_documentation_names_the_methods_whose_models_hold_rows():
     held = {name: rows_in_models(method) for name, method in METHODS.items()}
     assert {name for name, names in held.items() if names} == {
@@ -409,6 +412,7 @@ class Opened:
         return os.mkdir, (self.place,)
 
 
+@pytest.mark.slow
 def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "home"))
     g = np.random.default_rng(3)

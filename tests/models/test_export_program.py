@@ -239,6 +239,7 @@ def test_an_estimator_needs_two_classes():
     assert caught.value.message == "The model has one class, and a LogisticRegression needs two."
 
 
+@pytest.mark.slow
 def test_a_model_of_images_is_no_linear_head():
     predictor, data = trained(next(case for case in cases() if case[0] == "fedavg-scratch"))
     with pytest.raises(UsageError, match=r"^fedavg-scratch reads images, so its model is not linear in features"):

@@ -61,6 +61,7 @@ def test_a_stopped_prediction_promises_nothing_that_is_kept(run: Path, tmp_path:
     assert caught.value.hint == "Run the same command again: it begins anew."
 
 
+@pytest.mark.slow
 def test_the_card_says_by_what_scores_are_divided(run: Path, tmp_path: Path) -> None:
     ok("export-model", run, "-o", tmp_path / "cold", "--temperature", 0.25)
     ok("export-model", run, "-o", tmp_path / "plain")

@@ -55,6 +55,7 @@ def contents(place: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_predictions_are_not_written_over_what_they_are_made_of(store: Path, tmp_path: Path) -> None:
     run = fed3r()
     mine = embeddings_for(run, tmp_path / "emb.parquet")

@@ -98,6 +98,7 @@ def test_a_new_client_gets_a_model_that_can_be_saved(case, tmp_path):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [c for c in cases() if c in POSSIBLE and "pixels" not in METHODS[c[0]].needs], ids=ids)
 def test_a_new_client_learns_its_rows(case):
     """On its own rows it is about as right as the client of the run that has them."""

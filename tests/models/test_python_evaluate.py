@@ -50,6 +50,7 @@ def test_an_evaluation_is_that_of_the_command(store: fc.Store, run: fc.Run, tmp_
         assert again.measures == found.measures
 
 
+@pytest.mark.slow
 def test_a_dataset_is_extracted_and_its_page_written_as_by_the_command(run: fc.Run, tmp_path: Path) -> None:
     other, pages = folder(tmp_path / "other", train=1, test=6, classes=5), [tmp_path / f"{i}.html" for i in (1, 2)]
     asked = {"split": "test", "with_images": True, "options": {"workers": 0}}
@@ -71,6 +72,7 @@ def test_clients_models_are_measured_each_or_one(store: fc.Store) -> None:
         assert fc.evaluate(run, store=store, split="test", client=name).accuracy == accuracy
 
 
+@pytest.mark.slow
 def test_figures_of_several_blocks_of_rows_are_those_of_one(
     store: fc.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_many_rows_are_scored_in_blocks_and_each_as_if_alone(store: fc.Store, ru
     assert close(model.embed(many), model.embed(X)[again], X.shape[1])
 
 
+@pytest.mark.slow
 def test_the_same_images_as_files_a_folder_pillow_images_and_arrays_have_the_same_classes(
     run: fc.Run, tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_rows_and_images_give_the_stored_accuracy_to_the_last_digit(store: Path,
     assert [row["name"] for row in images.data["rows"]] == [str(root / name) for name in tests]
 
 
+@pytest.mark.slow
 def test_images_go_through_each_backbone_in_batches_of_the_size_that_its_features_have(
     once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path
 ) -> None:
@@ -259,6 +260,7 @@ def test_a_private_run_saves_no_clients_own_model(store: Path) -> None:
     assert {"features/mean", "features/scale"} <= set(model.tensors)
 
 
+@pytest.mark.slow
 def test_clients_to_save_are_named_or_left_out(store: Path) -> None:
     run = trained(*FEDPCL)
     first, second, _ = SavedModel.load(model_file(run, 0)).clients
@@ -414,6 +416,7 @@ def test_features_of_another_recipe_are_told_with_the_command_that_makes_those_o
     assert len(ok("predict", run, "--store", other).data["rows"]) == 12
 
 
+@pytest.mark.slow
 def test_predictions_are_written_in_three_formats(store: Path, tmp_path: Path) -> None:
     run = trained(*FED3R)
     images = folder(tmp_path / "shapes", train=1, test=1)
@@ -438,6 +441,7 @@ def test_predictions_are_written_in_three_formats(store: Path, tmp_path: Path) -
     assert not list((Path(os.environ["FEDCACHE_HOME"]) / "scratch").iterdir())  # nothing is left over
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "settings"),
     [("fedavg-scratch", ("epochs=1", "channels=4")), ("tpfl", ("epochs=1", "n_ctx=2", "vp_size=2"))],

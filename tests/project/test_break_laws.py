@@ -31,6 +31,7 @@ NAMES = Counter(
 """How many tests have a name."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", break_laws.TABLE, ids=lambda row: row.what)
 def test_a_mutation_finds_its_place_and_its_law(row):
     text = (ROOT / "fedcache" / row.file).read_text(encoding="utf-8")

@@ -87,6 +87,7 @@ def extras() -> dict[str, set[str]]:
     }
 
 
+@pytest.mark.slow
 def test_what_the_package_imports_is_declared_and_what_is_declared_is_imported() -> None:
     core = {distribution(line) for line in PROJECT["dependencies"]}
     optional_ones = set().union(*extras().values())
@@ -115,6 +116,7 @@ def test_what_is_optional_is_imported_inside_functions_alone() -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_every_extra_that_a_sentence_names_exists() -> None:
     known = set(PROJECT["optional-dependencies"])
     named: dict[str, str] = {}

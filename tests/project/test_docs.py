@@ -118,6 +118,7 @@ def wrong_lines(pages: Mapping[str, str]) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_every_command_line_can_be_parsed() -> None:
     assert not wrong_lines({path.name: path.read_text(encoding="utf-8") for path in PAGES})
 
@@ -207,6 +208,7 @@ def test_the_python_pages_show_every_public_name_once() -> None:
 # examples
 
 
+@pytest.mark.slow
 def test_the_examples_of_docstrings_are_true() -> None:
     tried = 0
     for path in sorted((ROOT / "fedcache").rglob("*.py")):
@@ -228,6 +230,7 @@ def test_notebooks_are_kept_without_outputs(path: Path) -> None:
     assert all(c["outputs"] == [] and c["execution_count"] is None for c in cells), f"clear the outputs of {path.name}"
 
 
+@pytest.mark.slow
 def test_the_method_of_the_example_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "examples")
     method = importlib.import_module("own_method").METHOD

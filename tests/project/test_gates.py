@@ -81,6 +81,7 @@ def test_the_gate_lets_plain_reading_through() -> None:
     assert not faults("np.load('x', allow_pickle=False)\nsubprocess.run(['ls'])\nre.compile('x')\nmodel.eval()")
 
 
+@pytest.mark.slow
 def test_only_the_audited_modules_may_open_what_can_run_code() -> None:
     found = {
         str(path.relative_to(PACKAGE)): faults(path.read_text())
@@ -127,6 +128,7 @@ def test_no_module_is_named_for_nothing() -> None:
     assert [p for p in PACKAGE.rglob("*.py") if p.name in ("utils.py", "base.py", "helpers.py", "common.py")] == []
 
 
+@pytest.mark.slow
 def test_what_recognises_a_finished_extraction_imports_no_torch() -> None:
     modules = ("", ".cli", ".api", ".extract.backbones", ".store", ".config")
     code = (

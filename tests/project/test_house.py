@@ -32,6 +32,7 @@ def house() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_imports_go_down_in_one_direction_and_stand_at_the_top(house: ModuleType) -> None:
     found = house.imports(house.modules())
     assert len(found) > 1000
@@ -42,6 +43,7 @@ def test_imports_go_down_in_one_direction_and_stand_at_the_top(house: ModuleType
     assert len(inside) <= INSIDE_FUNCTIONS, inside
 
 
+@pytest.mark.slow
 def test_parameter_lists_are_short_and_class_names_are_unique(house: ModuleType) -> None:
     assert house.sizes(house.modules()) == {"parameters": [], "class": []}
 

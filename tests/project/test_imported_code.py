@@ -100,6 +100,7 @@ def found_in(source: str, name: str) -> Iterator[str]:
             yield f"{name} {around} {risk}"
 
 
+@pytest.mark.slow
 def test_every_place_that_could_run_code_is_listed_with_where_its_name_comes_from() -> None:
     found = Counter(
         place
@@ -125,6 +126,7 @@ def test_what_could_run_code_is_seen(source: str) -> None:
     assert list(found_in(source, "x.py"))
 
 
+@pytest.mark.slow
 def test_no_reader_is_allowed_objects_and_no_library_remote_code() -> None:
     for path in PACKAGE.rglob("*.py"):
         for _, node in places(ast.parse(path.read_text(encoding="utf-8"))):

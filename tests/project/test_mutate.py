@@ -103,6 +103,7 @@ def test_what_is_only_for_people_and_type_checkers_stays():
     ''')
 
 
+@pytest.mark.slow
 def test_every_mutant_is_another_program_of_as_many_lines():
     source = (TOOLS / "mutants.py").read_text(encoding="utf-8")
     same = ast.dump(ast.parse(source))
@@ -210,6 +211,7 @@ def test_a_change_that_a_person_accepted_is_not_drawn_again():
         assert mutate_.draw(sources, accepted, 5, seed, "")[0] in left
 
 
+@pytest.mark.slow
 def test_every_accepted_change_has_a_reason_and_is_one_of_the_code_as_it_is():
     for row in tool("mutate").accepted_rows(TOOLS / "mutants-equivalent.toml"):
         assert row.keys() == {"file", "where", "before", "after", "why"}

@@ -264,6 +264,7 @@ def archives(folder: Path, left_out: str) -> tuple[Path, Path]:
     return wheel, sdist
 
 
+@pytest.mark.slow
 def test_a_file_that_an_archive_lacks_is_named(tmp_path: Path) -> None:
     assert SMOKE.contents_missing(*archives(tmp_path, "")) == []
     data = {p.suffix: p for p in (ROOT / "fedcache").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}

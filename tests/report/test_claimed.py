@@ -43,6 +43,7 @@ def runs(once: Callable[[Callable[[Path], Path]], Path]) -> None:
     once(both_ways)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("runs")
 def test_runs_are_listed_with_who_scored_them() -> None:
     listed = ok("ls", "--runs").data["entries"]

@@ -200,6 +200,7 @@ def test_a_constant_is_no_evidence_however_often_it_is_repeated() -> None:
     assert any("t1 and t0 not tested: neither of the two varies" in n for n in made.notes)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @pytest.mark.cases(30)
 @given(values=TABLES, seed=st.integers(0, 99), test=st.sampled_from(["wilcoxon", "ttest"]))
@@ -242,6 +243,7 @@ def test_a_treatment_does_not_differ_from_itself(values: np.ndarray, test: str) 
     assert ranking(np.stack([values[0]] * 3), 0.95).p == 1.0  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @pytest.mark.cases(50)
 @given(treatments=st.integers(2, 30), blocks=st.integers(2, 50), p=st.lists(st.floats(0.0, 1.0), max_size=8))
@@ -571,6 +573,7 @@ def test_a_wrong_word_over_several_settings_is_one_sentence(three: Path) -> None
     assert done.envelope["error"]["message"] == "Unknown --against 'fedov'. Did you mean 'fedavg'?"
 
 
+@pytest.mark.slow
 def test_the_command_runs_as_a_process(three: Path) -> None:
     done = apart("compare", "aa01", "cc03", "--over", "clients", home=three.parent)
     assert done.code == 0, done.err
@@ -642,6 +645,7 @@ def test_the_diagram_has_a_bar_for_each_group_and_no_two_bars_touch(tmp_path: Pa
     assert cd_diagram.stacked([(1, 2), (2, 3), (3.5, 4)]) == [(1, 2, 0), (2, 3, 1), (3.5, 4, 0)]
 
 
+@pytest.mark.slow
 def test_names_are_drawn_as_they_are_and_many_stay_a_figure(tmp_path: Path) -> None:
     names = ["$\\frac{$", "<script>", "数" * 60, *(f"method {i}" for i in range(40))]
     values = np.random.default_rng(0).random((len(names), 6))

@@ -109,6 +109,7 @@ def home(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
     return once(trained)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_mean(
     own_home: Path, tmp_path: Path

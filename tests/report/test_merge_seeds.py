@@ -121,6 +121,7 @@ def test_runs_of_equal_settings_are_the_run_of_all_their_seeds(split: list[tuple
     assert {(r["seed"], r["accuracy"]) for r in made.rounds} == set(BY_SEED.items())
 
 
+@pytest.mark.slow
 @given(st.lists(st.sets(st.sampled_from(list(BY_SEED)), min_size=1), min_size=1, max_size=4), st.randoms())
 def test_every_seed_counts_once_however_runs_share_them(lists: list[set[int]], random: Any) -> None:
     runs = []
@@ -283,6 +284,7 @@ def test_runs_without_a_common_seed_keep_their_means_beside_those_that_have_one(
     assert "fedrep has one of the seeds (0): no interval." in made.notes
 
 
+@pytest.mark.slow
 @given(st.permutations([3, 1, 0, 4, 2]), st.permutations([3, 1, 0, 4, 2]))
 def test_the_order_of_seeds_in_a_run_changes_no_difference(first: list[int], second: list[int]) -> None:
     other = {seed: BY_SEED[seed] ** 2 for seed in BY_SEED}
@@ -299,6 +301,7 @@ def test_the_order_of_seeds_in_a_run_changes_no_difference(first: list[int], sec
 # -- the commands --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_grid_with_more_seeds_is_the_same_row_with_all_of_them(own_home: Path, tmp_path: Path) -> None:
     from arrays import ingested
 

@@ -80,6 +80,7 @@ def page_of(tmp_path: Path, *words: object) -> str:
     return out.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_most_confident_mistakes_of_one_model_with_their_images(store: Path, tmp_path: Path) -> None:
     run = ok("train", "--method", "fed3r", *IID).data
     assert "<img" not in page_of(tmp_path)  # nobody asked
@@ -95,6 +96,7 @@ def test_the_most_confident_mistakes_of_one_model_with_their_images(store: Path,
     assert HOSTILE not in text
 
 
+@pytest.mark.slow
 def test_of_clients_own_models_each_is_asked_about_its_own_rows(store: Path, tmp_path: Path) -> None:
     ok("partition", "--store", store, "--scheme", "dirichlet", "--clients", 4, "--alpha", 1, "--name", "four")
     words = ("--partition", "four", "--participation", "all", "--rounds", 2, "--set", "batch=4", "--seeds", "0,1")
@@ -149,6 +151,7 @@ def test_a_dataset_that_has_moved_is_named_and_found_where_it_is_said_to_be(tmp_
     assert [t[:5] for t in again] == [t[:5] for t in there]
 
 
+@pytest.mark.slow
 def test_an_image_that_has_changed_is_not_shown_as_that_of_its_row(tmp_path: Path) -> None:
     images = copied(tmp_path)
     before = shown(page_of(tmp_path, "--with-images"))
@@ -159,6 +162,7 @@ def test_an_image_that_has_changed_is_not_shown_as_that_of_its_row(tmp_path: Pat
     assert f"1 of {len(before)} images are not in the dataset any more" in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(store: Path, tmp_path: Path) -> None:
     simulated = ok("train", "--method", "fedavg", "--rounds", 1, *IID, *PRIVATE, "--dp-seed", 0).data["path"]
@@ -177,6 +181,7 @@ def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(sto
         assert not (tmp_path / "no.html").exists()
 
 
+@pytest.mark.slow
 def test_images_that_are_not_at_hand_are_counted_on_the_terminal_with_the_reason(tmp_path: Path) -> None:
     images = copied(tmp_path)
     run, page = ok("train", "--method", "fed3r", *IID).data["path"], tmp_path / "page.html"
@@ -202,6 +207,7 @@ def test_images_that_are_not_at_hand_are_counted_on_the_terminal_with_the_reason
     assert "warning: Mistakes are not shown: no store of dataset" in gone.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_what_cannot_be_shown_is_one_sentence(store: Path, tmp_path: Path) -> None:
     run = Path(ok("train", "--method", "fed3r", *IID).data["path"])
@@ -217,6 +223,7 @@ def test_what_cannot_be_shown_is_one_sentence(store: Path, tmp_path: Path) -> No
     assert "Mistakes are not shown: no store of dataset" in page_of(tmp_path, run, "--with-images")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_of_many_runs_a_few_are_shown_every_method_first(tmp_path: Path) -> None:
     for lr in range(1, MOST_GALLERIES + 1):
@@ -230,6 +237,7 @@ def test_of_many_runs_a_few_are_shown_every_method_first(tmp_path: Path) -> None
     assert len(shown(text)) <= 24 * MOST_GALLERIES
 
 
+@pytest.mark.slow
 def test_evaluate_shows_mistakes_on_another_dataset(store: Path, tmp_path: Path) -> None:
     run = ok("train", "--method", "fed3r", *IID).data["path"]
     other, page = folder(tmp_path / "other", train=1, test=6, classes=6), tmp_path / "e.html"
@@ -249,6 +257,7 @@ def test_evaluate_shows_mistakes_on_another_dataset(store: Path, tmp_path: Path)
         assert "--with-images shows images on a page" in done.err
 
 
+@pytest.mark.slow
 def test_evaluate_asks_every_client_about_all_rows(store: Path, tmp_path: Path) -> None:
     run = ok("train", "--method", "fedrep", *IID, "--rounds", 1, "--set", "batch=4").data["path"]
     page = tmp_path / "e.html"

@@ -85,6 +85,7 @@ def test_what_is_not_paired_is_not_tested(change: str) -> None:
     assert row_difference(one, other, metric, 0.95) is None
 
 
+@pytest.mark.slow
 def test_intervals_cover_and_the_test_keeps_its_level() -> None:
     """1,000 draws of 300 rows, each in the tests of 1 to 4 clients, where two models differ by 4 points or by none."""
     rng = np.random.default_rng(0)

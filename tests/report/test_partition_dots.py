@@ -80,6 +80,7 @@ def test_names_are_drawn_as_they_are(tmp_path):
     assert "<script>" not in text
 
 
+@pytest.mark.slow
 def test_a_thousand_clients_and_classes_stay_a_figure(monkeypatch, tmp_path):
     columns = even_columns(2, 1, 600)
     axes = drawn(monkeypatch, make("iid", columns, clients=600), columns, tmp_path)

@@ -98,6 +98,7 @@ def made(tmp_path: Path, *words: object) -> tuple[Page, str, dict[str, Any]]:
     return Page(text), text, done.data
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_a_report_is_whole_escaped_and_asks_for_nothing(tmp_path: Path) -> None:
     ok("train", "--method", "fedavg", "--backbones", "random-projection", *IID, "--rounds", 3, "--eval-every", 1,
@@ -129,6 +130,7 @@ def test_a_report_is_whole_escaped_and_asks_for_nothing(tmp_path: Path) -> None:
     assert made(tmp_path)[1] == text  # the same runs give the same bytes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_the_data_behind_figures_are_the_results(tmp_path: Path) -> None:
     run = ok("train", "--method", "fedavg", "--backbones", "random-projection", *IID, "--rounds", 3, "--eval-every", 1,
@@ -159,6 +161,7 @@ def test_the_data_behind_figures_are_the_results(tmp_path: Path) -> None:
     assert f"{100 * best['accuracy']['mean']:.2f}" in text
 
 
+@pytest.mark.slow
 def test_a_grid_is_a_heatmap_with_its_best_point(tmp_path: Path, store: Path) -> None:
     done = ok("grid", "--method", "fedavg", "--store", store.name, "--backbones", "random-projection", *IID,
               "--rounds", 1, "--set", "opt=sgd", "--sweep", "lr=0.1,0.01,0.001",
@@ -175,6 +178,7 @@ def test_a_grid_is_a_heatmap_with_its_best_point(tmp_path: Path, store: Path) ->
     assert sum("lr=0.01, batch=4" in t or "batch=4, lr=0.01" in t for t in titles) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_the_printed_command_gives_the_same_run(tmp_path: Path, own_home: Path) -> None:
     ok("train", "--method", "fedavg", "--backbones", "random-projection", "--scheme", "dirichlet", "--alpha", 0.5,
@@ -194,6 +198,7 @@ def test_the_printed_command_gives_the_same_run(tmp_path: Path, own_home: Path) 
         assert again["digest"] == entry.result["digest"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path: Path, own_home: Path) -> None:
     for lr in (0.1, 0.2, 0.3):
@@ -228,6 +233,7 @@ def test_partitions_of_one_scheme_are_different_settings_with_names_of_their_own
     assert len(page.figures()["across"]) == 1 + 6
 
 
+@pytest.mark.slow
 def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(tmp_path: Path, store: Path, own_home: Path) -> None:
     words = ("train", "--method", "fed3r", "--store", store.name, "--backbones", "random-projection", *IID)
     new = Path(ok(*words).data["path"])
@@ -254,6 +260,7 @@ def test_rows_and_features_are_drawn_of_a_private_run_only_where_it_is_a_simulat
     assert ("its epsilon covers neither who holds which rows" in text) is not drawn
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     "bad", ['{"seconds": null}', '{"seconds": {"train": "abc"}}', "[]", '{"seconds": {"train": NaN}}']
@@ -266,6 +273,7 @@ def test_lost_measurements_are_a_dash(tmp_path: Path, bad: str) -> None:
     assert "s0-seconds" not in page.figures()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_settings_stand_apart_and_results_of_before_have_less(tmp_path: Path, own_home: Path) -> None:
     ok("train", "--method", "fed3r", "--backbones", "random-projection", *IID)
@@ -317,6 +325,7 @@ def test_wrong_words_are_answered(
     assert list(tmp_path.glob("*.html")) == []
 
 
+@pytest.mark.slow
 def test_python_takes_runs_grids_points_and_paths(tmp_path: Path, store: Path) -> None:
     parts = fc.partition(store, "iid", clients=3)
     run = fc.train("fed3r", store, parts, backbones=["random-projection:16"])
@@ -336,6 +345,7 @@ def test_python_takes_runs_grids_points_and_paths(tmp_path: Path, store: Path) -
     assert crane.samples.classes == ("crane #0", "crane #1")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_labels_tell_runs_apart_and_name_what_differs_alone(own_home: Path) -> None:
     ok(

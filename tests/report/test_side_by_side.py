@@ -97,6 +97,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("three_cores")
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_drawings_are_the_same_bytes_whatever_becomes_of_a_process(
@@ -114,6 +115,7 @@ def test_drawings_are_the_same_bytes_whatever_becomes_of_a_process(
     none_is_left(forked)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("three_cores")
 def test_where_there_is_no_room_for_a_process_figures_are_drawn_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def fork() -> int:
@@ -127,6 +129,7 @@ def test_where_there_is_no_room_for_a_process_figures_are_drawn_all_the_same(mon
     assert len(list(Path("/proc/self/fd").iterdir())) == open_files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cores", "platform", "count"), [(1, "linux", 6), (8, "darwin", 6), (8, "linux", 3)])
 def test_few_figures_one_core_and_other_systems_take_no_process(
     cores: int, platform: str, count: int, monkeypatch: pytest.MonkeyPatch
@@ -145,6 +148,7 @@ def test_no_figure_is_no_work() -> None:
     assert told.said == [("drawing", 0, "figures"), "stop"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("three_cores")
 def test_an_error_of_a_figure_is_raised_and_no_process_is_left(
     forked: list[int], monkeypatch: pytest.MonkeyPatch
@@ -157,6 +161,7 @@ def test_an_error_of_a_figure_is_raised_and_no_process_is_left(
     none_is_left(forked)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("three_cores")
 def test_a_warning_of_a_figure_that_a_process_draws_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     many = plots(6)
@@ -166,6 +171,7 @@ def test_a_warning_of_a_figure_that_a_process_draws_is_given(monkeypatch: pytest
         assert many[1].svg
 
 
+@pytest.mark.slow
 def test_no_process_is_made_while_another_thread_may_hold_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the thread that tells a terminal that a command is at work may run."""
     names: list[str] = []
@@ -182,6 +188,7 @@ def test_no_process_is_made_while_another_thread_may_hold_a_lock(monkeypatch: py
     assert names == ["MainThread", SIGN_OF_LIFE]
 
 
+@pytest.mark.slow
 def test_two_threads_draw_the_same_bytes() -> None:
     both = plots(4), plots(4)
     threads = [threading.Thread(target=draw_all, args=(many, Silent())) for many in both]
@@ -211,6 +218,7 @@ draw_all([Plot(f"p{{i}}", "", "a cloud", ("x",), [], fill_of(i)) for i in range(
 """
 
 
+@pytest.mark.slow
 def test_what_draws_ends_when_the_command_is_killed() -> None:
     code = KILLED.format(path=[str(Path(__file__).parent), *sys.path])
     command = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)

@@ -57,6 +57,7 @@ def images(tmp_path: Path) -> str:
     return f"folder:{folder(tmp_path / 'shapes', train=12, test=4, domains=('mnist', 'MNIST_M', 'chalk'))}"
 
 
+@pytest.mark.slow
 def test_a_proxy_end_to_end_and_again_from_what_is_stored(images: str, tmp_path: Path) -> None:
     words = ("reproduce", "fedpcl-table2", "--on", images, *TINY)
     first = ok(*words, "-o", tmp_path / "t.md").data
@@ -96,6 +97,7 @@ def test_a_proxy_end_to_end_and_again_from_what_is_stored(images: str, tmp_path:
     assert all(line.lstrip().startswith("PROXY") for line in lines if "%" in line)
 
 
+@pytest.mark.slow
 def test_a_label_may_be_given_with_several_values_and_images_be_read_in_another_way(images: str) -> None:
     words = (
         "reproduce",
@@ -123,6 +125,7 @@ def test_a_run_of_a_cell_is_an_ordinary_run(images: str) -> None:
     assert 100 * again["accuracy"]["client_mean"] == pytest.approx(cell["values"]["client_mean"]["got"]["mean"])
 
 
+@pytest.mark.slow
 def test_the_papers_own_data_is_no_proxy_and_departures_are_said(images: str, own_home: Path) -> None:
     e = parse(SMALL.replace("DATA", images), "small")
     report = reproduce(e, Home(own_home))
@@ -142,6 +145,7 @@ def test_the_papers_own_data_is_no_proxy_and_departures_are_said(images: str, ow
     assert "rounds: 1 instead of 2" in markdown(fewer)
 
 
+@pytest.mark.slow
 def test_only_a_proxy_is_scaled_down(images: str, own_home: Path) -> None:
     scheme = 'scheme = "iid"\nargs = { clients = 500 }\nparticipation = "400"'
     text = SMALL.replace('scheme = "feature-shift"\nargs = { shots = 4, tests = 2 }', scheme)
@@ -179,6 +183,7 @@ def test_wrong_words_and_missing_things_get_the_next_command(words: tuple[str, .
     assert expected in error["message"] + error["hint"]
 
 
+@pytest.mark.slow
 def test_list_tells_the_truth(own_home: Path) -> None:
     def listed() -> dict[str, dict[str, object]]:
         return {e["name"]: e for e in ok("reproduce", "list").data["entries"]}
@@ -280,6 +285,7 @@ def test_noise_pictures_are_the_image_and_what_noise_makes_of_it(images: str) ->
         assert np.abs(one - two - 0.1 * clean)[free].max() <= 1.001 / 255
 
 
+@pytest.mark.slow
 def test_entropy_is_in_bits_and_below_its_bound(images: str) -> None:
     values = ok("reproduce", "fst-fig2", "--on", images).data["cells"][0]["values"]
     assert values["entropy_bound"]["got"]["mean"] == pytest.approx(math.log2(3))
@@ -287,6 +293,7 @@ def test_entropy_is_in_bits_and_below_its_bound(images: str) -> None:
     assert values["entropy_mean"]["got"]["mean"] <= math.log2(3)
 
 
+@pytest.mark.slow
 def test_curves_have_a_number_for_each_round(images: str) -> None:
     words = ("--only", "dataset=CIFAR-10", "--only", "partition=IID", "--only", "method=FST-CBDG")
     done = ok("reproduce", "fst-fig3", "--on", images, "--rounds", 3, "--seeds", "0", *words).data
@@ -337,6 +344,7 @@ def test_every_row_of_the_prompt_tables_is_ready_on_digits(name: str, own_home: 
         assert looker.missing(entry(name), p.cell) == []
 
 
+@pytest.mark.slow
 def test_local_prompts_run_on_what_is_at_hand(images: str) -> None:
     words = ("--backbones", "glyph-clip", "--seeds", 0, "--rounds", 1, "--only", "method=Local")
     done = ok("reproduce", "tpfl-table1", "--on", images, *words, "--only", "dataset=EuroSAT").data

@@ -40,6 +40,7 @@ def test_what_they_run_is_what_was_released(name: str) -> None:
             assert {k: hp[k] for k in wanted} == wanted, cell.at
 
 
+@pytest.mark.slow
 def test_images_of_imagenet_100_are_stored_at_one_size(tmp_path: Path) -> None:
     known = paper.read("imagenet100")
     root = tmp_path / "ILSVRC2012"

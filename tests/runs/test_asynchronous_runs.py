@@ -61,6 +61,7 @@ def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated(store: P
     assert "6 at a time, 4 steps of 3 updates" in shown.out
 
 
+@pytest.mark.slow
 def test_the_configuration_of_an_asynchronous_run_runs_it_again(store: Path, tmp_path: Path) -> None:
     slow = tmp_path / "slow.csv"
     slow.write_text("client,duration\n" + "".join(f"client-{i:02},{1 + i % 3}\n" for i in range(M)))

@@ -78,6 +78,7 @@ def test_every_file_that_determines_a_figure_is_there() -> None:
     assert [p for p, place in places if not (any(place.rglob("*.py")) if p.endswith("/**") else place.is_file())] == []
 
 
+@pytest.mark.slow
 def test_a_method_is_identified_by_the_method_files_it_imports(package: Path) -> None:
     before = {name: digest_of_code(package, name) for name in METHODS}
     path = package / "federate/methods/fedavg.py"

@@ -46,6 +46,7 @@ def test_many_clients_without_pyarrow_are_refused_before_they_are_trained(monkey
     assert "pip install 'fedcache[tables]'" in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown_one(store: Path) -> None:
     run = ok(
         "train", "--method", "fedrep", *WORDS, "--set", "batch=1", "--set", "bn=false", "--save-clients", "client-0003"
@@ -55,6 +56,7 @@ def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown
         assert (done.code, said in done.err) == (Exit.USAGE, True), done.err
 
 
+@pytest.mark.slow
 def test_what_is_not_saved_of_many_clients_says_how_it_is(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "MOST_BYTES", 1000)
     said = fedcache("train", "--method", "fedrep", *WORDS, "--set", "batch=1", "--set", "bn=false").err
@@ -78,6 +80,7 @@ def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_train
     ok("train", *words, "--fresh", "--save-clients", "none")
 
 
+@pytest.mark.slow
 def test_many_clients_have_a_column_of_validation_accuracy(store: Path) -> None:
     words = ("--scheme", "iid", "--clients", M - 150, "--validation", "0.4", "--rounds", 1, "--participation", 5)
     done = ok("train", "--method", "fedrep", "--seeds", "0,1", *words, "--set", "batch=1", "--set", "bn=false")
@@ -93,6 +96,7 @@ def test_many_clients_have_a_column_of_validation_accuracy(store: Path) -> None:
     assert np.isin(scored, [0.0, 0.5, 1.0]).all()
 
 
+@pytest.mark.slow
 def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_path: Path) -> None:
     done = ok("train", "--method", "fedrep", "--eval-clients", 300, "--seeds", "0,1", *WORDS, "--set", "bn=false")
     path = Path(done.data["path"])
@@ -130,6 +134,7 @@ def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_p
     assert f"{int(both.sum())}" in shown.out
 
 
+@pytest.mark.slow
 def test_a_run_of_many_clients_is_taken_up_and_its_file_is_a_promise(store: Path) -> None:
     done = ok("train", "--method", "fedavg", *WORDS)
     path = Path(done.data["path"])
@@ -164,6 +169,7 @@ def test_wrong_numbers_of_clients_are_refused_before_features_are_read(
     assert why in refused.err
 
 
+@pytest.mark.slow
 def test_who_takes_part_is_part_of_a_run_and_of_the_configuration_that_runs_it_again(
     store: Path, tmp_path: Path
 ) -> None:
@@ -240,12 +246,14 @@ def test_wrong_words_of_who_takes_part_are_answered(store: Path, words: tuple[st
         assert fedcache("train", "--method", "central", *option, *WORDS).code == 2
 
 
+@pytest.mark.slow
 def test_a_number_of_scored_clients_is_for_their_own_models(store: Path) -> None:
     said = "fedavg has one model for all, so --eval-clients 5 changes nothing."
     assert said in fedcache("train", "--method", "fedavg", "--eval-clients", 5, *WORDS).err.replace("\n", " ")
     assert said not in fedcache("train", "--method", "fedavg", "--eval-clients", "all", *WORDS).err.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_who_takes_part_and_who_is_scored_tells_runs_apart_and_is_said(store: Path) -> None:
     words = ("train", "--method", "solo", *WORDS, "--set", "bn=false", "--set", "batch=1")
     said = fedcache(*words, "--eval-clients", 300).out

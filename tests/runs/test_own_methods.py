@@ -61,6 +61,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own_trains_and_is_found_again(tmp_path: Path, write: Write, own_home: Path) -> None:
     store = ingested(tmp_path)
     parts = fc.partition(store, "iid", clients=3)
@@ -80,6 +81,7 @@ def test_a_method_of_ones_own_trains_and_is_found_again(tmp_path: Path, write: W
     assert ok("gc", "--kind", "old-runs").data["garbage"] == []
 
 
+@pytest.mark.slow
 def test_the_digest_changes_with_everything_that_is_bound(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     module = write()
     plain = own_digest(module.METHOD)

@@ -143,6 +143,7 @@ def test_a_file_that_says_it_is_another_partition_is_refused(store: fc.Store, tm
     assert f"it claims {other.digest[:12]}" in done.envelope["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store: fc.Store) -> None:
     words = ("train", "--method", "fed3r", "--store", store.path, "--scheme", "iid", "--clients", 3)
     path = Path(ok(*words).data["path"])

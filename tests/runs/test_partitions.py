@@ -250,6 +250,7 @@ def test_a_name_of_other_rows_is_not_given_again_unless_that_is_said() -> None:
     assert (caught.value.code, caught.value.hint) == (Exit.STORE, "To train on it as it is now: --partition pp")
 
 
+@pytest.mark.slow
 def test_the_configuration_and_the_report_of_a_run_know_its_partition_by_its_rows(tmp_path: Path) -> None:
     held = store()
     ok("partition", "--store", held.path, "--scheme", "iid", "--clients", 2, "--name", "pp")

@@ -158,6 +158,7 @@ def test_package_version_and_code_are_part_of_the_identity(site: Path) -> None:
     assert digest() not in (first, second)
 
 
+@pytest.mark.slow
 def test_scheme_executor_aggregator_and_tracker_of_a_package_are_used_by_name(
     site: Path, store: Path, tmp_path: Path
 ) -> None:

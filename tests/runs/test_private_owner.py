@@ -25,6 +25,7 @@ def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
     return once(ingested)
 
 
+@pytest.mark.slow
 def test_others_wait_for_the_owner_of_a_private_run_and_return_its_result(tmp_path: Path) -> None:
     owner = held_owner(tmp_path, 2)
     others = [started(tmp_path), started(tmp_path)]
@@ -50,6 +51,7 @@ def test_threads_of_one_process_share_one_training() -> None:
     assert sorted(r.seed for r in read_releases(home() / "privacy.jsonl")) == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_process_that_waits_for_a_private_run_can_be_stopped(tmp_path: Path) -> None:
     owner = held_owner(tmp_path, 1)
     stop = Stop()

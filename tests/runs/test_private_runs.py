@@ -66,6 +66,7 @@ def test_real_noise_must_be_asked_for_with_what_it_does_not_cover() -> None:
     assert not (home() / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_two_real_runs_of_one_command_differ_and_both_are_spent() -> None:
     first = ok(*REAL).data
@@ -106,6 +107,7 @@ def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said() ->
     assert f"--config '{moved / 'config.toml'}' --fresh" in refused.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_a_simulation_says_so_wherever_its_epsilon_is_told(tmp_path: Path) -> None:
     first = ok(*SIMULATED).data
@@ -123,6 +125,7 @@ def test_a_simulation_says_so_wherever_its_epsilon_is_told(tmp_path: Path) -> No
     assert "simulation of epsilon" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_a_simulation_has_the_same_noise_in_every_execution_and_in_a_grid() -> None:
     one, two = (ok(*SIMULATED, "--dtype", "float64", "--execution", e).data for e in ("sequential", "batched"))
@@ -132,6 +135,7 @@ def test_a_simulation_has_the_same_noise_in_every_execution_and_in_a_grid() -> N
     assert kept(points[1]) == kept(alone)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_epsilon_composes_over_seeds_points_and_repeats() -> None:
     from fedcache.federate.trust.accounting import Spent, epsilons
@@ -172,6 +176,7 @@ def composed(*spent: tuple[float, float, int]) -> float:
     return float(accountant.get_epsilon(1e-5))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_the_epsilon_of_a_grid_covers_the_model_that_is_trained_again() -> None:
     words = ("grid", *REAL[1:], "--validation", 0.25, "--sweep", "lr=0.1,0.01", "--seeds", "0,1", "--retrain")
@@ -207,6 +212,7 @@ def test_the_epsilon_of_a_grid_covers_points_without_a_result() -> None:
     assert spent["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 8)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_the_epsilon_of_a_search_covers_pruned_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     optuna = pytest.importorskip("optuna")
@@ -234,6 +240,7 @@ def test_releases_of_one_dataset_are_added_up_by_its_name_and_by_its_content() -
     assert (apart.dataset, apart.releases) == ("other", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_nothing_that_is_written_down_tells_who_took_part_unless_that_is_allowed() -> None:
     secret = ok(*REAL, "--rounds", 12).data
@@ -265,6 +272,7 @@ class StopAfter:
             self.stop.requested = True
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_a_private_run_that_is_stopped_makes_no_told_round_twice() -> None:
     config = TrainConfig(method="fedavg", rounds=6, participation="0.5", dp_clip=1.0, dp_noise=2.0,
@@ -313,6 +321,7 @@ def test_a_result_that_is_gone_is_made_again_with_a_warning_of_what_that_spends(
     assert not any("before" in w for w in ok(*REAL, "--fresh").envelope["warnings"])  # asked for
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_a_ledger_that_lost_its_last_lines_is_refused_and_the_hint_starts_a_new_one() -> None:
     ledger, count = home() / "privacy.jsonl", home() / "privacy-count.json"
@@ -473,6 +482,7 @@ def test_a_model_with_batchnorm_is_trained_without_it_and_says_so() -> None:
     assert "--set bn=false" in refused.envelope["error"]["hint"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_a_delta_that_allows_to_tell_of_one_client_is_warned_of() -> None:
     (warning,) = (w for w in ok(*SIMULATED, "--dp-delta", 0.2).envelope["warnings"] if "delta" in w)

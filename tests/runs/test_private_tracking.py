@@ -66,6 +66,7 @@ def tracked(name: str, config: TrainConfig, monkeypatch: pytest.MonkeyPatch, sto
     return [what for what, *_ in record.order]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", choose.TRACKERS)
 def test_a_tracker_is_told_of_a_private_run_when_all_its_rounds_have_ended(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -115,6 +115,7 @@ def test_what_was_just_trained_is_returned_without_torch_and_every_line_is_that_
     assert without_torch(*words).out == found.out
 
 
+@pytest.mark.slow
 def test_the_whole_way_is_gone_where_anything_that_was_asked_is_another(store: Path, whole: list[str]) -> None:
     ok(*TRAIN)
     assert ok(*TRAIN).data["reused"]
@@ -152,6 +153,7 @@ def test_a_store_that_was_touched_is_read_again(store: Path, whole: list[str], n
     assert fedcache(*TRAIN).code == 5, "damage is found as ever"
 
 
+@pytest.mark.slow
 def test_another_store_that_is_the_last_one_is_another_request(store: Path, tmp_path: Path, whole: list[str]) -> None:
     mine = ok(*TRAIN).data
     ingest(tmp_path, "yours", seed=1)
@@ -163,6 +165,7 @@ def test_another_store_that_is_the_last_one_is_another_request(store: Path, tmp_
     assert "mine, by another name, the dataset last extracted" in fedcache(*TRAIN).err, "said as it is now"
 
 
+@pytest.mark.slow
 def test_a_partition_an_availability_and_client_stores_are_compared_as_files(
     store: Path, tmp_path: Path, whole: list[str]
 ) -> None:
@@ -214,6 +217,7 @@ def test_a_partition_an_availability_and_client_stores_are_compared_as_files(
         assert (after["digest"] == before["digest"]) == ("--clients-from" in words)
 
 
+@pytest.mark.slow
 def test_a_changed_package_python_or_environment_goes_the_whole_way(
     store: Path, tmp_path: Path, whole: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +251,7 @@ def test_a_changed_package_python_or_environment_goes_the_whole_way(
     package_state.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_damaged_result_is_told_and_one_that_is_gone_is_made_again(store: Path, whole: list[str]) -> None:
     run = Path(ok(*TRAIN).data["path"])
     for name in ("result.json", "rounds.jsonl", "config.toml"):
@@ -359,6 +364,7 @@ def test_the_presets_of_methods_are_remembered_as_they_are(
         usual_settings("fedavg", preset)
 
 
+@pytest.mark.slow
 def test_a_report_of_runs_that_were_trained_here_is_made_without_torch(store: Path, tmp_path: Path) -> None:
     words = ("--scheme", "iid", "--clients", 3)
     ok("train", "--method", "fedavg", *words, "--rounds", 2, "--eval-every", 1, "--set", "lr=0.5")
@@ -370,6 +376,7 @@ def test_a_report_of_runs_that_were_trained_here_is_made_without_torch(store: Pa
     assert "--set lr=0.5" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_grid_by_several_processes_is_not_opened_once_more_to_be_noted(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

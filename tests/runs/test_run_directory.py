@@ -57,6 +57,7 @@ def test_a_checkpoint_is_given_back_as_it_was(tmp_path: Path) -> None:
     assert read(run, seed=1) == (None, [])
 
 
+@pytest.mark.slow
 @examples(60, 2000)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(place: float, bit: int, tmp_path_factory: Any) -> None:

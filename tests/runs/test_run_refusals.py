@@ -211,7 +211,7 @@ def test_an_array_whose_weights_are_others_now_is_not_completed(monkeypatch: pyt
     monkeypatch.setattr(
         store_choice, "plan", lambda *_: ([SimpleNamespace(recipe=SimpleNamespace(key="pixels-1"))], [])
     )
-    monkeypatch.setattr(UnfinishedArray, "command", lambda *_: "fedcache extract it")
+    monkeypatch.setattr(UnfinishedArray, "command", lambda *_: "fedcache extract --dataset it")
     state = "pixels-0 in s.zarr is unfinished: 2 of 5 chunks are missing"
 
     def complete(extract: bool) -> None:
@@ -220,8 +220,8 @@ def test_an_array_whose_weights_are_others_now_is_not_completed(monkeypatch: pyt
     error = refused(
         StoreError, f"{state}, and pixels gives pixels-1 now: its weights are others.", lambda: complete(True)
     )
-    assert error.hint.endswith("fedcache extract it --weights pixels=FILE")
-    assert refused(StoreError, f"{state}.", lambda: complete(False)).hint == "fedcache extract it"
+    assert error.hint.endswith("fedcache extract --dataset it --weights pixels=FILE")
+    assert refused(StoreError, f"{state}.", lambda: complete(False)).hint == "fedcache extract --dataset it"
 
 
 def test_a_store_without_features_is_told_with_the_command_that_makes_some(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_a_result_with_a_damaged_promise_is_not_returned(store: Path, name: str,
     assert ok(*words).data["reused"]
 
 
+@pytest.mark.slow
 def test_damaged_measurements_are_a_warning_and_no_error(store: Path) -> None:
     path = Path(ok(*FED3R).data["path"]) / "measured.json"
     for content in (b"", b"[]", b'{"seconds": 1}'):
@@ -125,6 +126,7 @@ def test_the_store_that_a_finished_run_names_is_not_changed_unseen(store: Path, 
     assert fedcache("train", "--config", config, "--json").code == 5
 
 
+@pytest.mark.slow
 def test_a_partition_of_another_run_is_found_in_an_unfinished_one(store: Path) -> None:
     path = Path(ok(*FED3R).data["path"])
     other = Path(ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2).data["path"])
@@ -160,6 +162,7 @@ def test_a_result_in_the_directory_of_another_run_is_not_returned(store: Path) -
     assert fedcache(*FED3R, "--json").code == 5
 
 
+@pytest.mark.slow
 def test_a_grid_goes_round_a_damaged_point_and_says_so(store: Path) -> None:
     points = ok(*GRID).data["points"]
     path = Path(points[0]["path"]) / "result.json"

@@ -47,6 +47,7 @@ def follow(done: Done) -> Done:
     return fedcache(*shlex.split(text[text.index("fedcache extract") :])[1:], "--json")
 
 
+@pytest.mark.slow
 def test_text_of_other_weights_is_not_taken_for_that_of_the_images(images: Path, tmp_path: Path) -> None:
     path = extract(images, "--backbones", "glyph-clip")
     ok("train", "--method", "clip-zs", *IID)
@@ -67,6 +68,7 @@ def test_text_of_other_weights_is_not_taken_for_that_of_the_images(images: Path,
     assert ok("train", "--method", "clip-zs", *IID).data["reused"]
 
 
+@pytest.mark.slow
 def test_training_completes_the_array_that_repair_opened_again(images: Path) -> None:
     path = extract(images, "--backbones", "random-projection", "--recipe", "random-projection:size=16", "--views", 2)
     first = ok(*FED3R).data
@@ -83,6 +85,7 @@ def test_training_completes_the_array_that_repair_opened_again(images: Path) -> 
     assert list((Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr")) == [path]
 
 
+@pytest.mark.slow
 def test_without_extraction_the_exact_command_is_given(images: Path) -> None:
     path = extract(images, "--backbones", "random-projection,glyph-clip", "--recipe", "random-projection:size=16",
                    "--recipe", "norm=half", "--max-bad", "3", "--text", "a {}.", "--text", "the {}.")  # fmt: skip
@@ -100,6 +103,7 @@ def test_without_extraction_the_exact_command_is_given(images: Path) -> None:
         assert not Store.open(path).unfinished()
 
 
+@pytest.mark.slow
 def test_an_unfinished_array_that_is_not_needed_is_left_out_aloud(images: Path) -> None:
     path = extract(images, "--backbones", "random-projection,glyph-clip")
     key = reopened(path, "glyph")
@@ -115,6 +119,7 @@ def test_an_unfinished_array_that_is_not_needed_is_left_out_aloud(images: Path) 
     assert len(ok(*FED3R).data["arrays"]) == 2
 
 
+@pytest.mark.slow
 def test_a_text_method_completes_the_array_with_text(images: Path) -> None:
     path = extract(images, "--backbones", "random-projection,glyph-clip")
     key = reopened(path, "glyph")
@@ -144,6 +149,7 @@ def test_an_array_that_this_home_did_not_order_is_named(
     assert f"fedcache extract --store {path} --backbones random-projection" in done.envelope["error"]["hint"]
 
 
+@pytest.mark.slow
 def test_a_part_of_a_dataset_is_neither_used_silently_nor_passed_over(images: Path) -> None:
     spec = f"folder:{images}"
     path = extract(images, "--backbones", "random-projection", "--limit", 24)

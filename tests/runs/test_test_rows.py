@@ -132,6 +132,7 @@ def test_a_file_of_other_arrays_is_damaged_and_no_bug(content: bytes, tmp_path: 
         test_rows.test_rows({"seeds": [0], "files": {ROWS_FILE: file_digest(ROWS_FILE, raw)}}, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_of_the_command_line_has_the_file_and_a_damaged_one_is_refused(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

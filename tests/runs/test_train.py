@@ -44,6 +44,7 @@ def on_its_way(name: str) -> tuple[object, ...]:
     return method.needs, method.one_shot, method.central, method.protocol(method.resolve())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_of_each(METHODS, on_its_way))
 def test_every_method_trains_from_the_command_line(store: Path, name: str) -> None:
     sizes = (
@@ -93,6 +94,7 @@ def test_the_same_run_again_is_returned_and_not_run(store: Path) -> None:
     assert other["digest"] != first["digest"]
 
 
+@pytest.mark.slow
 def test_a_result_says_what_was_trained_and_when(store: Path) -> None:
     words = ("--method", "fst-cbdg", *IID, "--rounds", 5, "--participation", "all", "--seeds", "0,1")
     done = ok("train", *words, "--backbones", "glyph-clip", "--eval-every", 2)
@@ -112,6 +114,7 @@ def test_a_result_says_what_was_trained_and_when(store: Path) -> None:
     assert "fixed" not in told, "nobody knows what a random projection holds"
 
 
+@pytest.mark.slow
 def test_a_linear_head_starts_from_text_where_there_is_some(store: Path) -> None:
     still = (*IID, "--rounds", 1, "--set", "epochs=0")
     zero_shot = ok("train", "--method", "clip-zs", *IID, "--backbones", "glyph-clip").data["accuracy"]
@@ -123,6 +126,7 @@ def test_a_linear_head_starts_from_text_where_there_is_some(store: Path) -> None
     assert len(plain["features"]) == 1
 
 
+@pytest.mark.slow
 def test_a_fresh_run_is_bit_identical(store: Path) -> None:
     words = ("train", "--method", "fedpcl", *IID, "--rounds", 2, "--seeds", "0,1")
     path = Path(ok(*words).data["path"])
@@ -156,6 +160,7 @@ def test_the_config_of_a_run_runs_it_again(store: Path) -> None:
     assert again["hyperparameters"] == first["hyperparameters"]
 
 
+@pytest.mark.slow
 def test_the_config_of_a_run_means_the_same_run_whatever_is_extracted_later(store: Path, tmp_path: Path) -> None:
     first = ok("train", "--method", "fed3r", *IID).data
     config = Path(first["path"]) / "config.toml"
@@ -179,6 +184,7 @@ def test_the_config_of_a_run_means_the_same_run_whatever_is_extracted_later(stor
     assert ok("train", "--config", Path(other["path"]) / "config.toml", "--runs", tmp_path / "runs").data["reused"]
 
 
+@pytest.mark.slow
 def test_training_from_client_stores_equals_training_by_index(store: Path, tmp_path: Path) -> None:
     saved = ok("partition", *IID).data["name"]
     ok("shard", "--partition", saved, "--out", tmp_path / "sites")
@@ -193,6 +199,7 @@ def test_training_from_client_stores_equals_training_by_index(store: Path, tmp_p
     assert "lacks client 1" in missing.envelope["error"]["message"]
 
 
+@pytest.mark.slow
 def test_two_stores_of_one_client_are_named(store: Path, tmp_path: Path) -> None:
     saved = ok("partition", *IID).data["name"]
     sites = tmp_path / "sites"
@@ -206,6 +213,7 @@ def test_two_stores_of_one_client_are_named(store: Path, tmp_path: Path) -> None
     assert str(sites / "9-copy.zarr") in message
 
 
+@pytest.mark.slow
 def test_a_grid_is_the_product_and_equals_single_runs(store: Path) -> None:
     grid = ok("grid", "--method", "fedavg,fedprox", "--sweep", "lr=0.1,0.01", *IID, "--rounds", 2).data
     assert {(p["method"], p["sweep"]["lr"]) for p in grid["points"]} == {
@@ -282,6 +290,7 @@ def test_nothing_extracted_and_no_extract_is_exit_4() -> None:
     assert "fedcache extract --dataset digits --backbones efficientnet-lite0" in done.envelope["error"]["hint"]
 
 
+@pytest.mark.slow
 def test_a_damaged_result_is_found(store: Path) -> None:
     path = Path(ok("train", "--method", "fed3r", *IID).data["path"]) / "result.json"
     content = json.loads(path.read_text())
@@ -450,6 +459,7 @@ def test_features_that_are_all_the_same_are_warned_of(tmp_path: Path) -> None:
         assert sum(said in w for w in warned) == told, (name, warned)
 
 
+@pytest.mark.slow
 def test_one_class_among_the_training_rows_is_warned_of(tmp_path: Path) -> None:
     images = folder(tmp_path / "shapes", train=6, test=2, classes=2)
     shutil.rmtree(images / "train" / "ant")
@@ -466,6 +476,7 @@ def test_one_class_among_the_training_rows_is_warned_of(tmp_path: Path) -> None:
     assert [said in w for w in done.envelope["warnings"]] == [True]
 
 
+@pytest.mark.slow
 def test_fewer_rows_than_shots_are_warned_of_with_the_shots_that_work(store: Path) -> None:
     # 24 training rows of each class; label-shift draws 2 x 2 for each shot
     for scheme, option in (
@@ -483,6 +494,7 @@ def test_fewer_rows_than_shots_are_warned_of_with_the_shots_that_work(store: Pat
         assert not again.envelope["warnings"]
 
 
+@pytest.mark.slow
 def test_features_of_clip_towers_are_scaled_aloud(store: Path) -> None:
     words = ("train", "--method", "fed3r", *IID, "--backbones", "glyph-clip")
     done = ok(*words)

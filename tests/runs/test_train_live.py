@@ -35,6 +35,7 @@ def refused(*words: object) -> tuple[int, str, str]:
     return done.code, error["message"], error["hint"]
 
 
+@pytest.mark.slow
 def test_images_that_are_missing_come_by_the_command_that_is_named(store: Path) -> None:
     code, message, hint = refused("train", "--method", "tpfl", *IID)
     assert code == 4
@@ -54,6 +55,7 @@ def test_images_that_are_missing_come_by_the_command_that_is_named(store: Path) 
     assert other["hyperparameters"]["vp_init"] == "randn"
 
 
+@pytest.mark.slow
 def test_nothing_extracted_brings_tower_and_images(tmp_path: Path) -> None:
     images = folder(tmp_path / "shapes", train=4, test=2)
     code, _, hint = refused("train", "--method", "atpfl", "--dataset", f"folder:{images}", "--no-extract", *IID)
@@ -85,6 +87,7 @@ def test_methods_that_ask_the_text_tower_train_and_predict(store: Path) -> None:
     assert ok("train", "--method", "pfedprompt", *IID, *words).data["accuracy"]["per_client"] == zero["per_client"]
 
 
+@pytest.mark.slow
 def test_the_template_is_part_of_a_runs_identity(store: Path) -> None:
     images = ("--recipe", "pixels:size=32,pixels:resize=squash")
     ok("extract", "--store", store, "--backbones", "pixels", *images, *SMALL)
@@ -136,6 +139,7 @@ def test_features_of_other_weights_are_exit_6(store: Path, monkeypatch: pytest.M
     assert "ffffffffffff" in message
 
 
+@pytest.mark.slow
 def test_client_stores_serve_text_prompts_and_refuse_images(store: Path, tmp_path: Path) -> None:
     saved = ok("partition", "--scheme", "iid", "--clients", 2).data["name"]
     ok("shard", "--partition", saved, "--out", tmp_path / "sites")

@@ -26,6 +26,7 @@ def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
     return once(extracted)
 
 
+@pytest.mark.slow
 def test_clients_take_turns_with_backbones() -> None:
     mixed = ok("train", "--method", "solo", *IID, "--client-backbones", f"{A},{B},{A}+{B}").data
     alone = [ok("train", "--method", "solo", *IID, "--backbones", b).data for b in (A, B, f"{A},{B}")]
@@ -44,6 +45,7 @@ def test_a_mixed_run_is_run_again_by_its_config() -> None:
     assert ok("train", "--config", config).data["digest"] == first["digest"]
 
 
+@pytest.mark.slow
 def test_clients_take_turns_with_values() -> None:
     mixed = ok("train", "--method", "solo", *IID, "--backbones", A, "--client-set", "dim=4,9").data
     alone = [ok("train", "--method", "solo", *IID, "--backbones", A, "--set", f"dim={d}").data for d in (4, 9)]
@@ -68,6 +70,7 @@ def test_what_cannot_differ_is_refused(words: tuple[str, ...], expected: str) ->
     assert expected in done.err
 
 
+@pytest.mark.slow
 def test_an_encoder_is_trained_on_the_images_of_the_store(store: Path) -> None:
     sizes = [word for k, v in small("flesd").items() for word in ("--set", f"{k}={v}")]
     done = ok("train", "--method", "flesd", *IID, *sizes).data
@@ -82,6 +85,7 @@ def test_an_encoder_is_trained_on_the_images_of_the_store(store: Path) -> None:
     assert wrong.code == 2
 
 
+@pytest.mark.slow
 def test_an_encoder_of_bottlenecks_is_trained_as_released(store: Path) -> None:
     changed = {**small("flesd"), "encoder": "resnet50", "stem": "imagenet", "anchors": "all", "hue": 0.1}
     sizes = [word for k, v in changed.items() for word in ("--set", f"{k}={v}")]

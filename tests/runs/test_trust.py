@@ -26,6 +26,7 @@ def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
     return once(extracted)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_the_result_says_what_was_done_and_an_ordinary_one_does_not(tmp_path: Path) -> None:
     plain = ok("train", "--method", "fedavg", *WORDS).data
@@ -44,6 +45,7 @@ def test_the_result_says_what_was_done_and_an_ordinary_one_does_not(tmp_path: Pa
     assert again["digest"] == done["digest"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_rules_are_swept_and_rejections_are_counted_and_named() -> None:
     done = ok("grid", "--method", "fedavg,fedproto", *WORDS, "--attack", "nan:0.2", "--on-bad-update", "reject",
@@ -145,6 +147,7 @@ def test_rejections_leave_fewer_liars_to_expect_and_name_the_round_when_too_few_
     assert message.count("'client-") == 5  # and no more, of ten thousand clients
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_one_attack_has_one_spelling_and_none_is_a_word() -> None:
     words = ("train", "--method", "fedavg", *WORDS)

@@ -172,6 +172,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", REFUSED, ids=lambda write: write.__name__)
 def test_a_file_that_is_not_read_is_refused_with_lines_that_convert_it(
     tmp_path: Path, write: Callable[[Path], Path]

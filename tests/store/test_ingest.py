@@ -134,6 +134,7 @@ def test_labels_of_some_rows_are_enough_where_rows_are_dealt_by_class(tmp_path: 
     assert "--scheme dirichlet" in said
 
 
+@pytest.mark.slow
 def test_methods_without_labels_train_on_text_features_and_invent_no_score(tmp_path: Path) -> None:
     free = [name for name, method in METHODS.items() if not method.needs & {"labels", "pixels"}]
     assert free
@@ -177,6 +178,7 @@ def _tensor(values: Any) -> Any:
     return torch.from_numpy(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["mine", "ingested:mine"])
 def test_the_name_is_a_dataset_everywhere(labelled: Path, tmp_path: Path, spec: str) -> None:
     made = ok("ingest", labelled, "--name", "mine").data["path"]

@@ -19,6 +19,7 @@ X = np.random.default_rng(0).normal(size=(3000, 16)).astype("f4")
 LABELS = np.arange(3000) % 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replace", [False, True], ids=["new", "replace"])
 @pytest.mark.parametrize("named", [False, True], ids=["in the home", "at a path"])
 def test_four_processes_that_ingest_the_same_file_all_succeed(tmp_path: Path, replace: bool, named: bool) -> None:

@@ -117,6 +117,7 @@ def test_rows_in_another_order_are_the_same_store(tmp_path: Path) -> None:
     assert one.values == two.values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["npy", *(pytest.param(e, marks=pytest.mark.full) for e in ENDINGS if e != "npy")])
 def test_a_file_needs_the_memory_of_one_block(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "LARGE", 1 << 20)
@@ -184,6 +185,7 @@ def test_strings_come_back(words: list[str]) -> None:
             assert decode_strings(broken) != tuple(words)
 
 
+@pytest.mark.slow
 @given(
     hnp.arrays(st.sampled_from(["f2", "f4", "f8", ">f2", ">f4"]), hnp.array_shapes(max_dims=2, min_side=0),
                elements=st.floats(allow_nan=True, allow_infinity=True, width=16))
@@ -192,6 +194,7 @@ def test_finite_is_what_numpy_says(x: np.ndarray) -> None:
     assert all_finite(x) == bool(np.isfinite(x).all())
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_the_held_out_fifth_has_the_smallest_uids(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 40))

@@ -233,6 +233,7 @@ def test_a_torn_or_foreign_table_is_refused_in_words(tmp_path: Path, ending: str
         assert str(file) in refused(lambda: read_embeddings(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["parquet", "csv", "feather"])
 def test_a_wide_table_needs_the_memory_of_one_block(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
@@ -323,6 +324,7 @@ def test_empty_lists_are_rows_that_are_not_finite(tmp_path: Path) -> None:
 # From a table of a hospital to a report
 
 
+@pytest.mark.slow
 def test_a_dirty_table_of_hospitals_is_trained_by_hospital(tmp_path: Path) -> None:
     rows, rng = 240, np.random.default_rng(0)
     y = rng.integers(0, 3, rows)

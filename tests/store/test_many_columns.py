@@ -64,6 +64,7 @@ def lines_run(work: Callable[[], Any]) -> int:
     return lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["csv", "parquet", "feather"])
 @pytest.mark.parametrize("spelt", ["f{}", "f{}x"], ids=["dimensions", "groups"])
 def test_four_times_the_columns_run_four_times_the_lines(tmp_path: Path, ending: str, spelt: str) -> None:
@@ -78,6 +79,7 @@ def test_four_times_the_columns_run_four_times_the_lines(tmp_path: Path, ending:
     assert lines_run(many) <= 5 * lines_run(few)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["csv", "parquet", "feather"])
 def test_a_table_is_opened_as_often_for_many_columns_as_for_few(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
@@ -102,6 +104,7 @@ def test_a_table_is_opened_as_often_for_many_columns_as_for_few(
     assert opened <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 def test_twenty_thousand_dimensions_are_read(tmp_path: Path, ending: str) -> None:
     names = [f"f{i}" for i in range(20_000)]
@@ -111,6 +114,7 @@ def test_twenty_thousand_dimensions_are_read(tmp_path: Path, ending: str) -> Non
     assert found.classes == ("c0", "c1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["csv", "parquet", "feather"])
 def test_dimensions_with_names_of_their_own_are_numbered_by_the_lines_of_the_message(
     tmp_path: Path, ending: str
@@ -126,6 +130,7 @@ def test_dimensions_with_names_of_their_own_are_numbered_by_the_lines_of_the_mes
     assert found.classes == ("c0", "c1")
 
 
+@pytest.mark.slow
 def test_messages_name_some_columns_and_how_many_more(tmp_path: Path) -> None:
     file = tmp_path / "words.csv"
     names = [f"question{i}x" for i in range(5000)]

@@ -183,6 +183,7 @@ def test_gathered_rows_are_those_asked_for(tmp_path_factory: pytest.TempPathFact
     assert np.array_equal(got, x[index], equal_nan=True)
 
 
+@pytest.mark.slow
 def test_every_single_bit_flip_is_found(tmp_path: Path) -> None:
     path = whole(tmp_path / "s.zarr").path
     everything = [
@@ -441,6 +442,7 @@ def slow_fill(path: str) -> None:
             writer.complete()
 
 
+@pytest.mark.slow
 def test_killed_writers_leave_a_store_that_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     slow_fill(str(tmp_path / "whole.zarr"))
     expected = content(tmp_path / "whole.zarr")
@@ -483,6 +485,7 @@ def test_shards_hold_the_parents_bytes(tmp_path: Path) -> None:
         assert verify(path).ok
 
 
+@pytest.mark.slow
 @given(raw=st.one_of(st.binary(max_size=200), st.text(max_size=100).map(str.encode)))
 @settings(max_examples=150)
 def test_hostile_manifests_and_journals_are_errors_of_ours(
@@ -503,6 +506,7 @@ def test_hostile_manifests_and_journals_are_errors_of_ours(
     journal.write_bytes(lines)
 
 
+@pytest.mark.slow
 @given(data=JSON, key=st.sampled_from(["dataset", "rows", "classes", "samples", "arrays", "texts", "files", "format"]))
 @settings(max_examples=150)
 def test_manifests_of_the_wrong_types_are_errors_of_ours(

@@ -27,6 +27,7 @@ def place() -> Iterator[Path]:
         yield path
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_in_every_file_also_of_journals_and_history(place: Path) -> None:
     path = with_history_and_an_array_in_flight(place / "s.zarr").path
     assert verify(path).problems == []

@@ -92,6 +92,7 @@ class Torn:
         self.file.close()
 
 
+@pytest.mark.slow
 def test_after_a_failure_at_any_point_reads_are_right_and_the_next_run_ends_the_same(
     place: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:

@@ -84,6 +84,7 @@ def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
+@pytest.mark.slow
 @given(data=st.data(), new=JSON | st.just(1 << 39) | st.just("../../etc"))
 @examples(150, 600)
 def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store: Store, data: Any, new: Any) -> None:
@@ -125,6 +126,7 @@ def test_a_partition_of_other_bytes_and_a_digest_that_fits(raw: bytes, said: str
         assert caught.value.code is Exit.CORRUPT
 
 
+@pytest.mark.slow
 @given(raw=st.binary(max_size=300) | st.text(max_size=100).map(str.encode) | JSON.map(lambda v: json.dumps(v).encode()))
 @examples(150, 300)
 def test_a_manifest_of_any_bytes(store: Store, raw: bytes) -> None:
@@ -139,6 +141,7 @@ def test_a_manifest_of_any_bytes(store: Store, raw: bytes) -> None:
         file.write_bytes(kept)
 
 
+@pytest.mark.slow
 @given(data=st.data(), new=JSON, line=st.integers(0, 2))
 @examples(80, 400)
 def test_a_journal_with_any_field_replaced_and_digests_that_fit(store: Store, data: Any, new: Any, line: int) -> None:
@@ -157,6 +160,7 @@ def test_a_journal_with_any_field_replaced_and_digests_that_fit(store: Store, da
         file.write_bytes(raw)
 
 
+@pytest.mark.slow
 @given(raw=st.binary(max_size=200), which=st.sampled_from(["journal-c-0.jsonl", "partitions/p.json", "history.jsonl"]))
 @examples(75, 300)
 def test_journals_partitions_and_histories_of_any_bytes(store: Store, raw: bytes, which: str) -> None:
@@ -206,6 +210,7 @@ def test_a_newer_format_is_named(tmp_path: Path) -> None:
     assert caught.value.code is Exit.STORE
 
 
+@pytest.mark.slow
 @given(body=st.dictionaries(st.text(max_size=5), JSON, min_size=1, max_size=5))
 @examples(100, 200)
 def test_signed_json_comes_back_and_every_other_spelling_is_refused(body: dict[str, Any]) -> None:

@@ -381,6 +381,7 @@ def test_a_black_image_of_a_client_store_is_an_image(place: Path) -> None:
     assert verify(path).problems == []
 
 
+@pytest.mark.slow
 def test_the_store_imports_neither_torch_nor_any_file_format() -> None:
     code = (
         "import sys; import fedcache.store.store, fedcache.store.verify, fedcache.store.export;"

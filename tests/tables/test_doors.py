@@ -297,6 +297,7 @@ def test_a_value_of_its_own_in_every_row_is_a_group_only_when_asked_for(tmp_path
     assert all_doors(tmp_path / "asked", columns, ColumnChoice(groups=("when",))).groups == {"when": when}
 
 
+@pytest.mark.slow
 def test_a_column_that_may_be_the_labels_is_named_by_every_door(tmp_path: Path) -> None:
     columns: Columns = {
         "diagnosis": [["flu", "cold", "none"][row % 3] for row in range(ROWS)], "age": [row % 5 for row in range(ROWS)]

@@ -135,6 +135,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_method_breaks_its_law(what):
     method, law = WRONG[what]
@@ -153,6 +154,7 @@ def test_where_rows_do_not_count_the_same_the_law_fails(name):
     assert broken(testing.method_laws(name)) == {"all_rows_count_the_same"}
 
 
+@pytest.mark.slow
 def test_what_fails_says_method_execution_law_and_figure():
     with pytest.raises(LawBroken) as info:
         testing.check_method(WRONG["every client one vote"][0], LINEAR)
@@ -172,6 +174,7 @@ def test_a_right_method_keeps_all_laws_that_speak_of_it():
     assert len(held) == len(testing.method_laws(NCM)) == len(set(held))
 
 
+@pytest.mark.slow
 def test_laws_are_left_out_by_name_with_a_reason():
     wrong = WRONG["every client one vote"][0]
     reason = {"all_rows_count_the_same": "every site has one vote"}
@@ -303,6 +306,7 @@ def constant(x):
     return x * 0.0 + 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "laws"), [(right, set()), (constant, {"items_are_told_apart"})])
 def test_a_wrong_backbone_breaks_its_law(change, laws, tmp_path):
     name = own_module.register(Wrong(change), f"law-{change.__name__}")
@@ -370,6 +374,7 @@ def test_backbones_of_texts_and_of_rows_are_held_to_them_too(name, laws, tmp_pat
     assert broken(testing.backbone_laws(f"module:law_encoders:{name}", home=tmp_path)) == laws
 
 
+@pytest.mark.slow
 def test_a_shipped_backbone_keeps_the_laws(tmp_path):
     assert len(testing.check_backbone("glyph-clip", home=tmp_path)) == len(testing.BACKBONE_LAWS)
     with pytest.raises(LawBroken, match="could not be tried"):
@@ -434,6 +439,7 @@ class FadesOthers(Sequential):
         return found
 
 
+@pytest.mark.slow
 def test_an_executor_keeps_the_laws_of_methods_or_breaks_them():
     assert "executions_agree[fedncm]" in testing.check_executor(Right, ["fedncm"])
     assert "executions_agree" in broken(testing.executor_laws(LastLeftOut, ["fedncm"]))

@@ -17,6 +17,7 @@ from ui_client import served
 from fedcache.ui.serve import open_in_browser, open_socket
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, number: int) -> None:
     with served(tmp_path / "home") as (address, process):
@@ -73,6 +74,7 @@ def test_the_browser_is_led_to_the_address_by_a_file_that_others_cannot_read(
     assert page.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_the_overview_of_a_home_needs_no_torch_and_other_commands_nothing_of_the_page(tmp_path: Path) -> None:
     code = (
         "import sys\n"

@@ -65,6 +65,7 @@ def in_progress(run: Path, name: str, *, rounds: int = 3) -> Path:
     return left
 
 
+@pytest.mark.slow
 def test_only_who_knows_the_token_on_this_machine_is_answered(client: Client) -> None:
     assert client.ask("/").code == 200
     for token in ("", "T0ken", "t0ke", "t0ken2", "..", "t0ken%00"):
@@ -296,6 +297,7 @@ def test_images_that_are_not_at_hand_are_a_sentence(client: Client, tmp_path: Pa
     assert "--data" in found["hint"]
 
 
+@pytest.mark.slow
 def test_a_look_at_ten_thousand_runs_asks_for_a_share_of_their_times_and_reads_none(
     own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

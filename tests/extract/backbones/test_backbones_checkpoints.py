@@ -308,6 +308,7 @@ def test_a_strict_load_keeps_every_value(tmp_path):
     assert all(torch.equal(v, half[k].float()) for k, v in target.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("script", [False, True], ids=["pickle", "TorchScript"])
 def test_the_command_of_the_hint_writes_what_fedcache_reads(tmp_path, script):

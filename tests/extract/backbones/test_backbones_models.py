@@ -73,6 +73,7 @@ def port_logits(state, x, repeats):
     return features, features @ state["_fc.weight"].T + state["_fc.bias"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "repeats"),
     # EfficientNet-B0 repeats its stages 1,2,2,3,3,4,1; Lite scales all but the first and last by depth 1.1 and 1.2
@@ -131,6 +132,7 @@ def resnet_features(state, x, *, maxpool):
     return y.mean((2, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("maxpool", [False, True])
 def test_the_metadataset_resnet_has_its_own_stem(tmp_path, maxpool):
     state = resnet18_metadataset()
@@ -145,6 +147,7 @@ def test_the_metadataset_resnet_has_its_own_stem(tmp_path, maxpool):
     assert (features - other).abs().max() > 0.05
 
 
+@pytest.mark.slow
 def test_a_resnet_of_another_stem_is_refused(tmp_path):
     state = resnet18_metadataset()
     state["conv1.weight"] = torch.zeros(64, 3, 7, 7)
@@ -156,6 +159,7 @@ def test_a_resnet_of_another_stem_is_refused(tmp_path):
 # ViT
 
 
+@pytest.mark.slow
 def test_the_augreg_npz_reads_as_timm_reads_it(tmp_path):
     import timm
 
@@ -170,6 +174,7 @@ def test_the_augreg_npz_reads_as_timm_reads_it(tmp_path):
     assert torch.allclose(features, tokens[:, 0], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_incomplete_npz_is_named(tmp_path):
     path = augreg_npz(tmp_path / "a.npz", blocks=11)
     with pytest.raises(FedcacheError, match=r"16 tensors of vit-tiny are missing, such as Transformer/encoderblock_11"):
@@ -179,6 +184,7 @@ def test_an_incomplete_npz_is_named(tmp_path):
         native("vit-tiny", path)
 
 
+@pytest.mark.slow
 def test_a_vit_takes_another_size_by_resampling_its_positions(tmp_path):
     path = augreg_npz(tmp_path / "a.npz")
     features = native("vit-tiny", path, size=96).image(images(2, 96))
@@ -186,6 +192,7 @@ def test_a_vit_takes_another_size_by_resampling_its_positions(tmp_path):
     assert features.isfinite().all()
 
 
+@pytest.mark.slow
 def test_a_timm_checkpoint_loads_with_or_without_its_classifier(tmp_path):
     import timm
 
@@ -226,6 +233,7 @@ def test_alexnet_features_are_flattened(tmp_path):
     assert torch.allclose(features, expected.flatten(1), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_cnn2_draws_its_weights_from_the_seed(tmp_path):
     row, x = lookup("cnn2"), images(2, 64)
 
@@ -275,6 +283,7 @@ def test_cnn2_from_a_file_is_two_convolutions_and_a_layer(tmp_path):
 # No weights
 
 
+@pytest.mark.slow
 def test_a_random_projection_keeps_distances(tmp_path):
     # E|G^T d|^2 / n D = |d|^2 / n; relative error of a chi-squared mean over D = 4096 is sqrt(2 / 4096) = 0.022
     row = lookup("random-projection:4096")
@@ -315,6 +324,7 @@ def lite(tmp_path_factory):
     return lambda **options: load(lookup("efficientnet-lite0"), weights, lookup("efficientnet-lite0").recipe, **options)
 
 
+@pytest.mark.slow
 def test_an_encoder_is_deterministic_and_leaves_torch_as_it_was(lite):
     x = images(4, 64)
     flags = (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32)
@@ -327,6 +337,7 @@ def test_an_encoder_is_deterministic_and_leaves_torch_as_it_was(lite):
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.slow
 def test_half_precision_is_near_and_comes_back_as_float32(lite):
     x = images(4, 64)
     exact, rough = lite().image(x), lite(dtype="bfloat16").image(x)

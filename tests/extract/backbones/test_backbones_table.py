@@ -156,6 +156,7 @@ def test_the_networks_of_the_papers_code_say_what_they_are():
         )
 
 
+@pytest.mark.slow
 def test_the_width_of_a_timm_model_is_that_of_its_output(tmp_path):
     # mobilenetv3 ends in a 1x1 convolution after the pool: 576 channels go in and 1024 come out
     assert lookup("timm:mobilenetv3_small_050").width == 1024
@@ -177,6 +178,7 @@ def test_the_named_clips_are_rows_of_open_clip():
         assert (row.width, row.hub, row.files, row.fixed) == (derived.width, derived.hub, derived.files, derived.fixed)
 
 
+@pytest.mark.slow
 def test_a_derived_row_is_remembered_and_needs_no_library(tmp_path):
     name = "timm:resnet10t.c3_in1k"
     row = lookup(name, home=tmp_path)

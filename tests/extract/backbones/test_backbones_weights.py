@@ -218,6 +218,7 @@ def test_the_caches_are_where_the_libraries_say(monkeypatch):
     assert str(library_caches().torch) == torch.hub.get_dir()
 
 
+@pytest.mark.slow
 def test_an_import_is_checked_converted_and_found(find, own_home, tmp_path):
     state = resnet18_metadataset()
     path = import_weights(save_metadataset(tmp_path / "model_best.pth.tar", state), RESNET, own_home)
@@ -241,6 +242,7 @@ def test_a_broken_download_is_not_imported(own_home, tmp_path):
     assert not (own_home / "weights").exists()
 
 
+@pytest.mark.slow
 def test_an_imported_file_that_was_changed_is_not_loaded(find, own_home, tmp_path):
     path = import_weights(save_metadataset(tmp_path / "a.pth.tar", resnet18_metadataset()), RESNET, own_home)
     before, row = find(RESNET), lookup(RESNET)
@@ -260,6 +262,7 @@ def test_an_imported_file_that_was_changed_is_not_loaded(find, own_home, tmp_pat
     load(row, find(RESNET), row.recipe)
 
 
+@pytest.mark.slow
 def test_an_import_that_does_not_fit_leaves_nothing(own_home, tmp_path):
     state = resnet18_metadataset()
     del state["layer3.0.bn2.bias"]

@@ -74,11 +74,13 @@ def zero_shot(encoder: Any, inputs: np.ndarray, label: np.ndarray, names: list[s
 
 
 # Required on MNIST and optdigits; the floors of the others are a little under what was measured (glyph_clip.md).
+@pytest.mark.slow
 @pytest.mark.parametrize(("domain", "least"), [("mnist", 0.80), ("optdigits", 0.75), ("mnistm", 0.70), ("synth", 0.70)])
 def test_it_reads_digits_it_was_never_shown(encoder: Any, rows: Any, domain: str, least: float) -> None:
     assert zero_shot(encoder, *rows[domain], list(string.digits)) >= least
 
 
+@pytest.mark.slow
 def test_the_words_for_digits_mean_the_digits(encoder: Any, rows: Any) -> None:
     by_character = zero_shot(encoder, *rows["optdigits"], list(string.digits))
     assert abs(zero_shot(encoder, *rows["optdigits"], WORDS) - by_character) < 0.1
@@ -213,6 +215,7 @@ def test_a_ring_stays_a_ring(drawing: ModuleType) -> None:
     assert all(bool(part.any()) for part in (line[:24, 24], line[25:, 24], line[24, :24], line[24, 25:]))
 
 
+@pytest.mark.slow
 def test_drawing_repeats_with_the_seed_and_only_draws_what_a_font_has(drawing: ModuleType) -> None:
     glyphs = glyphs_of(drawing)
     first, again, other = (drawing.Artist(glyphs, torch.Generator().manual_seed(seed)).batch(128) for seed in (3, 3, 4))
@@ -244,6 +247,7 @@ def test_a_drawing_is_never_told_from_its_look_alikes(trainer: ModuleType, drawi
     assert not bool(pairs[:10, :10].any())  # digits must be told from digits
 
 
+@pytest.mark.slow
 def test_training_repeats_with_the_seed_and_learns(trainer: ModuleType, drawing: ModuleType) -> None:
     glyphs = glyphs_of(drawing)
     one, two = (trainer.train(glyphs, steps=2, batch=32, lr=1e-3, seed=5).state_dict() for _ in range(2))

@@ -146,6 +146,7 @@ def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
         TextEncoder(f"hf:{path}")
 
 
+@pytest.mark.slow
 def test_extract_train_predict_and_refuse_other_weights(saved, tmp_path, own_home):
     images = folder(tmp_path / "images", train=6, test=2)
     path = shutil.copytree(saved["clip"], tmp_path / "mine")
@@ -180,6 +181,7 @@ def test_a_folder_of_two_parts_is_one_with_a_slash_and_from_elsewhere(saved, tmp
     assert ok("backbones", "verify", "hf:models/vit").data["width"] == 16
 
 
+@pytest.mark.slow
 def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home, monkeypatch):
     images = folder(tmp_path / "images", train=6, test=2)
     path = shutil.copytree(saved["vit"], tmp_path / "models" / "vit")

@@ -125,6 +125,7 @@ def test_a_file_of_any_size_is_asked_for_one(tmp_path):
     assert "takes images of 8 px only" in other.err
 
 
+@pytest.mark.slow
 def test_extract_train_and_predict_by_either_name(tmp_path, monkeypatch):
     images = folder(tmp_path / "images", train=6, test=2)
     place = tmp_path / "models"
@@ -150,6 +151,7 @@ def test_extract_train_and_predict_by_either_name(tmp_path, monkeypatch):
     assert "1x" not in ok("backbones", "info", "onnx:mine.onnx").out
 
 
+@pytest.mark.slow
 def test_another_file_of_that_name_is_another_array_and_no_prediction(tmp_path):
     images = folder(tmp_path / "images", train=6, test=2)
     path = encoder(tmp_path / "mine.onnx")

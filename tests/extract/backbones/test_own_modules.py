@@ -174,6 +174,7 @@ def test_a_transform_makes_the_input(nets, tmp_path):
         fc.extract(f"folder:{tmp_path / 'flat'}", ["module:Small"], recipe={"norm": "clip"})
 
 
+@pytest.mark.slow
 def test_a_module_is_left_as_it_is_and_trained_further_it_is_another_array(nets, tmp_path):
     images = folder(tmp_path / "images", train=2, test=1)
     module = Small().train()
@@ -228,6 +229,7 @@ def hook(module: Any, inputs: Any, output: Any) -> Any:
     return output * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_features_changes_the_digest(change):
     def digest(module: nn.Module) -> str:
@@ -250,6 +252,7 @@ def test_a_class_without_a_file_is_known_by_its_bytecode():
     assert len({made("x.mean((2, 3))"), made("x.mean((2, 1))"), made("x.amax((2, 3))")}) == 3
 
 
+@pytest.mark.slow
 def test_transforms_are_told_apart():
     from torchvision import transforms as tv
 
@@ -408,6 +411,7 @@ def test_two_of_one_class_need_names_and_names_are_words(nets):
             fc.backbone(Small(), name)
 
 
+@pytest.mark.slow
 def test_the_list_marks_what_is_yours_and_verify_runs_it(nets):
     assert fedcache("backbones", "list").out.count("yours") == 0
     assert ok("backbones", "verify", f"module:{nets}:build").data["width"] == 5

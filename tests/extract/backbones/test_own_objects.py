@@ -217,11 +217,13 @@ def test_what_cannot_be_told_is_refused():
         digest(Held(endless))
 
 
+@pytest.mark.slow
 def test_a_compiled_module_is_told_by_the_one_inside():
     assert digest(torch.compile(Held(Plain(2.0)))) == digest(torch.compile(Held(Plain(2.0))))
     assert digest(torch.compile(Held(Plain(2.0)))) != digest(torch.compile(Held(Plain(3.0))))
 
 
+@pytest.mark.slow
 def test_functions_in_transforms_are_told():
     from torchvision import transforms as tv
 

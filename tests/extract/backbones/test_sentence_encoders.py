@@ -82,6 +82,7 @@ def extracted(path: Path, model: Path, *words: object) -> tuple[Store, str]:
     return Store.open(Path(done.data["path"])), done.data["arrays"][0]["key"]
 
 
+@pytest.mark.slow
 def test_stored_features_are_the_mean_of_the_states_of_each_text_alone(model, tmp_path):
     store, key = extracted(csv(tmp_path / "t.csv"), model)
     found = rows_of(store, key)
@@ -99,6 +100,7 @@ def test_stored_features_are_the_mean_of_the_states_of_each_text_alone(model, tm
     assert {"transformers", "tokenizers"} <= set(store.arrays[key].how)
 
 
+@pytest.mark.slow
 def test_batches_and_the_order_of_rows_change_no_feature(model, tmp_path):
     store, key = extracted(csv(tmp_path / "t.csv"), model)
     first = dict(zip((u.tobytes() for u in store.samples.uid), rows_of(store, key), strict=True))
@@ -133,6 +135,7 @@ def test_text_features_of_classes_are_those_of_prompts_as_texts(model, tmp_path)
     assert np.abs(again.text("hf:tiny") - unit).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_texts_that_are_cut_are_counted_and_said_once(model, tmp_path):
     path = csv(tmp_path / "t.csv")
     words = ("extract", "--dataset", f"texts:{path}", "--backbones", f"hf:{model}")

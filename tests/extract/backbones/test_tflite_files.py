@@ -82,6 +82,7 @@ def test_the_layer_before_the_classifier_is_found_by_structure():
         chosen_tensor(several, "m", None)
 
 
+@pytest.mark.slow
 def test_extract_train_predict_and_verify(tmp_path):
     images = folder(tmp_path / "images", train=6, test=2)
     path = classifier(tmp_path / "tiny.tflite", kind="uint8")

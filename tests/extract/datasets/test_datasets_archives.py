@@ -121,6 +121,7 @@ def test_folders_are_no_entries(tmp_path, memory):
     assert len(open_archive(tmp_path / "x.zip", memory)) == len(NAMES)
 
 
+@pytest.mark.slow
 def test_a_zip_bomb_is_refused_before_anything_is_unpacked(tmp_path, memory, monkeypatch):
     zeros = bytes(40 << 20)
     write_zip(tmp_path / "x.zip", {f"{c}/{i}.png": zeros for c in "ab" for i in range(4)})
@@ -129,6 +130,7 @@ def test_a_zip_bomb_is_refused_before_anything_is_unpacked(tmp_path, memory, mon
     refused(tmp_path / "x.zip", memory, "would unpack to 335,544,320", "100-fold")
 
 
+@pytest.mark.slow
 def test_one_oversized_entry_costs_that_image_and_no_memory(tmp_path, memory):
     write_zip(tmp_path / "x.zip", {**tree(NAMES), "train/cat/bomb.png": bytes(100 << 20)})
     tracemalloc.start()
@@ -161,6 +163,7 @@ def test_overlapping_entries_refuse_the_archive(tmp_path, memory):
     refused(path, memory, "overlap")
 
 
+@pytest.mark.slow
 def test_many_entries_are_listed_in_bounded_memory(tmp_path):
     count = 60_000 if FULL else 15_000
     # All records point to one local header: zipfile would need ten seconds to write the archive.
@@ -247,6 +250,7 @@ def test_damaged_data_in_a_zip_costs_one_image(tmp_path, memory):
                 assert data.source.read(row) == tree(NAMES)[name]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32), st.integers(0, 255), st.sampled_from([".zip", ".tar"]))
 @settings(max_examples=60)
 def test_random_damage_never_gives_anything_but_the_image_or_a_refusal(tmp_path_factory, where, byte, suffix):

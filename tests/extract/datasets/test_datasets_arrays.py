@@ -94,6 +94,7 @@ def test_channels_first_is_said_and_three_by_three_is_taken_for_channels_last() 
     assert layout_of((9, 3, 6, 3), np.dtype("u1"), "").order == "rgb-last"
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     rows=st.integers(1, 40),

@@ -35,6 +35,7 @@ def rows_of(data, domain):
     return np.flatnonzero(data.domain == data.domains.index(domain))
 
 
+@pytest.mark.slow
 def test_every_domain_has_the_counts_of_the_manual(bundle):
     assert bundle.classes == tuple("0123456789")
     assert bundle.domains == ("mnist", "mnistm", "optdigits", "synth")
@@ -124,6 +125,7 @@ def test_optdigits_are_scikit_learns_scaled_to_bytes(bundle):
     assert np.abs(got - oracle.images[first] * 255 / 16).max() <= 0.5
 
 
+@pytest.mark.slow
 def test_synth_is_legible_and_varied(bundle):
     """A support vector machine on plain pixels reads most of the test digits (0.83), and not all."""
     from sklearn.svm import SVC
@@ -164,6 +166,7 @@ def test_another_process_makes_the_same_bundle_and_peek_makes_none(bundle, memor
     assert out.stdout.split() == [bundle.digest, "nothing", bundle.digest]
 
 
+@pytest.mark.slow
 def test_more_synth_keeps_what_was_there(bundle, memory):
     more = open_dataset("digits:synth=3300", memory=memory)
     assert more.slug == "digits-synth3300"

@@ -462,6 +462,7 @@ def test_progress_counts_every_image(tmp_path, memory):
     assert seen == [(i + 1, 12) for i in range(12)]
 
 
+@pytest.mark.slow
 def test_importing_datasets_imports_no_torch():
     program = (
         "import sys, fedcache.extract.datasets, fedcache.extract.images;"

@@ -507,6 +507,7 @@ def first(rows, count, domain, split):
     return found
 
 
+@pytest.mark.slow
 def test_digit5_by_feature_shift_as_in_fedpcl(tmp_path):
     """A client is a domain, in the paper's order, with the first images of each class in the order of the files."""
     rows, store = extracted("digit5", 0, tmp_path / "digits")
@@ -517,6 +518,7 @@ def test_digit5_by_feature_shift_as_in_fedpcl(tmp_path):
         assert named(store, client.test) == first(rows, 3, client.name, 1)
 
 
+@pytest.mark.slow
 def test_office10_by_label_shift_as_in_fedpcl(tmp_path):
     """One domain, Caltech, of whose training set a part is for testing."""
     rows, store = extracted("office10", 0, tmp_path / "office")

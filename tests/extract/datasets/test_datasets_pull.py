@@ -338,6 +338,7 @@ def test_an_address_that_leads_on_to_an_unencrypted_one_is_refused(server, tmp_p
     assert [path for path, _ in server[2].asked] == ["/moved", "/moved", "/a.bin"]
 
 
+@pytest.mark.slow
 def test_an_encrypted_address_that_leads_on_to_an_unencrypted_one_is_refused(encrypted, server, tmp_path):
     """Also for a file whose checksum is known: who asks for https means it."""
     address, handler = encrypted

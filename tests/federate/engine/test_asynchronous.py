@@ -105,6 +105,7 @@ def test_the_order_of_clients_does_not_matter_in_simulated_time(case):
     assert [{order.index(c) for c in r.clients} for r in a.records] == [set(r.clients) for r in b.records]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_a_point_of_a_grid_is_the_asynchronous_run_alone(execution):
     method, (data, clients) = METHODS["fedavg"], pair_for(execution)

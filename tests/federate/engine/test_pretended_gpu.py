@@ -49,6 +49,7 @@ def test_no_operation_mixes_devices(case, execution):
 FEW = [case for case in DRAWN if case[0] in ("fedavg", "fedpcl", "ditto", "fed3r", "fst-cbdg")]
 
 
+@pytest.mark.slow
 @served([case for case in FEW if not METHODS[case[0]].one_shot], ["sequential", "batched", "gram"], in_turn=True)
 def test_a_run_goes_on_from_what_was_kept_of_either_device(case, execution):
     trial = trial_of_case(case, execution)
@@ -63,6 +64,7 @@ def test_a_run_goes_on_from_what_was_kept_of_either_device(case, execution):
             assert difference(whole, on_cpu(rest)) <= trial.closeness
 
 
+@pytest.mark.slow
 @served(FEW, ["sequential", "batched", "gram"], in_turn=True)
 def test_points_of_a_grid_are_those_of_the_cpu(case, execution):
     trial = trial_of_case(case, execution)
@@ -118,6 +120,7 @@ def test_stored_rows_are_those_of_the_cpu(case, execution):
         assert difference(here, on_cpu(there)) <= 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ditto", "fedpcl", "solo"])
 def test_what_clients_keep_in_a_file_is_read_to_the_gpu(name, tmp_path, monkeypatch):
     monkeypatch.setattr(memory_estimate, "STATES", 0)

@@ -66,6 +66,7 @@ def reader_of(store: Store, backbone: str) -> Reader:
     return Store.open(store.path).reader(key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["half", "single"])
 @pytest.mark.parametrize("post", ROW_POSTS)
 @given(data=st.data())

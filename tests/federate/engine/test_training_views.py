@@ -46,6 +46,7 @@ def test_training_on_the_augmented_view_is_training_on_its_rows(method):
         assert all(gap(mine[k], expected.states[client][k]) < 1e-12 for k in mine)
 
 
+@pytest.mark.slow
 def test_tests_read_the_plain_image():
     data, clients = federation(views=2)
     hp = {**SMALL, "train_view": "aug"}

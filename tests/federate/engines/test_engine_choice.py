@@ -118,6 +118,7 @@ def clumsy(installed, monkeypatch) -> list[Clumsy]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoders", [0, 2])
 def test_tasks_computed_twice_and_in_any_order_make_the_same_store(tmp_path, clumsy, monkeypatch, decoders):
     images = folder(tmp_path / "shapes")
@@ -136,6 +137,7 @@ def test_tasks_computed_twice_and_in_any_order_make_the_same_store(tmp_path, clu
     assert [a["forward_batches"] for a in done.data["arrays"]] == [a["forward_batches"] for a in local.data["arrays"]]
 
 
+@pytest.mark.slow
 def test_a_resumed_and_a_grown_store_go_on_elsewhere(tmp_path, clumsy):
     images = folder(tmp_path / "shapes")
     words = ("extract", "--dataset", f"folder:{images}", *SMALL, "--chunk-rows", 8)

@@ -128,6 +128,7 @@ def test_sampling_scoring_and_types_are_those_of_one_process(
     assert run.result["traffic"] == reference.result["traffic"]
 
 
+@pytest.mark.slow
 def test_a_grid_and_its_seeds_travel_in_one_message_each_way(sites: Path, tmp_path: Path) -> None:
     grid = grid_of(sites, tmp_path / "state")
     runs = together(plan("fedavg", sweep={"lr": ("0.1", "0.01")}, seeds="0,1", rounds=1), grid, tmp_path)
@@ -157,6 +158,7 @@ def test_a_prototype_of_an_absent_class_does_not_travel() -> None:
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 
+@pytest.mark.slow
 @pytest.mark.cases(100)
 @given(shape=shapes, kind=st.sampled_from(["float32", "float64", "int64", "uint8", "bool"]), seed=st.integers(0, 99))
 def test_trees_come_back_bit_for_bit(shape: tuple[int, ...], kind: str, seed: int) -> None:
@@ -296,6 +298,7 @@ def test_an_answer_that_is_no_message_is_no_upload(sites: Path, tmp_path: Path) 
     assert "malformed" in missed["why"]
 
 
+@pytest.mark.slow
 def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(sites: Path, tmp_path: Path) -> None:
     grid, heard = grid_of(sites, tmp_path / "state"), Heard()
     grid.meddle[100] = lambda kind, n, packed: "its node went away" if kind != "facts" and n > 1 else packed
@@ -309,6 +312,7 @@ def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(sites: Path, tmp_path
     assert together(plan("fedavg", rounds=3), again, tmp_path)[0].reused
 
 
+@pytest.mark.slow
 def test_a_round_below_the_quorum_ends_the_run_and_it_goes_on_later(sites: Path, tmp_path: Path) -> None:
     grid, asked = grid_of(sites, tmp_path / "state"), plan("fedpcl", rounds=3, quorum=3)
     grid.meddle[100] = lambda kind, n, packed: "its node went away" if (kind, n) == ("fit", 2) else packed
@@ -321,6 +325,7 @@ def test_a_round_below_the_quorum_ends_the_run_and_it_goes_on_later(sites: Path,
     assert run.result["accuracy"] == alone("fedpcl", sites, tmp_path, rounds=3).result["accuracy"]
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_lost_leaves_no_trace_at_the_site(sites: Path, tmp_path: Path) -> None:
     """The site has fitted round 2 and nobody knows: its next fit begins from what it held after round 1."""
     lost, never = grid_of(sites, tmp_path / "a"), grid_of(sites, tmp_path / "b")
@@ -391,6 +396,7 @@ def test_sites_of_equal_stores_keep_their_states_apart(tmp_path: Path) -> None:
     assert [memory.load("job", 1)["w"].tolist() for memory in (one, two)] == [[0.0], [1.0]]
 
 
+@pytest.mark.slow
 def test_a_site_that_comes_late_joins_and_one_that_comes_back_takes_its_place(sites: Path, tmp_path: Path) -> None:
     grid, heard = grid_of(sites, tmp_path / "state"), Heard()
     grid.hidden = {101: 4}
@@ -464,6 +470,7 @@ def test_what_a_site_lacks_is_said_with_the_command_that_helps(sites: Path, tmp_
     assert "fedcache extract" in caught.value.hint or "fedcache ingest" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path: Path) -> None:
     stores = []
     for i in range(3):

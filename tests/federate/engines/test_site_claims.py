@@ -153,6 +153,7 @@ json_values = st.recursive(
 facts = st.fixed_dictionaries({}, optional={f.name: json_values for f in dataclasses.fields(SiteFacts)})
 
 
+@pytest.mark.slow
 @examples(100, 2000)
 @given(words=json_values | facts)
 def test_whatever_a_node_says_is_facts_or_a_refusal(words: Any) -> None:
@@ -180,6 +181,7 @@ shaped = st.fixed_dictionaries(
 trees = json_values | st.lists(st.dictionaries(st.text(max_size=3), entry | shaped, max_size=2), max_size=2)
 
 
+@pytest.mark.slow
 @examples(200, 5000)
 @given(words=json_values, trees=trees, zero=raw, zero_rows=raw, one=raw)
 def test_whatever_a_node_sends_is_a_message_or_malformed(
@@ -195,6 +197,7 @@ def test_whatever_a_node_sends_is_a_message_or_malformed(
     assert isinstance(counts, str)
 
 
+@pytest.mark.slow
 @examples(200, 2000)
 @given(told=json_values, outline=json_values, number=json_values)
 def test_whatever_a_site_says_of_its_job_is_a_round_or_a_refusal(told: Any, outline: Any, number: Any) -> None:
@@ -239,6 +242,7 @@ def test_a_claim_that_is_not_believed_costs_that_site_its_place_and_no_other(
         assert heard.said("--max-rows-per-client 1000000000")
 
 
+@pytest.mark.slow
 def test_test_rows_that_are_claimed_do_not_decide_the_accuracy(sites: Path, tmp_path: Path) -> None:
     """A million rows, all of them right: the site is refused, and what sites score themselves is marked."""
     grid = claiming(sites, tmp_path / "state", {"test": 10**6, "rows": 10**6 + 99, "ok": 10**6 + 99})
@@ -303,6 +307,7 @@ MATRIX = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "claim", "factor"), MATRIX)
 def test_no_claim_of_one_of_six_sites_moves_a_rule_by_more_than_three_points(
     rule: str, claim: Any, factor: float, sites: Path, tmp_path: Path
@@ -318,6 +323,7 @@ def test_no_claim_of_one_of_six_sites_moves_a_rule_by_more_than_three_points(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", [10**3, 10**9])
 def test_a_plain_mean_warns_of_the_site_that_is_most_of_it(claim: int, sites: Path, tmp_path: Path) -> None:
     heard = Heard()
@@ -339,6 +345,7 @@ OTHERWISE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", OTHERWISE, ids=lambda c: next(iter(c)))
 def test_a_site_that_differs_from_most_costs_nobody_else_the_start(
     claim: Mapping[str, Any], sites: Path, tmp_path: Path
@@ -397,6 +404,7 @@ def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(sit
     assert sum(node in nodes for kind, nodes in grid.log if kind == "facts") == 3  # and no more
 
 
+@pytest.mark.slow
 def test_what_a_site_has_is_not_waited_for_longer_than_the_sites_are(sites: Path, tmp_path: Path) -> None:
     given: list[float] = []
 

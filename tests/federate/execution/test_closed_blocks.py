@@ -80,6 +80,7 @@ def crowd(clients=1200, width=6):
     return federation(sizes=sizes, classes=4, width=width, per_client=2, tests=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [("fedncm", {}), ("fed3r", {"bias": True}), ("fed3r-prior", {}), ("fedcgs", {})],
                          ids=lambda case: case[0])  # fmt: skip
 def test_sums_of_a_million_clients_are_those_of_each(case, monkeypatch):
@@ -126,6 +127,7 @@ def test_uploads_that_are_more_than_a_sum_come_one_by_one(case, trust):
     assert all(len(group) == 1 for group in executor.groups_of(job, range(1200)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e200])
 def test_the_client_with_a_bad_row_is_found_by_its_name(value):
     data, clients = crowd()
@@ -135,6 +137,7 @@ def test_the_client_with_a_bad_row_is_found_by_its_name(value):
     assert "client-776" not in caught.value.message
 
 
+@pytest.mark.slow
 def test_a_share_that_is_capped_is_counted_client_by_client():
     data, clients = tiny(sizes=(200, *[1] * 1199))
     keys = {"participation": None, "rounds": 1, "trust": TrustPolicy(max_share=0.05)}

@@ -69,6 +69,7 @@ def test_a_table_gives_back_what_it_was_given(tmp_path: Path) -> None:
     table.close()
 
 
+@pytest.mark.slow
 @examples(40, 1000)
 @given(
     st.lists(

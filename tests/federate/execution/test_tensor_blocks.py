@@ -52,6 +52,7 @@ def test_small_tensors_share_blocks_and_large_ones_have_their_own():
     assert [float(t[0]) for t in small] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_block_goes_with_the_last_of_its_tensors():
     blocks = TensorBlocks()
     first = blocks.copy(torch.ones(3))

@@ -28,6 +28,7 @@ def test_fed3r_is_the_centralised_ridge_whatever_the_partition(seed, m):  # T-K2
     assert out.accuracy == right.mean()
 
 
+@pytest.mark.slow
 @given(st.integers(0, 99), st.integers(1, 40))
 @settings(max_examples=15)
 def test_fedncm_is_the_centralised_class_means_whatever_the_partition(seed, m):  # T-K1

@@ -150,6 +150,7 @@ def one_class(parts, cov, k_mix=1):
     return fedpft.draw(up, lanes("fedpft", settings, classes=1, width=D, who=("/server",)))[0].numpy()
 
 
+@pytest.mark.slow
 @COVS
 def test_single_rows_borrow_the_covariance_of_their_class_from_all_clients(cov):
     # Every client has one row z_i and draws z_i + e with e of the covariance of all z: the variances add.

@@ -185,6 +185,7 @@ def test_a_student_that_is_the_only_client_has_nothing_to_learn():
     assert gap(after, w) < 1e-9  # one step: Adam blows rounding errors up, and would find a direction in them
 
 
+@pytest.mark.slow
 def test_distillation_brings_the_student_towards_the_ensemble():
     public = units(3, 24, 1, 6)
     hp = settled(esd_epochs=120, esd_batch=8, hidden=16, proj=8, zeta=0.9, esd_lr=0.01)
@@ -261,6 +262,7 @@ def test_an_encoder_reads_either_images_or_features(name, encoder, image):
 # -- whole methods
 
 
+@pytest.mark.slow
 def test_without_a_pull_fedprox_simclr_is_fedavg_simclr():
     data, clients = federation(views=4, dtype=torch.float32)
     a = go("fedavg-simclr", {}, data, clients, dtype=torch.float32)
@@ -270,6 +272,7 @@ def test_without_a_pull_fedprox_simclr_is_fedavg_simclr():
     assert gap(a.server, c.server) > 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SSL)
 def test_the_training_loss_is_watched(name):
     """One step a round: its loss, computed again from what was sent and drawn; it falls over the epochs."""
@@ -308,6 +311,7 @@ def test_the_watched_loss_is_simclrs():
     assert out.records[0].diagnostics["loss"] == pytest.approx(np.mean(values), abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SSL)
 def test_labels_reach_the_probe_and_nothing_else(name):
     data, clients = federation(views=4)
@@ -318,6 +322,7 @@ def test_labels_reach_the_probe_and_nothing_else(name):
     assert not np.array_equal(a.evaluation.predictions, b.evaluation.predictions)
 
 
+@pytest.mark.slow
 def test_the_probe_is_a_linear_classifier_on_the_frozen_trunk():
     data, clients = federation(views=4, sizes=(40, 64, 50), per_client=6)
     out = go("fedavg-simclr", {"hidden": 32, "probe_epochs": 200, "probe_lr": 1.0}, data, clients, participation=None)
@@ -331,6 +336,7 @@ def test_the_probe_is_a_linear_classifier_on_the_frozen_trunk():
     assert agree > 0.8
 
 
+@pytest.mark.slow
 def test_min_local_reports_the_worst_of_the_clients_on_all_test_rows():
     data, clients = federation(views=4)
     out = go("min-local", {}, data, clients, participation=None)
@@ -379,6 +385,7 @@ def test_traffic_is_representations_up_and_the_encoder_down():
                                  participation=None).server) < 1e-9  # fmt: skip
 
 
+@pytest.mark.slow
 def test_clients_of_other_backbones_and_trunks_distil_into_one_student():
     data, clients = federation(views=4)
     own = {2: ClientOverrides(columns=((0, 4),)), 3: ClientOverrides(hp={"hidden": 9})}
@@ -460,6 +467,7 @@ def test_a_narrow_trunk_has_one_gradient_in_either_memory_format(channels):
         torch.testing.assert_close(last, plain, rtol=1e-4, atol=1e-4 * float(plain.detach().abs().max()))
 
 
+@pytest.mark.slow
 def test_flesd_learns_from_images():
     data, clients = federation(sizes=(8, 20, 20))
     out = go("flesd", {}, data, clients, participation=None)
@@ -490,6 +498,7 @@ def test_images_are_convolved_one_client_at_a_time(name):
     assert Batched.serves(METHODS[name], {**hp, "encoder": "mlp"}, load) == ""
 
 
+@pytest.mark.slow
 def test_the_encoder_is_what_training_sets():
     data, clients = federation(views=4)
     encoder = 7 * 11 + 7 + 7 * 7 + 7 + 4 * 7 + 4

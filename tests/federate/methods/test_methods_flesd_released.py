@@ -88,6 +88,7 @@ def released(w, target, ctx, *, momentum_while_filling):
     return {n: t.detach() for n, t in student.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ema", "filling"), [("before", True), ("filled", False)])
 def test_official_distillation_is_the_released_loop(ema, filling):
     # 22 rows, batches of 4, two left out; the queue of 8 takes two batches of each epoch and leaves three
@@ -138,6 +139,7 @@ def test_a_cold_queue_that_takes_every_batch_is_refused():
 # -- BatchNorm of two views (D-92)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "same"), [("separate", True), ("joint", False)])
 def test_each_view_by_itself_is_a_model_called_twice(how, same):
     data = fitted(METHODS["flesd"], tiny()[0])

@@ -86,6 +86,7 @@ def test_perfedavg_is_a_step_ahead_and_a_step_of_torch(execution):
         assert out.client_accuracy[i] == (predicted == data.y[c.test]).double().mean()
 
 
+@pytest.mark.slow
 def test_evaluation_never_changes_training():
     settings = {"dim": 8, "alpha": 0.3, "beta": 0.1}
     rare = go("perfedavg", settings)

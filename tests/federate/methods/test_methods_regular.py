@@ -186,6 +186,7 @@ def test_the_servers_variate_is_the_mean_of_the_clients():
         assert float(out.server[k].abs().max()) > 0.0
 
 
+@pytest.mark.slow
 def test_scaffold_stays_at_the_optimum_that_fedavg_drifts_from():
     # Full batches, five local steps: only with exact variates is a stationary point of the mean loss a fixed point.
     data, clients = federation(sizes=(40, 12, 25))
@@ -238,6 +239,7 @@ def test_scaffold_costs_twice_fedavg():
 # ditto
 
 
+@pytest.mark.slow
 @TABLE
 def test_ditto_is_fedavg_and_without_pull_solo_bit_for_bit(execution, opt, head):
     data, clients = federation(dtype=torch.float32)

@@ -57,6 +57,7 @@ def test_a_step_of_sgd_is_that_of_torch() -> None:
         torch.testing.assert_close(moved[n], (p[n] - 0.1 * p[n].grad).detach(), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_it_learns_bright_from_dark() -> None:
     data, clients = federation(sizes=(24, 24), classes=3, width=5, tests=12)
     data = fitted(METHODS["fedavg-scratch"], data)

@@ -202,6 +202,7 @@ def test_strata_without_noise_are_the_exact_rows_where_a_step_has_them_all():
     assert gap(noisy[0].server, noisy[1].server) > 1e-6
 
 
+@pytest.mark.slow
 def test_gradients_of_strata_have_the_mean_of_exact_ones():
     text = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     label = np.repeat([0, 1, 3], [6, 2, 4])

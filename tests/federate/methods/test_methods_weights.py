@@ -371,6 +371,7 @@ def test_stale_sets_are_kept():
         assert not torch.equal(old[list(record.clients)], new[list(record.clients)])
 
 
+@pytest.mark.slow
 def test_fedpcl_learns():
     data, clients = federation(sizes=(60,) * 5, per_client=4, tests=40)
     before = go("fedpcl", {}, data, clients, rounds=1, participation=None).accuracy

@@ -51,6 +51,7 @@ def rows_of_values(sizes: list[list[int]]) -> Columns:
 SIZES = st.lists(st.lists(st.integers(0, 40), min_size=2, max_size=2), min_size=2, max_size=4)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     sizes=SIZES,
@@ -77,6 +78,7 @@ def test_what_is_advised_works_for_every_value_of_a_column(
     check("natural", columns, arguments, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", [s for s in SCHEMES if s != "natural"])
 @settings(deadline=None)
 @given(

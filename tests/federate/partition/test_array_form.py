@@ -57,6 +57,7 @@ def partitions(draw) -> Partition:
     return Partition("mine", args, draw(st.integers(0, 2**63 - 1)), clients, common, "d" * 64, 60, 3, ("ä note",))
 
 
+@pytest.mark.slow
 @examples(60, 400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=partitions())
 def test_any_partition_is_read_back_from_both_forms(made, tmp_path):
@@ -263,6 +264,7 @@ def test_matched_lists_are_those_of_each_client_alone(train, test, clients):
     assert np.array_equal(lists.shares_right(scored, right), held.shares_right(scored, right), equal_nan=True)
 
 
+@pytest.mark.slow
 def test_matched_tests_cost_classes_and_not_rows():
     columns = even_columns(2000, 2000, 4)
     made = make("dirichlet", columns, clients=200, alpha=50.0, test_protocol="matched")

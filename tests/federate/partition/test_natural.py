@@ -180,6 +180,7 @@ def test_values_without_two_rows_are_no_federation() -> None:
         make("natural", columns(["n", "s"]), by="ward")
 
 
+@pytest.mark.slow
 @given(
     ward=st.lists(st.sampled_from(["", "n", "s", "e", "w"]), min_size=6, max_size=60),
     split=st.randoms(use_true_random=False),

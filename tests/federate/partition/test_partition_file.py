@@ -221,6 +221,7 @@ def test_a_huge_file_is_not_read(tmp_path, monkeypatch):
     assert error.value.code == Exit.CORRUPT
 
 
+@pytest.mark.slow
 @examples(300, 600, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_a_flipped_bit_never_gives_another_partition(place, bit, tmp_path):
@@ -239,6 +240,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @examples(200, 400)
 @given(data=st.data())
 def test_a_replaced_value_is_a_fedcache_error_or_a_partition(data):

@@ -140,6 +140,7 @@ def test_the_search_stops_at_its_caps():
     assert search(np.random.default_rng(0), impossible, shares=1).draws == module.LEAST_DRAWS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "gate"), [(0.01, True), (0.02, False)])
 def test_an_infeasible_lda_ends_soon_and_names_an_alpha_that_works(alpha, gate):
     with pytest.raises(InfeasibleError) as error:

@@ -48,6 +48,7 @@ def one_by_one(train: list[list[int]], label: np.ndarray, uid: np.ndarray, share
     return taken
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6),

@@ -310,6 +310,7 @@ def test_epsilon_of_all_clients_is_the_closed_form(z, rounds, delta):  # A1
     assert told["epsilon_rdp"] >= exact * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("z", "share", "rounds", "delta"), SAMPLED)
 def test_epsilon_of_a_share_is_that_of_an_independent_convolution(z, share, rounds, delta):  # A1
     pytest.importorskip("dp_accounting")
@@ -319,6 +320,7 @@ def test_epsilon_of_a_share_is_that_of_an_independent_convolution(z, share, roun
     assert told["epsilon_rdp"] >= independent * 0.99
 
 
+@pytest.mark.slow
 def test_epsilon_composes_over_seeds_points_and_unlike_mechanisms():  # A1
     pytest.importorskip("dp_accounting")
     told = Privacy(1.0, 5.0).cost(rounds=100, share=1.0, seeds=5)

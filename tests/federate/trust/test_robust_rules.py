@@ -75,6 +75,7 @@ def test_a_step_from_a_row_is_as_much_shorter_as_the_row_holds_against_the_pull(
     assert parse_rule("geomedian")(V, 1).tolist() == pytest.approx([1.5 * (1 - 0.5**0.5)] * 2, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [4, 5, 6, 9])
 def test_no_point_has_a_smaller_sum_of_distances_than_the_geometric_median(n):
     """Of rows on a grid, many of which are the same and where the iteration begins."""
@@ -143,6 +144,7 @@ def test_no_attack_moves_a_rule_further_than_its_bound(text, attack):
             assert error <= constant(text, n, f) * spread + 1e-9
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.sampled_from(ALL), st.integers(7, 12), st.floats(-50.0, 50.0))
 def test_rules_do_not_see_order_and_move_with_the_rows(seed, text, n, shift):
     g = torch.Generator().manual_seed(seed)

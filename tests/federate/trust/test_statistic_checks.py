@@ -89,6 +89,7 @@ def seen_uploads(name, settings, data, clients, **how):
     return ups, declared[0]
 
 
+@pytest.mark.slow
 def test_every_method_that_declares_a_statistic_is_tried():
     data, clients = federation()
     found = set()
@@ -117,6 +118,7 @@ TRAINED = ("fedproto", "fedpcl")
 HONEST = [(name, i, rows) for name, i in SENDING for rows in (ROWS if name not in TRAINED else ("features", "large"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "which", "rows"), HONEST)
 def test_no_honest_client_is_rejected_whatever_rows_it_has(name, which, rows):
     # Clients of 1 to 64 rows with 3 of 6 classes, so some have one row of a class and none of others.

@@ -164,6 +164,7 @@ def test_words_that_are_no_privacy(words, message):
     assert message in str(error.value)
 
 
+@pytest.mark.slow
 def test_accounting_is_that_of_the_reference_and_monotone():  # A1
     pytest.importorskip("dp_accounting")
 
