@@ -46,7 +46,6 @@ def runs() -> dict[str, dict]:
     return {r["method"]: r for r in found}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_the_runs_own_test_rows_give_the_stored_accuracy(store: Path, method: str) -> None:
     result = runs()[method]

@@ -308,7 +308,6 @@ HOSTILE: list[tuple[str, Callable[[Path], None]]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "make"), HOSTILE, ids=[make.__name__ for _, make in HOSTILE])
 def test_hostile_and_broken_files_are_refused_in_words(
     tmp_path: Path, ending: str, make: Callable[[Path], None]

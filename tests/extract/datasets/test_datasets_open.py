@@ -93,7 +93,6 @@ def test_a_comma_in_a_path_is_part_of_the_path(tmp_path, memory):
     assert len(open_dataset(f"a=folder:{odd},b=folder:{odd}", memory=memory)) == 8
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "words"),
     [

@@ -62,7 +62,6 @@ def test_some_hyperparameters_are_the_servers():
     assert {"fed3r", "fed3r-prior", "fedcgs", "fedncm", "gda", "gh-ofl"} == set(ADDITIVE)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "key"), FREE)
 def test_uploads_do_not_depend_on_what_fit_does_not_read(name, key):
     method = METHODS[name]
@@ -107,7 +106,6 @@ GRIDS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), GRIDS)
 @pytest.mark.parametrize("points", [2, 5])
 def test_points_that_share_uploads_are_the_runs_alone(name, settings, points):
