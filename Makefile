@@ -19,7 +19,7 @@ help:
 	@echo "make test-engines  real federations through Flower and grids through Ray, on loopback"
 	@echo "make test-gpu what a GPU computes, where torch sees one"
 	@echo "make audit    dangerous calls (bandit) and advisories of what is installed (pip-audit)"
-	@echo "make nightly  every suite in full, fresh examples, mutations, and docs/trust.md (hours)"
+	@echo "make nightly  every suite in full, fresh examples, mutations, and docs/trust.md (hours); resumes where it stopped"
 	@echo "make trust    all cases of the promises, each protection removed once, and docs/trust.md (an hour)"
 	@echo "make pages    write the pages of docs/ that are made from the code"
 	@echo "make docs     build the documentation into site/; a warning is an error"
@@ -142,16 +142,8 @@ $(VENV)/.audit: pyproject.toml | $(BIN)/python
 audit: $(VENV)/.audit
 	$(BIN)/python tools/audit.py
 
-# Every suite in full: all cases, new examples of property tests, every law broken, random mutations of the code and of
-# the files of a home.
 nightly: everything
-	$(MAKE) lint types docs audit
-	FEDCACHE_CASES=full $(MAKE) unit slow browser notebooks test-engines
-	$(MAKE) lint-files smoke-wheel
-	$(MAKE) trust
-	OMP_NUM_THREADS=1 $(BIN)/python tools/break_laws.py
-	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py --count 40
-	OMP_NUM_THREADS=1 $(BIN)/python tools/attack_home.py --count 2000 --seed "$$(date +%j)"
+	$(BIN)/python tools/nightly.py
 
 pages: $(VENV)/.dev
 	$(BIN)/python tools/make_docs.py

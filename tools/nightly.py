@@ -1,0 +1,103 @@
+"""Every suite in full, one after another, resumable: what has passed for this commit is not run again.
+
+    python tools/nightly.py [--fresh] [--list]
+
+The steps run all cases, new examples of property tests, every law broken, random changes of the code and of the files
+of a home. Each step's output is kept in .nightly/COMMIT/STEP.log, its result and time in .nightly/COMMIT/steps.json,
+and a table of all in .nightly/COMMIT/report.md. A step that fails does not stop the others. Exits 1 if one failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGETS = (
+    "lint", "types", "docs", "audit", "unit", "long", "numeric", "browser", "notebooks", "test-engines", "lint-files",
+    "smoke-wheel", "trust",
+)  # fmt: skip
+"""Targets of the Makefile, the quick ones first."""
+
+
+def steps() -> dict[str, list[str]]:
+    """Name -> command."""
+    python = sys.executable
+    own = {
+        "break-laws": [python, "tools/break_laws.py"],
+        "mutate": [python, "tools/mutate.py", "--count", "60"],
+        "attack-home": [python, "tools/attack_home.py", "--count", "2000", "--seed", date.today().strftime("%j")],
+    }
+    return {target: ["make", target] for target in TARGETS} | own
+
+
+def commit() -> str:
+    """The commit of the checkout, with ``-changed`` where files differ from it."""
+    words = ["git", "describe", "--always", "--abbrev=12", "--dirty=-changed", "--exclude=*"]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def report(name: str, done: Mapping[str, Mapping[str, Any]]) -> str:
+    """The table of what ran."""
+    rows = [f"| {step} | {found['result']} | {found['seconds']:,} |" for step, found in done.items()]
+    total = sum(found["seconds"] for found in done.values())
+    return "\n".join(
+        [
+            f"# Night of {name}",
+            "",
+            "| step | result | seconds |",
+            "|---|---|---|",
+            *rows,
+            "",
+            f"{total:,} s in all.",
+            "",
+        ]
+    )
+
+
+def run(step: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Run a step; its result and seconds."""
+    began = time.monotonic()
+    environment = {**os.environ, "FEDCACHE_CASES": "full", "OMP_NUM_THREADS": "1"}
+    with (folder / f"{step}.log").open("wb") as log:
+        done = subprocess.run(words, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
+    return {"result": "passed" if done.returncode == 0 else "failed", "seconds": round(time.monotonic() - began)}
+
+
+def main() -> int:
+    """Run what has not passed yet, and say how each step ended."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--fresh", action="store_true", help="run again what has passed")
+    parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
+    asked = parser.parse_args()
+    name = commit()
+    folder = ROOT / ".nightly" / name
+    kept = folder / "steps.json"
+    done: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.is_file() and not asked.fresh else {}
+    for step, words in steps().items():
+        if done.get(step, {}).get("result") == "passed":
+            print(f"{step}: passed before", flush=True)
+            continue
+        if asked.list:
+            print(f"{step}: {' '.join(words)}")
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        done[step] = run(step, words, folder)
+        print(f"{step}: {done[step]['result']} in {done[step]['seconds']:,} s", flush=True)
+        kept.write_text(json.dumps(done, indent=1) + "\n")
+        (folder / "report.md").write_text(report(name, done), encoding="utf-8")
+    if not asked.list:
+        print(f"Logs and report: {folder.relative_to(ROOT)}")
+    return int(any(found["result"] != "passed" for found in done.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
