@@ -402,7 +402,7 @@ MEANINGS: Mapping[Exit, Meaning] = {
     Exit.STORE: Meaning(
         "store missing, locked, incompatible, or without the features asked for",
         "There is no such store, another process writes to it, another version of fedcache made it, or the features a "
-        "method reads are not in it.",
+        "method reads are not in it. No run fits the selection (`report dataset:digits`).",
         "Run the extraction that the message prints; for a locked array wait, or use `extract --wait`.",
         "fedcache inspect no-such-store",
     ),

@@ -192,7 +192,7 @@ def gather(asked: Sequence[RunQuery], root: Path) -> Gathered:
         root: where digests are looked up.
 
     Raises:
-        UsageError for a name that is no run.
+        UsageError for a name that is no run; StoreError for a selection (``dataset:NAME``) without a run.
     """
     found: dict[Path, StoredRun | LeftOut] = {}
     for path in _paths(asked, root):
@@ -250,7 +250,7 @@ def every_run(asked: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
     """The runs that were asked for, all of ``root`` when none was, oldest first: finished, unfinished and damaged ones,
     of this and of older code.
 
-    Raises UsageError for a name that is no run.
+    Raises UsageError for a name that is no run; StoreError for a selection (``dataset:NAME``) without a run.
     """
     paths = [p for name in asked for p in _named(name, root, LISTED)] if asked else _inside(root)
     return [_open(path) for path in {p.resolve(): p for p in paths}.values()]
@@ -265,7 +265,7 @@ def names_in(root: Path) -> list[str]:
 def find_one(name: str, root: Path) -> Path:
     """The directory of the one run that a path or the first letters of a digest name.
 
-    Raises UsageError for none or several.
+    Raises UsageError for none or several; StoreError for a selection (``dataset:NAME``) without a run.
     """
     found = _named(name, root, LISTED)
     if len(found) != 1:
@@ -313,14 +313,14 @@ def _named(
         if found := [p for p in _inside(root) if tag in tags_of(p)]:
             return found
         known = sorted({tag for p in _inside(root) for tag in tags_of(p)})
-        raise UsageError(
+        raise StoreError(
             f"No run under {root} has the tag {tag!r}; there are {', '.join(known) or 'no tags'}.",
             f"fedcache runs tag {shell_word(check_tag(tag))} RUN   gives it",
         )
     if (takes := selector(str(name))) is not None:
         if found := [p for p, result in _results(root) if takes(result)]:
             return found
-        raise UsageError(f"No finished run under {root} is of {name}.", "fedcache runs list   shows what there is")
+        raise StoreError(f"No finished run under {root} is of {name}.", "fedcache runs list   shows what there is")
     path = Path(name)
     if path.is_dir():
         return [path] if _is_run(path) else _inside(path)

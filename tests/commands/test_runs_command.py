@@ -70,7 +70,7 @@ def test_runs_are_named_by_method_dataset_and_partition(three: dict[str, str]) -
         expected = [digest(three[name]) for name in names]
         assert [r["run"] for r in rows(fedcache("runs", "list", query))] == expected, query
     none = fedcache("compare", "method:fedavg")
-    assert (none.code, "is of method:fedavg" in none.err) == (Exit.USAGE, True)
+    assert (none.code, "is of method:fedavg" in none.err) == (Exit.STORE, True)
     meant = fedcache("compare", "fed3r", "fedncm")
     assert (meant.code, meant.err.splitlines()[-1]) == (Exit.USAGE, "method:fed3r   names the runs of that method")
 
@@ -121,7 +121,7 @@ def test_tags_find_runs_everywhere_and_change_no_digest(three: dict[str, str]) -
     ok("runs", "tag", "other", "tag:base")
     assert ok("runs", "show", "tag:base").data["tags"] == ["base", "other"]
     missing = fedcache("compare", "tag:nobody")
-    assert (missing.code, "there are base, other." in missing.err) == (Exit.USAGE, True)
+    assert (missing.code, "there are base, other." in missing.err) == (Exit.STORE, True)
     wrong = fedcache("runs", "tag", "two words", three["ncm"])
     assert (wrong.code, "is no tag" in wrong.err) == (Exit.USAGE, True)
 

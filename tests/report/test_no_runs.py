@@ -34,3 +34,16 @@ def test_no_file_is_written_of_no_run(
     assert "Nothing was written" in done.envelope["error"]["message"]
     assert done.envelope["error"]["hint"]
     assert [p.read_text() for p in tmp_path.glob("page.*")] == ["an earlier page"] * earlier
+
+
+@pytest.mark.parametrize("selection", ["dataset:d2", "method:fed3r", "partition:iid", "tag:mine"])
+@pytest.mark.parametrize("words", [*WRITERS.values(), ("compare",), ("runs", "list")], ids=lambda w: " ".join(w[:2]))
+def test_a_selection_without_a_run_is_the_error_of_a_home_without_runs(
+    words: tuple[str, ...], selection: str, own_home: Path, tmp_path: Path
+) -> None:
+    asked = [tmp_path / word if word.startswith("page.") else word for word in words]
+    done = fedcache(*asked, selection, "--json")
+    assert done.code == 4
+    assert selection.partition(":")[2] in done.envelope["error"]["message"]
+    assert done.envelope["error"]["hint"].startswith("fedcache ")
+    assert not list(tmp_path.glob("page.*"))
