@@ -24,16 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import (
-    CorruptionError,
-    FedcacheError,
-    MachineError,
-    StoreError,
-    UsageError,
-    closest,
-    shell_word,
-    unknown,
-)
+from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, closest, shell_word, unknown
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.client_data import FrozenEncoders
 from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
@@ -45,7 +36,9 @@ from fedcache.heads.linear import Tree
 from fedcache.models.check_facts import check_facts, check_tensors, refused
 from fedcache.models.client_stacks import ClientStacks, of_format_1
 from fedcache.optional import reason
-from fedcache.store.sealed import is_sealed, read_sealed, write_sealed
+from fedcache.store.machine import explain_disk_errors
+from fedcache.store.outputs import write_output
+from fedcache.store.sealed import is_sealed, read_sealed, sealed_bytes
 
 FORMAT = 2
 READ = (1, FORMAT)
@@ -184,12 +177,9 @@ class SavedModel:
         Raises UsageError, as ``check_place``; MachineError for a place where the system lets nothing be written.
         """
         check_place(Path(path))
-        try:
-            write_sealed(Path(path), KIND, self.facts.to_dict(), self.tensors)
-        except OSError as error:
-            raise MachineError(
-                f"{path} cannot be written: {error.strerror or error}.", "Name another place."
-            ) from error
+        raw = sealed_bytes(KIND, self.facts.to_dict(), self.tensors)
+        with explain_disk_errors(Path(path), len(raw)):
+            write_output(Path(path), raw)
 
     @classmethod
     def load(cls, path: Path) -> SavedModel:

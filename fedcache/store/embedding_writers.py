@@ -9,8 +9,7 @@ import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,13 @@ from fedcache.tables.splits import SPLIT_NAMES
 
 MOST_TEXT = 32 << 20
 """Bytes of text features that the head of a parquet file is given; readers refuse one much larger."""
+
+SAFETENSORS_TYPES = {
+    "float16": "F16", "float32": "F32", "float64": "F64",
+    "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
+}  # fmt: skip
+"""What safetensors calls the types of numbers."""
 
 
 @dataclass(frozen=True)
@@ -49,24 +55,24 @@ def _words(group: Group) -> list[str]:
     return [word or "" for word in group.values()]
 
 
-def _write_npz(path: Path, rows: Exported) -> None:
+def _write_npz(file: BinaryIO, rows: Exported) -> None:
     words = {name: _words(group) for name, group in rows.group_columns.items()}
     words |= {"name": [*rows.names], "classes": rows.meta["classes"], "domains": rows.meta["domains"]}
     everything: dict[str, Any] = {**rows.columns, **rows.text_columns}
     everything |= {name: np.array(values, np.str_) for name, values in words.items()}
-    np.savez(path, **everything)
+    np.savez(file, **everything)
 
 
-def _write_h5(path: Path, rows: Exported) -> None:
+def _write_h5(file: BinaryIO, rows: Exported) -> None:
     import h5py
 
     words = {name: _words(group) for name, group in rows.group_columns.items()}
     words |= {"name": [*rows.names], "classes": rows.meta["classes"], "domains": rows.meta["domains"]}
-    with h5py.File(path, "w") as file:
+    with h5py.File(file, "w") as made:
         for name, values in {**rows.columns, **rows.text_columns}.items():
-            file.create_dataset(name, data=values)
+            made.create_dataset(name, data=values)
         for name, column in words.items():
-            file.create_dataset(name, data=column, dtype=h5py.string_dtype())
+            made.create_dataset(name, data=column, dtype=h5py.string_dtype())
 
 
 def _dictionary(codes: NDArray[Any], words: Sequence[str]) -> Any:
@@ -77,7 +83,7 @@ def _dictionary(codes: NDArray[Any], words: Sequence[str]) -> Any:
     return pa.DictionaryArray.from_arrays(indices, pa.array(words, pa.string()))
 
 
-def _write_parquet(path: Path, rows: Exported) -> None:
+def _write_parquet(file: BinaryIO, rows: Exported) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -108,21 +114,34 @@ def _write_parquet(path: Path, rows: Exported) -> None:
     }
     head = {**rows.meta, "shapes": shapes, "text": text}
     table = pa.table(fields).replace_schema_metadata({"fedcache": json.dumps(head)})
-    pq.write_table(table, path)
+    pq.write_table(table, file)
 
 
-def _write_safetensors(path: Path, rows: Exported) -> None:
-    from safetensors.numpy import save_file
-
+def _write_safetensors(file: BinaryIO, rows: Exported) -> None:
     groups = rows.group_columns
     arrays = {**rows.columns, **rows.text_columns, **{name: group.codes for name, group in groups.items()}}
     tensors = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
     words = {name: list(group.words) for name, group in groups.items()}
     head = {**rows.meta, "names": [*rows.names], "groups": words}
-    save_file(tensors, path, metadata={"fedcache": json.dumps(head)})
+    # Written array by array: safetensors makes one block of bytes of all arrays for a file that is open already.
+    header: dict[str, Any] = {"__metadata__": {"fedcache": json.dumps(head)}}
+    end = 0
+    # Wide numbers first, so that every array begins where readers that map the file may read its numbers.
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
+    for name, values in ordered:
+        start = end
+        end = start + values.nbytes
+        kind = SAFETENSORS_TYPES[values.dtype.name]
+        header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": [start, end]}
+    raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    file.write(len(raw).to_bytes(8, "little"))
+    file.write(raw)
+    for _, values in ordered:
+        file.write(values.data)
 
 
-WRITERS: dict[str, Callable[[Path, Exported], None]] = {
+WRITERS: dict[str, Callable[[BinaryIO, Exported], None]] = {
     ".npz": _write_npz,
     ".h5": _write_h5,
     ".hdf5": _write_h5,

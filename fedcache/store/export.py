@@ -16,6 +16,7 @@ from fedcache.store.embedding_writers import WRITERS, Exported
 from fedcache.store.files import digest_of, make_private
 from fedcache.store.groups import put_groups
 from fedcache.store.machine import explain_disk_errors
+from fedcache.store.outputs import output_file
 from fedcache.store.store import Samples, Store
 from fedcache.store.text_features import backbone_of, read_text, text_of_array
 
@@ -164,11 +165,7 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
         },
         meta={"classes": list(s.classes), "domains": list(s.domains), "dataset": store.dataset["slug"]},
     )
-    temporary = out.with_name(f".{out.name}.partial{out.suffix}")
-    with explain_disk_errors(out, sum(values.nbytes for values in columns.values())):
-        try:
-            WRITERS[out.suffix](temporary, rows)
-            temporary.replace(out)
-        finally:
-            temporary.unlink(missing_ok=True)
+    size = sum(values.nbytes for values in columns.values())
+    with explain_disk_errors(out, size), output_file(out) as file:
+        WRITERS[out.suffix](file, rows)
     return len(good)

@@ -19,7 +19,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,6 +30,9 @@ Buffer = bytes | bytearray | memoryview
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a disk, or the quota of a user, that is full."""
+
+OPENED = "/proc/self/fd"
+"""Where Linux lists the open files of a process."""
 
 _BEFORE, _AFTER = b',"sha256":"', b'"}'
 
@@ -97,53 +100,120 @@ def _temporary(path: Path) -> Path:
 
 
 class FullDiskError(OSError):
-    """A disk, or the quota of a user, that took no more of a file of ``needed`` bytes, as far as that is known."""
+    """A disk, or the quota of a user, that took no more of a file.
 
-    def __init__(self, error: OSError, path: Path, needed: int) -> None:
+    Attributes:
+        needed: bytes that the whole file takes; 0 where that is not known.
+        written: bytes of it that were written before.
+    """
+
+    def __init__(self, error: OSError, path: Path, *, needed: int = 0, written: int = 0) -> None:
         super().__init__(error.errno, error.strerror, str(path))
         self.needed = needed
+        self.written = written
 
 
-@contextmanager
-def _told_if_full(path: Path, needed: Callable[[], int]) -> Iterator[None]:
-    """Raise FullDiskError where the block raises that the disk is full."""
-    try:
-        yield
-    except FullDiskError:
-        raise
-    except OSError as error:
-        if error.errno in FULL:
-            raise FullDiskError(error, path, needed()) from error
-        raise
+def size_of(parts: Iterable[Buffer]) -> int:
+    """Bytes of several buffers."""
+    return sum(memoryview(part).nbytes for part in parts)
 
 
 def write_atomic(path: Path, *parts: Buffer) -> None:
     """Replace ``path`` by the concatenated parts, as ``written_whole``."""
-    with _told_if_full(path, lambda: sum(memoryview(part).nbytes for part in parts)), written_whole(path) as file:
+    with written_whole(path, size_of(parts)) as file:
         for part in parts:
             file.write(part)
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
+def written_whole(path: Path, needed: int = 0) -> Iterator[BinaryIO]:
     """A file to write that takes the place of ``path`` when the block ends, and is gone where it raises.
 
     That is a temporary file, fsync, rename, fsync of the directory. The temporary name starts with a dot and ends in
     ``.partial`` so that cleanups and readers know it.
+
+    Args:
+        path: of the file.
+        needed: bytes that will be written, for the message of a full disk; 0 where that is not known.
     """
     temporary = _temporary(path)
     try:
-        with temporary.open("wb") as file:
+        with _filled(lambda: temporary.open("w+b"), path, needed, lambda _: temporary.replace(path)) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException as error:
+    finally:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # what was to be written, of a full disk too
+
+
+@contextmanager
+def written_unnamed(path: Path, needed: int = 0) -> Iterator[BinaryIO]:
+    """As ``written_whole``, and a process that is killed while it writes leaves nothing.
+
+    The file has no name before it is complete (``O_TMPFILE`` of Linux). Where the system or the file system has no such
+    files, this is ``written_whole``.
+    """
+    unnamed = open_unnamed(path.parent)
+    if unnamed is None:
+        with written_whole(path, needed) as file:
+            yield file
+        return
+    with _filled(lambda: unnamed, path, needed, lambda file: _name_it(file, path)) as file:
+        yield file
+
+
+@contextmanager
+def _filled(
+    opened: Callable[[], BinaryIO], path: Path, needed: int, put: Callable[[BinaryIO], object]
+) -> Iterator[BinaryIO]:
+    """A file to write; when the block ends, its content is on the disk and ``put`` gives it its place.
+
+    An error of the system names ``path``, and that of a full disk is FullDiskError.
+    """
+    written = 0
+    try:
+        with opened() as file:
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            finally:
+                written = 0 if file.closed else file.tell()
+            put(file)
+    except OSError as error:
+        if error.errno in FULL:
+            raise FullDiskError(error, path, needed=needed, written=written) from error
+        error.filename, error.filename2 = str(path), None  # what was to be written
         raise
     fsync_directory(path.parent)
+
+
+def open_unnamed(folder: Path) -> BinaryIO | None:
+    """A file without a name on the disk of a folder, gone when it is closed; None where there is no such thing."""
+    if not hasattr(os, "O_TMPFILE") or not Path(OPENED).is_dir():
+        return None
+    try:
+        return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
+    except OSError:  # the file system cannot; where nothing can be written, the next attempt says so
+        return None
+
+
+def _name_it(file: BinaryIO, path: Path) -> None:
+    """Give a file without a name the name ``path``, in place of a file that has it."""
+    with suppress(FileExistsError):
+        _link_opened(file, path)
+        return
+    # No system call puts a file without a name in the place of another, so it has one for this moment.
+    temporary = _temporary(path)
+    try:
+        _link_opened(file, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _link_opened(file: BinaryIO, path: Path) -> None:
+    """Give an open file a name that no file has; FileExistsError where one has it."""
+    # Only with a folder given does Python follow the link in /proc to the file; of an absolute path it reads no folder.
+    os.link(f"{OPENED}/{file.fileno()}", path, src_dir_fd=file.fileno(), follow_symlinks=True)
 
 
 def link_atomic(source: Path, path: Path) -> bool:
@@ -163,10 +233,15 @@ def link_atomic(source: Path, path: Path) -> bool:
 
 def append_line(path: Path, line: bytes) -> None:
     """Append one fsynced line. A torn last line (power cut) is the reader's to ignore."""
-    with _told_if_full(path, lambda: len(line) + 1), path.open("ab") as file:
-        file.write(line + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("ab") as file:
+            file.write(line + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        if error.errno in FULL:
+            raise FullDiskError(error, path, needed=len(line) + 1) from error
+        raise
 
 
 def read_lines(path: Path) -> Iterable[Any]:

@@ -1,8 +1,8 @@
 """Files that a user names with ``-o``: whole or absent, and without leftovers of killed processes.
 
-A killed process cannot remove the temporary file it was writing. The next command that writes the same file removes
-it. While a file is being written, a note in ``outputs/`` of the home says where, so that ``fedcache gc`` finds what
-nobody writes again.
+On Linux a file has no name before it is complete. Elsewhere it has a temporary name, which a killed process cannot
+remove. The next command that writes the same file removes it. While a file is being written, a note in ``outputs/`` of
+the home says where, so that ``fedcache gc`` finds what nobody writes again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from fedcache.config import Home
 from fedcache.errors import CorruptionError
-from fedcache.store.files import Buffer, make_private, write_atomic, written_whole
+from fedcache.store.files import Buffer, make_private, size_of, written_unnamed
 from fedcache.store.lock import is_alive
 from fedcache.store.sealed import read_sealed, write_sealed
 
@@ -27,16 +27,22 @@ WHAT = {"kind": "file that is being written"}
 
 
 @contextmanager
-def output_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of ``path`` when the block ends, as ``written_whole``."""
-    with _noted(path), written_whole(path) as file:
+def output_file(path: Path, needed: int = 0) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of ``path`` when the block ends, as ``written_unnamed``.
+
+    Args:
+        path: of the file.
+        needed: bytes that will be written, for the message of a full disk; 0 where that is not known.
+    """
+    with _noted(path), written_unnamed(path, needed) as file:
         yield file
 
 
 def write_output(path: Path, *parts: Buffer) -> None:
-    """Replace ``path`` by the concatenated parts, as ``write_atomic``."""
-    with _noted(path):
-        write_atomic(path, *parts)
+    """Replace ``path`` by the concatenated parts, as ``output_file``."""
+    with output_file(path, size_of(parts)) as file:
+        for part in parts:
+            file.write(part)
 
 
 def leftover_outputs(home: Home) -> Iterator[Path]:

@@ -44,20 +44,28 @@ def write_sealed(
 
     Args:
         path: ends in ``.safetensors`` exactly where there are ``tensors``.
+        what, content, tensors: see ``sealed_bytes``.
+    """
+    if (tensors is not None) != (path.suffix == TENSORS):
+        raise ValueError(f"{path.name}: {TENSORS} files hold tensors, and no others do")
+    write_atomic(path, sealed_bytes(what, content, tensors))
+
+
+def sealed_bytes(what: Mapping[str, Any], content: Any, tensors: Mapping[str, Tensor] | None = None) -> bytes:
+    """The bytes of a sealed file.
+
+    Args:
         what: what the file is, a JSON object that the reader must know: its kind and whose it is.
         content: any JSON value without NaN.
         tensors: by name, of any shape and dtype; they are written from the CPU.
     """
-    if (tensors is not None) != (path.suffix == TENSORS):
-        raise ValueError(f"{path.name}: {TENSORS} files hold tensors, and no others do")
     if tensors is None:
-        write_atomic(path, to_signed({"what": dict(what), "content": content}))
-        return
+        return to_signed({"what": dict(what), "content": content})
     from safetensors.torch import save
 
     plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     seal = to_signed({"what": dict(what), "content": content, "tensors": _tensors_digest(plain)})
-    write_atomic(path, save(plain, {SEAL: seal.decode()}))
+    return bytes(save(plain, {SEAL: seal.decode()}))
 
 
 def read_sealed(path: Path, what: Mapping[str, Any]) -> Sealed | None:

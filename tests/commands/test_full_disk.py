@@ -1,11 +1,13 @@
-"""A full disk: every command that writes says what it needs and what is free, and leaves with exit 6."""
+"""Files that commands write: what is said of a full disk, and that none has a name before it is complete."""
 
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 from command import fedcache, ok
@@ -42,7 +44,11 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         temporary.symlink_to("/dev/full")
         return temporary
 
+    def full(_: Path) -> BinaryIO:
+        return Path("/dev/full").open("w+b")
+
     monkeypatch.setattr(files, "_temporary", refused)
+    monkeypatch.setattr(files, "open_unnamed", full)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +57,10 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         ("train", "fedavg", *IID, "--rounds", 1),
         ("grid", "--method", "fedavg", "--sweep", "lr=0.1,0.2", "--rounds", 1, *IID),
         ("partition", *IID, "--name", "two", "--seed", 5),
+        ("export", "OUT/f.npz"),
+        ("export", "OUT/f.h5"),
+        ("export", "OUT/f.parquet"),
+        ("export", "OUT/f.safetensors"),
         ("predict", "RUN", "--store", "STORE", "-o", "OUT/p.csv"),
         ("predict", "RUN", "--store", "STORE", "-o", "OUT/p.jsonl"),
         ("evaluate", "RUN", "--store", "STORE", "-o", "OUT/e.json"),
@@ -79,9 +89,57 @@ def test_a_full_disk_is_told_with_what_is_needed_and_free(
     assert list(out.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "RUN", "--store", "STORE", "-o", "OUT/p.csv"),
+        ("predict", "RUN", "--store", "STORE", "-o", "OUT/p.jsonl"),
+        ("predict", "RUN", "--store", "STORE", "-o", "OUT/p.parquet"),
+        ("evaluate", "RUN", "--store", "STORE", "-o", "OUT/e.json"),
+        ("evaluate", "RUN", "--store", "STORE", "-o", "OUT/e.html"),
+        ("export-model", "RUN", "-o", "OUT/m.safetensors", "--format", "safetensors"),
+        ("export-model", "RUN", "-o", "OUT/m"),
+        ("report", "-o", "OUT/page.html"),
+        ("compare", "-o", "OUT/c.md"),
+        ("figure", "confusion", "-o", "OUT/confusion.svg"),
+        ("partition", *IID, "--replace", "-o", "OUT/two.json"),
+        ("partition", *IID, "--replace", "-o", "OUT/two.npz", "--plot", "OUT/two.svg"),
+        ("export", "OUT/f.npz"),
+        ("export", "OUT/f.h5"),
+        ("export", "OUT/f.parquet"),
+        ("export", "OUT/f.safetensors"),
+    ],
+    ids=lambda words: " ".join(map(str, (words[0], words[-1]))),
+)
+def test_no_output_has_a_name_before_it_is_complete(
+    run: Path, own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...]
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    if (unnamed := files.open_unnamed(out)) is None:
+        pytest.skip("every file has a name here")
+    unnamed.close()
+    store = next((own_home / "stores").glob("*.zarr"))
+    asked = [str(w).replace("RUN", str(run)).replace("STORE", str(store)).replace("OUT", str(out)) for w in words]
+    named: set[Path] = set()
+    link = os.link
+
+    def recorded(source: Any, target: Any, **how: Any) -> None:
+        # Whoever is killed before this moment leaves what is in the folder now.
+        assert {p for p in out.rglob("*") if p.is_file()} == named
+        link(source, target, **how)
+        if out in Path(target).parents:
+            named.add(Path(target))
+
+    monkeypatch.setattr(os, "link", recorded)
+    ok(*asked)
+    assert named
+    assert {p for p in out.rglob("*") if p.is_file()} == named
+
+
 def test_what_a_full_disk_needs_is_the_file_and_never_nothing(tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
-    known = full_disk(files.FullDiskError(full, tmp_path / "a", 1234))
+    known = full_disk(files.FullDiskError(full, tmp_path / "a", needed=1234))
     assert f"{tmp_path / 'a'} needs 1,234 bytes and " in known.message
     assert f"{tmp_path / 'b'} needs 99 bytes and " in full_disk(full, tmp_path / "b", 99).message
     assert "needs more than " in full_disk(full, tmp_path / "b").message

@@ -1,7 +1,8 @@
-"""Files of ``-o``: what a killed process leaves is removed by the next command, and named by ``gc``."""
+"""Files of ``-o``: a killed process leaves nothing where files need no name, and elsewhere what ``gc`` names."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,15 @@ from pathlib import Path
 import pytest
 from command import environment, ok
 
+from fedcache.store.files import open_unnamed
 from fedcache.store.outputs import NOTES, output_file, write_output
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from fedcache.store.outputs import output_file
+if sys.argv[2] == "named":
+    del os.O_TMPFILE
 with output_file(Path(sys.argv[1])) as file:
     file.write(b"half of it")
     file.flush()
@@ -22,16 +26,66 @@ with output_file(Path(sys.argv[1])) as file:
 """
 
 
+def kill_while_writing(path: Path, home: Path, how: str) -> None:
+    """Start a process that writes an output and kills itself half way."""
+    home.mkdir(exist_ok=True)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(path), how], env=environment(home), check=False)
+    assert killed.returncode == -9
+
+
+def need_files_without_names(folder: Path) -> None:
+    """Skip the test where the system or the disk of a folder has none."""
+    file = open_unnamed(folder)
+    if file is None:
+        pytest.skip("every file has a name here")
+    file.close()
+
+
 @pytest.fixture
 def out(tmp_path: Path, own_home: Path) -> Path:
-    """An output that a process was writing when it was killed."""
-    own_home.mkdir(exist_ok=True)
+    """An output that a process was writing when it was killed, on a system where every file has a name."""
     path = tmp_path / "there" / "p[1].csv"
     path.parent.mkdir()
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=environment(own_home), check=False)
-    assert killed.returncode == -9
+    kill_while_writing(path, own_home, "named" if hasattr(os, "O_TMPFILE") else "as it is")
     assert [p.name.endswith(".partial") for p in path.parent.iterdir()] == [True]
     return path
+
+
+@pytest.mark.parametrize("earlier", [True, False], ids=["over an earlier file", "a new file"])
+def test_a_killed_process_leaves_nothing_beside_its_output(tmp_path: Path, own_home: Path, earlier: bool) -> None:
+    path = tmp_path / "there" / "p.csv"
+    path.parent.mkdir()
+    need_files_without_names(path.parent)
+    if earlier:
+        path.write_text("an earlier answer")
+    kill_while_writing(path, own_home, "as it is")
+    assert [p.read_text() for p in path.parent.iterdir()] == ["an earlier answer"] * earlier
+    write_output(path, b"whole")
+    assert [p.read_bytes() for p in path.parent.iterdir()] == [b"whole"]
+
+
+def test_an_output_has_the_permissions_of_an_ordinary_file(tmp_path: Path, own_home: Path) -> None:
+    (tmp_path / "ordinary").touch()
+    write_output(tmp_path / "p.csv", b"whole")
+    assert (tmp_path / "p.csv").stat().st_mode == (tmp_path / "ordinary").stat().st_mode
+
+
+def test_an_output_takes_the_place_of_a_link_and_leaves_the_file_behind_it(tmp_path: Path, own_home: Path) -> None:
+    (tmp_path / "kept.csv").write_text("mine")
+    for name, target in (("p.csv", "kept.csv"), ("q.csv", "nowhere.csv")):
+        (tmp_path / name).symlink_to(tmp_path / target)
+        write_output(tmp_path / name, b"whole")
+        assert not (tmp_path / name).is_symlink()
+        assert (tmp_path / name).read_bytes() == b"whole"
+    assert {p.name for p in tmp_path.glob("*.csv")} == {"p.csv", "q.csv", "kept.csv"}
+    assert (tmp_path / "kept.csv").read_text() == "mine"
+
+
+def test_a_folder_in_the_place_of_an_output_stays_and_nothing_is_left(tmp_path: Path, own_home: Path) -> None:
+    (tmp_path / "there" / "p.csv").mkdir(parents=True)
+    with pytest.raises(OSError, match=r"p\.csv"):
+        write_output(tmp_path / "there" / "p.csv", b"whole")
+    assert [p.name for p in (tmp_path / "there").iterdir()] == ["p.csv"]
 
 
 def test_the_next_command_removes_what_a_killed_one_left(out: Path) -> None:

@@ -9,7 +9,7 @@ import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
@@ -359,8 +359,8 @@ def test_the_same_embeddings_are_the_same_store_and_others_are_refused(tmp_path:
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import errno
 
-    def full(path: Path, *_: Any) -> None:
-        path.write_bytes(b"half")
+    def full(file: BinaryIO, *_: Any) -> None:
+        file.write(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     store = whole(tmp_path / "s.zarr")

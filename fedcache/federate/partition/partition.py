@@ -33,7 +33,8 @@ from fedcache.federate.partition.validation import with_validation
 from fedcache.notebooks import html_table
 from fedcache.plugins import PluginTable, plugins
 from fedcache.store.array_file import is_array_file, mapped, pack
-from fedcache.store.files import Buffer, write_atomic
+from fedcache.store.files import Buffer
+from fedcache.store.outputs import write_output
 
 SCHEMES: Mapping[str, Scheme] = PluginTable("partitions", {**OF_POOLS, NATURAL.name: NATURAL}, Scheme)
 """All partition schemes by name, also those of plug-ins, which are not listed."""
@@ -174,9 +175,9 @@ class Partition:
         Raises UsageError for clients whose names are too long for a file.
         """
         if path.suffix == ".json":
-            write_atomic(path, *canonical_parts({**self._words(), "digest": self.digest}, self.table), b"\n")
+            write_output(path, *canonical_parts({**self._words(), "digest": self.digest}, self.table), b"\n")
         else:
-            write_atomic(path, *self.to_file())
+            write_output(path, *self.to_file())
 
     def to_file(self) -> list[Buffer]:
         """The parts of the file of arrays, which follow one another. Raises as ``save``."""

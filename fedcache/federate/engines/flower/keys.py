@@ -20,7 +20,8 @@ from typing import Any
 
 from fedcache.errors import UsageError, shell_word
 from fedcache.federate.engines.flower.processes import need_flower
-from fedcache.store.files import make_private, write_atomic
+from fedcache.store.files import make_private
+from fedcache.store.outputs import write_output
 
 with suppress(ImportError):  # it comes with Flower: ``need_flower`` says what to install
     from cryptography import x509
@@ -90,17 +91,17 @@ def make_keys(path: Path, sites: Sequence[str], hosts: Sequence[str]) -> Keys:
     if hosts or not certificate.exists():
         key = ec.generate_private_key(ec.SECP384R1())
         _write_private(private, key)
-        write_atomic(certificate, _signed(key, ca_key, ca, tuple(dict.fromkeys((*hosts, *ALWAYS)))))
+        write_output(certificate, _signed(key, ca_key, ca, tuple(dict.fromkeys((*hosts, *ALWAYS)))))
     for name in sites:
         folder = keys.site(name)
         make_private(folder)
-        write_atomic(folder / "ca.crt", keys.ca.read_bytes())
+        write_output(folder / "ca.crt", keys.ca.read_bytes())
         if (folder / "node.key").exists() and (keys.path / "nodes" / f"{name}.pub").exists():
             continue
         node = ec.generate_private_key(ec.SECP384R1())
         _write_private(folder / "node.key", node, ssh=True)
         public = node.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        write_atomic(keys.path / "nodes" / f"{name}.pub", public + b" " + name.encode() + b"\n")
+        write_output(keys.path / "nodes" / f"{name}.pub", public + b" " + name.encode() + b"\n")
     return keys
 
 
@@ -150,7 +151,7 @@ def _authority(keys: Keys) -> tuple[Any, Any]:
         .sign(key, hashes.SHA384())
     )
     _write_private(path, key)
-    write_atomic(keys.ca, made.public_bytes(Encoding.PEM))
+    write_output(keys.ca, made.public_bytes(Encoding.PEM))
     return key, made
 
 
@@ -202,5 +203,5 @@ def _usage(*, sign: bool) -> Any:
 def _write_private(path: Path, key: Any, *, ssh: bool = False) -> None:
     """A private key, readable by its owner alone."""
     form = PrivateFormat.OpenSSH if ssh else PrivateFormat.PKCS8
-    write_atomic(path, key.private_bytes(Encoding.PEM, form, NoEncryption()))
+    write_output(path, key.private_bytes(Encoding.PEM, form, NoEncryption()))
     path.chmod(0o600)

@@ -33,7 +33,7 @@ from fedcache.runs.spec import (
     participation_text,
     policy_from_config,
 )
-from fedcache.store.files import write_atomic
+from fedcache.store.outputs import write_output
 
 IN_PROCESS = "In one process it runs: fedcache train --clients-from DIR --method {}"
 
@@ -285,7 +285,7 @@ def write_app(plan: Plan, path: Path) -> App:
     }
     (path / PACKAGE).mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
-        write_atomic(path / file, content.encode())
+        write_output(path / file, content.encode())
     return App(path, plan)
 
 
