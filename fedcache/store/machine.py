@@ -46,22 +46,36 @@ def full_disk(error: OSError, place: Path | None = None, needed: int = 0) -> Mac
         place: what was being written.
         needed: how many bytes that takes; 0 where that is not known.
     """
+    at_least = 0
     if isinstance(error, FullDiskError):
         needed = max(needed, error.needed)
+        at_least = error.written
     if error.filename:
         place = place or Path(str(error.filename))
-    parent, free = (place or Path()).absolute(), 0
-    with suppress(OSError):
+    what = "What was being written" if place is None else str(place)
+    if needed:
+        size = f"{needed:,} bytes"
+    elif at_least:
+        size = f"at least {at_least:,} bytes"
+    else:
+        size = "more space"
+    return MachineError(
+        f"The disk is full: {what} needs {size}{_free_words(place)}.",
+        "Free some space and run the same command again: what is finished is kept.",
+    )
+
+
+def _free_words(place: Path | None) -> str:
+    """How much a disk has left, as the end of a sentence; "" where the system does not say."""
+    parent = (place or Path()).absolute()
+    try:
         while not parent.exists():
             parent = parent.parent
         free = shutil.disk_usage(parent).free
-    what = "What was being written" if place is None else str(place)
+    except OSError:
+        return ""
     # A file that fits by its own bytes may need more: its folder grows, and disks give out whole blocks.
-    size = f"{needed:,} bytes" if needed else f"more than {free:,} bytes"
-    return MachineError(
-        f"The disk is full: {what} needs {size} and {free:,} are free.",
-        "Free some space and run the same command again: what is finished is kept.",
-    )
+    return f" and {free:,} bytes are free" if free else " and none is free"
 
 
 def memory_limit() -> int:

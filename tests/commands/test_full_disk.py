@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,11 +15,11 @@ from command import fedcache, ok
 from pictures import folder
 
 from fedcache.errors import Exit
-from fedcache.store import files
+from fedcache.store import files, machine
 from fedcache.store.machine import full_disk
 
 IID = ("--scheme", "iid", "--clients", 2)
-SAID = re.compile(r"The disk is full: (\S+) needs ([\d,]+|more than [\d,]+) bytes and [\d,]+ are free")
+SAID = re.compile(r"The disk is full: (\S+) needs (at least )?([\d,]+) bytes and ([\d,]+ bytes are|none is) free\.")
 
 
 def trained(place: Path) -> Path:
@@ -84,7 +85,7 @@ def test_a_full_disk_is_told_with_what_is_needed_and_free(
     error = done.envelope["error"]
     found = SAID.match(error["message"])
     assert found is not None, error
-    assert found[2] != "0"
+    assert found[3] != "0"
     assert "Free some space and run the same command again" in error["hint"]
     assert list(out.iterdir()) == []
 
@@ -137,10 +138,24 @@ def test_no_output_has_a_name_before_it_is_complete(
     assert {p for p in out.rglob("*") if p.is_file()} == named
 
 
-def test_what_a_full_disk_needs_is_the_file_and_never_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("free", [0, 4096, None], ids=["none free", "some free", "nobody knows what is free"])
+def test_what_a_full_disk_needs_is_the_file_and_never_nothing(
+    free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def usage(_: object) -> object:
+        if free is None:
+            raise OSError(errno.ENOSYS, "Function not implemented")
+        return types.SimpleNamespace(free=free)
+
+    monkeypatch.setattr(machine.shutil, "disk_usage", usage)
+    end = {0: " and none is free.", 4096: " and 4,096 bytes are free.", None: "."}[free]
     full = OSError(errno.ENOSPC, "No space left on device")
-    known = full_disk(files.FullDiskError(full, tmp_path / "a", needed=1234))
-    assert f"{tmp_path / 'a'} needs 1,234 bytes and " in known.message
-    assert f"{tmp_path / 'b'} needs 99 bytes and " in full_disk(full, tmp_path / "b", 99).message
-    assert "needs more than " in full_disk(full, tmp_path / "b").message
-    assert "needs more than " in full_disk(full).message
+    a = tmp_path / "a"
+    start = "The disk is full: "
+    known = files.FullDiskError(full, a, needed=1234, written=100)
+    assert full_disk(known).message == f"{start}{a} needs 1,234 bytes{end}"
+    begun = files.FullDiskError(full, a, written=5000)
+    assert full_disk(begun).message == f"{start}{a} needs at least 5,000 bytes{end}"
+    assert full_disk(full, a, 99).message == f"{start}{a} needs 99 bytes{end}"
+    assert full_disk(full, a).message == f"{start}{a} needs more space{end}"
+    assert full_disk(full).message == f"{start}What was being written needs more space{end}"

@@ -129,7 +129,7 @@ def test_a_full_disk_says_what_it_needs_and_what_is_free(place: Path, monkeypatc
         write(w, 0, KEYS[0])
         faults = Faults(monkeypatch, errno.ENOSPC)
         faults.left = 1
-        with pytest.raises(FedcacheError, match=r"disk is full: .* needs 24 bytes and [\d,]+ are free") as caught:
+        with pytest.raises(FedcacheError, match=r"disk is full: .* needs 24 bytes and [\d,]+ bytes are free") as caught:
             write(w, 1, KEYS[0])  # 4 rows x 3 float16
         assert caught.value.code is Exit.ENVIRONMENT
         write(w, 1, KEYS[0])  # there is room again
