@@ -12,7 +12,6 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, shell_word
 from fedcache.extract.backbones import import_weights, known, locate, lookup, pull
-from fedcache.extract.backbones.checkpoints import averaged_in, averaged_sentence
 from fedcache.extract.backbones.hugging_face import fetch
 from fedcache.extract.planning.plan import check_backbone, memory_of
 from fedcache.plugins import plugins
@@ -75,24 +74,25 @@ def backbones_info(name: Name) -> CommandResult:
 @backbones.command("import")
 @command("backbones import")
 def backbones_import(
+    observer: TerminalObserver,
     file: Annotated[Path, typer.Argument(help="A checkpoint: safetensors, or a state_dict pickle.")],
     name: Annotated[str, typer.Option("--as", help="The backbone whose weights these are.")],
     key: Annotated[
-        str | None, typer.Option(help="Which weights of a checkpoint that holds several, such as state_dict_ema.")
+        str | None,
+        typer.Option(
+            metavar="PREFIX",
+            help="Which weights of a checkpoint that holds several: how their names begin, such as state_dict_ema or "
+            "module.encoder_q.",
+        ),
     ] = None,
 ) -> CommandResult:
     """Check a checkpoint and keep it as safetensors under $FEDCACHE_HOME/weights.
 
     Example: fedcache backbones import model_best.pth.tar --as resnet18-quickdraw
     """
-    path = import_weights(file, name, Home.from_environment().root, key=key)
-    lines = [f"{name}: {path}"]
-    averaged = averaged_in(file) if key is None and file.is_file() else None
-    if averaged is not None:
-        lines.append(averaged_sentence(file, name, averaged))
-    return CommandResult(
-        {"name": name, "path": str(path)}, [*lines, f"fedcache extract --backbones {shell_word(name)}"]
-    )
+    path = import_weights(file, name, Home.from_environment().root, key=key, observer=observer)
+    lines = [f"{name}: {path}", f"fedcache extract --backbones {shell_word(name)}"]
+    return CommandResult({"name": name, "path": str(path)}, lines)
 
 
 @backbones.command("pull")

@@ -8,10 +8,11 @@ from __future__ import annotations
 from fedcache.extract.backbones.backbone import Backbone, Download, FrozenEncoder, Weights
 from fedcache.extract.backbones.caches import Caches, library_caches
 from fedcache.extract.backbones.table import BACKBONES, load, lookup, lookup_recorded
-from fedcache.extract.backbones.weights import import_weights, known, locate, pull, ready
+from fedcache.extract.backbones.weights import CHECKPOINTS, import_weights, known, locate, pull, ready, try_weights
 
 __all__ = [
     "BACKBONES",
+    "CHECKPOINTS",
     "Backbone",
     "Caches",
     "Download",
@@ -26,4 +27,5 @@ __all__ = [
     "lookup_recorded",
     "pull",
     "ready",
+    "try_weights",
 ]

@@ -17,6 +17,8 @@ from fedcache.extract.recipe import Recipe
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedcache.extract.backbones.checkpoints import Taken
+
 
 @dataclass(frozen=True)
 class Backbone:
@@ -124,6 +126,8 @@ class Weights:
     sha256: str  # of the file; ``seed:<n>`` or ``none`` without one; empty while it is still to be downloaded
     origin: str  # where it was found, in a few words
     download: Download | None = None  # what ``pull`` would fetch, when the file is not here
+    key: str | None = None  # which weights of a file that holds several
+    taken: list[Taken] = field(default_factory=list, compare=False, repr=False)  # which tensors were loaded
 
     def file(self, backbone: str) -> Path:
         """The file, for a provider that cannot do without; MachineError when it was not downloaded first."""

@@ -5,21 +5,23 @@ list of plain data beside torch's own: numpy scalars, and the options of a train
 Anything that needs more is refused, and there is no fallback. The kind of a file is read from its first bytes, because
 ``model_best.pth.tar`` is no tar and a failed download is no checkpoint.
 
-Scripts wrap a model before they save it, so that all names begin alike (``_orig_mod.``, ``module.``, ``model.``,
-``teacher.backbone.``). Such beginnings are taken off where the names fit the model without them.
+Scripts save more than one model, and under names of their own: ``module.encoder_q.``, ``teacher.backbone.``,
+``state_dict_ema``. The weights of a backbone are those tensors that have its names after one prefix, and its shapes. A
+prefix is all that stands before: keys of the file and words that end in a dot, without a difference.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import shlex
 import zipfile
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import FedcacheError, MachineError, shell_word
+from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word
 from fedcache.store.sealed import SEAL, read_sealed
 
 if TYPE_CHECKING:
@@ -27,23 +29,24 @@ if TYPE_CHECKING:
 
 IMPORTED = {"kind": "weights"}
 """What a file that ``import`` wrote is, for its seal."""
-WRAPPERS = ("state_dict", "model_state_dict", "model")
-"""Keys under which training scripts keep the weights beside epochs and accuracies."""
-AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema")
-"""Keys under which they keep the moving average of the weights (EMA)."""
+USUAL = ("state_dict", "model_state_dict", "model")
+"""Keys under which training scripts keep the weights, also where a copy of them (EMA) is under another key."""
 NPZ_LIMIT = 16 << 30
 """Bytes an npz may claim to unpack to; the largest published ViT is below 8 GB."""
 
 
 def read_state(path: Path, *, hub: str | None = None, key: str | None = None) -> dict[str, Tensor]:
-    """The tensors, on the CPU and by name, of a safetensors file, an npz of arrays, or a torch checkpoint of tensors.
+    """Every tensor of a safetensors file, an npz of arrays, or a torch checkpoint, on the CPU and by name.
+
+    The name of a tensor inside of mappings is its keys, joined by dots. Other values are left out.
 
     Raises MachineError for a file that is missing, damaged, of another kind, or that would run code.
 
     Args:
         path: of the file.
         hub: a repository with a safetensors file of the same weights, named when a TorchScript archive is refused.
-        key: which entry of a torch checkpoint holds the weights; None for the first of ``WRAPPERS``, or the whole file.
+        key: the beginning of the names that are wanted, such as ``state_dict_ema``; a word inside of them where
+            none begins so. Other tensors are left out.
     """
     kind = kind_of(path)
     if kind == "torchscript":
@@ -54,10 +57,38 @@ def read_state(path: Path, *, hub: str | None = None, key: str | None = None) ->
             f"Use {where} of the same weights, or convert it: {conversion(path, script=True)}",
         )
     readers = {"safetensors": _read_safetensors, "npz": _read_npz, "torch": _read_torch}
-    state = _tensors(path, readers[kind](path), key)
-    if all(name.startswith("module.") for name in state):  # written by DataParallel
-        state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
-    return state
+    state = dict(_tensors_in(readers[kind](path)))
+    if not state:
+        raise _refuse(path, "it holds no tensors", "A state_dict is needed: what model.state_dict() returns.")
+    if key is None:
+        return state
+    chosen = {name: tensor for name, tensor in state.items() if name.startswith(f"{key}.")}
+    if not chosen:  # what stands before it need not be named
+        chosen = {name: tensor for name, tensor in state.items() if f".{key}." in name}
+    if chosen:
+        return chosen
+    prefixes = sorted({name.partition(".")[0] for name in state if "." in name})
+    raise _refuse(
+        path,
+        f"it has no weights under {key!r}",
+        f"It has: {_few(prefixes) or 'none under any key'}. Leave out --key to see which weights fit.",
+    )
+
+
+def _tensors_in(loaded: Mapping[Any, Any], start: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Tensors of nested mappings with their names."""
+    import torch
+
+    for name, value in loaded.items():
+        if isinstance(value, torch.Tensor):
+            yield f"{start}{name}", value
+        elif isinstance(value, Mapping):
+            yield from _tensors_in(value, f"{start}{name}.")
+
+
+def after(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 def kind_of(path: Path) -> str:
@@ -200,60 +231,67 @@ def conversion(path: Path, *, script: bool = False) -> str:
     return f"in a container without network, because this runs code of the file:  python -c {shell_word(code)}"
 
 
-def averaged_in(path: Path) -> str | None:
-    """Key of the averaged weights (EMA) in a checkpoint that also holds plain weights; None without averaged weights.
+@dataclass(frozen=True)
+class Taken:
+    """Which tensors of a file are the weights of a backbone."""
 
-    Also None for a file that cannot be read: loading it raises the error.
-    """
-    try:
-        if kind_of(path) != "torch":
-            return None
-        loaded = _read_torch(path)
-    except FedcacheError:
-        return None
-    if not any(isinstance(loaded.get(name), Mapping) for name in WRAPPERS):
-        return None
-    return next((name for name in AVERAGED if isinstance(loaded.get(name), Mapping)), None)
+    prefix: str  # before the names of the model: "" or what ends in a dot
+    also: tuple[str, ...]  # other prefixes under which the tensors of the model are all there
+    left: tuple[str, ...]  # names of tensors that are of no use
+
+    def sentence(self, path: Path, backbone: str) -> str:
+        """What a user is told of it; "" where everything in the file is used under the names of the model."""
+        if not self.prefix and not self.also and not self.left:
+            return ""
+        where = f"its tensors under {self.prefix.rstrip('.')}" if self.prefix else "its tensors without a prefix"
+        said = f"{path}: the weights of {backbone} are {where}."
+        if self.left:
+            others = "1 other tensor is" if len(self.left) == 1 else f"{len(self.left):,} other tensors are"
+            said += f" {others} not used: {_few(list(self.left))}."
+        for other in self.also:
+            said += f" It also holds weights of {backbone} under {other.rstrip('.')}, for example averaged ones (EMA),"
+            said += f" which are not used. To use them:  {import_command(path, backbone, other)}"
+        return said
 
 
-def averaged_sentence(path: Path, name: str, key: str) -> str:
-    """What is said of a checkpoint whose averaged weights, under ``key``, are not used for the backbone ``name``."""
-    words = shlex.join(["fedcache", "backbones", "import", str(path), "--as", name, "--key", key])
-    return f"{path} also holds averaged weights (EMA) under {key}, which are not used. To use them:  {words}"
-
-
-def _tensors(path: Path, loaded: Mapping[str, Any], key: str | None) -> dict[str, Tensor]:
-    import torch
-
-    inside = [name for name, value in loaded.items() if isinstance(name, str) and isinstance(value, Mapping)]
-    if key is not None and key not in inside:
-        raise _refuse(path, f"it has no weights under {key!r}", f"It has: {_few(inside) or 'none under any key'}.")
-    wrapper = key or next((name for name in WRAPPERS if name in inside), None)
-    if wrapper is not None:
-        loaded = loaded[wrapper]
-    others = sorted(str(name) for name, value in loaded.items() if not isinstance(value, torch.Tensor))
-    if others or not loaded:
-        found = f"beside tensors it holds {_few(others)}" if others else "it holds no tensors"
-        hint = f"A state_dict, alone or under {_few(list(WRAPPERS))}, is needed."
-        if wrapper is None and inside:
-            command = shlex.join(["fedcache", "backbones", "import", str(path), "--as", "NAME", "--key", inside[0]])
-            hint += f" For other keys:  {command}"
-        raise _refuse(path, f"{found}, so it is no state_dict", hint)
-    return {str(name): value for name, value in loaded.items()}
+def import_command(path: Path, backbone: str, prefix: str) -> str:
+    """The command that keeps the weights under one prefix of a file."""
+    key = shell_word(prefix.rstrip("."))
+    return f"fedcache backbones import {shell_word(path)} --as {shell_word(backbone)} --key {key}"
 
 
 def load_strict(
-    module: nn.Module, state: Mapping[str, Tensor], *, backbone: str, path: Path, ignore: tuple[str, ...] = ()
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    *,
+    backbone: str,
+    path: Path,
+    ignore: tuple[str, ...] = (),
+    taken: list[Taken] | None = None,
 ) -> None:
-    """Load ``state`` into ``module``, whose parameters keep their dtype; every tensor must be there, be known and fit.
+    """Load weights into ``module``, whose parameters keep their dtype; every tensor must be there, be known and fit.
 
-    ``ignore`` are prefixes of names that may be there or not, in file and model (a classifier that is not used). What
-    all names of the file begin with is taken off, as ``unwrapped`` does. Raises MachineError, naming what is missing,
-    unexpected or of another shape.
+    Known are the tensors under the prefix of the weights, as ``weights_in`` finds it. Others are left out.
+
+    Args:
+        module: of the backbone.
+        state: tensors of the file, of ``read_state``.
+        backbone: its name, for messages.
+        path: of the file, for messages.
+        ignore: prefixes of names that may be there or not, in file and model (a classifier that is not used).
+        taken: is given which tensors were taken.
+
+    Raises:
+        MachineError, naming what is missing, unexpected or of another shape; UsageError for a file that holds the
+            weights of several such models.
     """
-    state = unwrapped(state, module, ignore)
+    found = weights_in(state, module, backbone=backbone, path=path, ignore=ignore)
+    if taken is not None:
+        taken.append(found)
     wanted = {k: v for k, v in module.state_dict().items() if not k.startswith(ignore)}
-    given = {k: v for k, v in state.items() if not k.startswith(ignore)}
+    below = after(found.prefix, state)
+    copies = tuple(other.removeprefix(found.prefix) for other in found.also if other.startswith(found.prefix))
+    given = {k: v for k, v in below.items() if not k.startswith((*ignore, *copies))}
     # Counts batches seen in training; absent from checkpoints older than torch 0.4.1 and unread in evaluation.
     missing = sorted(k for k in wanted.keys() - given.keys() if not k.endswith("num_batches_tracked"))
     unexpected = sorted(given.keys() - wanted.keys())
@@ -263,32 +301,89 @@ def load_strict(
         if k in given and given[k].shape != v.shape
     ]
     faults = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
-    found = "; ".join(f"{len(names)} {what}: {_few(names)}" for what, names in faults if names)
-    if found:
+    told = "; ".join(f"{len(names)} {what}: {_few(names)}" for what, names in faults if names)
+    if told:
+        under = f" under {found.prefix.rstrip('.')}" if found.prefix else ""
         raise _refuse(
-            path, f"its tensors are not those of {backbone} ({found})", f"Give the weights of {backbone} itself."
+            path, f"its tensors{under} are not those of {backbone} ({told})", f"Give the weights of {backbone} itself."
         )
     module.load_state_dict(given, strict=False)
 
 
-def unwrapped(state: Mapping[str, Tensor], module: nn.Module, ignore: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """Tensors under the names of the module, without what all names of the file begin with.
+def weights_in(
+    state: Mapping[str, Tensor], module: nn.Module, *, backbone: str, path: Path, ignore: tuple[str, ...] = ()
+) -> Taken:
+    """Find the prefix after which the tensors of a module are all there and have its shapes.
 
-    Words that end in a dot are taken off one by one until every name of the module is there. The names stay as they are
-    where that is never so. Arguments as of ``load_strict``.
+    Where no prefix has all of them, it is the prefix with the most. Where several have all, it is the one that all the
+    others begin with, or the only one under one of the usual keys. Arguments as of ``load_strict``.
+
+    Raises UsageError for several prefixes of equal rank.
     """
-    wanted = {k for k in module.state_dict() if not k.startswith(ignore) and not k.endswith("num_batches_tracked")}
-    found = dict(state)
-    while not wanted <= found.keys():
-        first = {name.partition(".")[0] for name in found if not name.startswith(ignore)}
-        if len(first) != 1:
-            return dict(state)
-        prefix = f"{first.pop()}."
-        shorter = {name.removeprefix(prefix): t for name, t in found.items()}
-        if shorter.keys() == found.keys():
-            return dict(state)
-        found = shorter
-    return found
+    wanted = {
+        name: tensor.shape
+        for name, tensor in module.state_dict().items()
+        if not name.startswith(ignore) and not name.endswith("num_batches_tracked")
+    }
+    named: Counter[str] = Counter({"": 0})
+    fitting: Counter[str] = Counter()
+    for name, tensor in state.items():
+        for prefix in _prefixes(name):
+            rest = name[len(prefix) :]
+            if rest in wanted:
+                named[prefix] += 1
+                fitting[prefix] += tensor.shape == wanted[rest]
+    whole = [prefix for prefix, count in fitting.items() if count == len(wanted)]
+    if not whole:
+        most = max(named.values())
+        nearest = [prefix for prefix, count in named.items() if count == most]
+        whole = [_main_one(nearest) or nearest[0]]
+    found = _main_one(whole)
+    if found is None:
+        shown = ", ".join(one.rstrip(".") for one in whole)
+        raise UsageError(
+            f"{path} holds {len(whole)} models with the tensors of {backbone}, under {shown}.",
+            "Choose one:  " + "  or  ".join(import_command(path, backbone, one) for one in whole),
+        )
+    also = tuple(one for one in whole if one != found)
+    left = tuple(name for name in state if not name.startswith((found, *also)))
+    return Taken(found, also, left)
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """What a name may begin with before the name of a module's tensor: "" and all that ends in a dot."""
+    yield ""
+    for number, letter in enumerate(name):
+        if letter == ".":
+            yield name[: number + 1]
+
+
+def _main_one(prefixes: Sequence[str]) -> str | None:
+    """The prefix that is meant among several; None where that cannot be known."""
+    found = _outermost(prefixes)
+    if found is not None:
+        return found
+    for key in USUAL:
+        under = [prefix for prefix in prefixes if prefix.startswith(f"{key}.")]
+        if under:
+            return _outermost(under)
+    return None
+
+
+def _outermost(prefixes: Sequence[str]) -> str | None:
+    """The prefix that all the others begin with; None where there is none."""
+    shortest = min(prefixes, key=len)
+    return shortest if all(prefix.startswith(shortest) for prefix in prefixes) else None
+
+
+def weights_named(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor] | None:
+    """The tensors under the prefix of the one that has this name; None where none has it.
+
+    For files whose names are others than those of the module, which ``weights_in`` cannot find.
+    """
+    prefixes = [found.removesuffix(name) for found in state if found == name or found.endswith(f".{name}")]
+    prefix = _main_one(prefixes) if prefixes else None
+    return None if prefix is None else after(prefix, state)
 
 
 def _few(names: list[str], most: int = 4) -> str:

@@ -60,7 +60,9 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
     """The network with weights from a file, or drawn from the seed."""
     module = build()
     if weights.path is not None:
-        load_strict(module, read_state(weights.path), backbone=backbone.name, path=weights.path, ignore=("fc2.",))
+        path = weights.path
+        state = read_state(path, key=weights.key)
+        load_strict(module, state, backbone=backbone.name, path=path, ignore=("fc2.",), taken=weights.taken)
     else:
         _draw(module, seed_of(backbone, weights))
     return ModuleEncoder(backbone.name, module, recipe, device=device, dtype=dtype)

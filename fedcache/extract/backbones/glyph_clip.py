@@ -90,5 +90,6 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
     """Both towers; the file's float16 weights are computed with in float32 (or the compute dtype, under autocast)."""
     path = weights.file(backbone.name)
     model = build()
-    load_strict(model, read_state(path), backbone=backbone.name, path=path)
+    state = read_state(path, key=weights.key)
+    load_strict(model, state, backbone=backbone.name, path=path, taken=weights.taken)
     return clip_encoder(backbone.name, model, tokenize, recipe, device=device, dtype=dtype)

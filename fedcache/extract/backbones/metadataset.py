@@ -52,5 +52,6 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
     if backbone.recipe.pooling == "avg":
         model.maxpool = nn.Identity()
     model.fc = nn.Identity()
-    load_strict(model, read_state(path), backbone=backbone.name, path=path, ignore=("cls_fn.", "fc."))
+    state = read_state(path, key=weights.key)
+    load_strict(model, state, backbone=backbone.name, path=path, ignore=("cls_fn.", "fc."), taken=weights.taken)
     return ModuleEncoder(backbone.name, model, recipe, device=device, dtype=dtype)

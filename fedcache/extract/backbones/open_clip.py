@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import MachineError, UsageError, unknown
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
-from fedcache.extract.backbones.checkpoints import load_strict, read_state, unwrapped
+from fedcache.extract.backbones.checkpoints import after, load_strict, read_state, weights_in
 from fedcache.extract.backbones.encoder import clip_encoder
 from fedcache.extract.recipe import NORMS, Recipe
 
@@ -53,8 +53,11 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
     """Both towers; position embeddings are resampled for another input size. An architecture may need a download."""
     path = weights.file(backbone.name)
     model, tokenizer = _build(backbone, recipe)
-    state = _fit(unwrapped(read_state(path, hub=backbone.hub), model, EXTRA), model)
-    load_strict(model, state, backbone=backbone.name, path=path, ignore=EXTRA)
+    state = read_state(path, hub=backbone.hub, key=weights.key)
+    found = weights_in(state, model, backbone=backbone.name, path=path, ignore=EXTRA)
+    weights.taken.append(found)
+    fitted = _fit(after(found.prefix, state), model)
+    load_strict(model, fitted, backbone=backbone.name, path=path, ignore=EXTRA)
     return clip_encoder(backbone.name, model, tokenizer, recipe, device=device, dtype=dtype)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
-from fedcache.extract.backbones.checkpoints import load_strict, read_state
+from fedcache.extract.backbones.checkpoints import load_strict, read_state, weights_named
 from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.recipe import NORMS, Recipe
 
@@ -89,11 +89,12 @@ def network(backbone: Backbone, weights: Weights, *, classes: int = 0) -> nn.Mod
 
     path = weights.file(backbone.name)
     model: nn.Module = timm.create_model(backbone.architecture, pretrained=False, num_classes=classes)
-    state = read_state(path)
-    if "_conv_stem.weight" in state:
-        state = to_timm(state, model)
+    state = read_state(path, key=weights.key)
+    port = weights_named(state, "_conv_stem.weight")
+    if port is not None:
+        state = to_timm(port, model)
     ignore = () if classes else ("classifier.",)
-    load_strict(model, state, backbone=backbone.name, path=path, ignore=ignore)
+    load_strict(model, state, backbone=backbone.name, path=path, ignore=ignore, taken=weights.taken)
     return model.eval()
 
 

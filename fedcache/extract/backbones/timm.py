@@ -62,12 +62,13 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
 
     path = weights.file(backbone.name)
     model: Any = timm.create_model(backbone.architecture, pretrained=False, num_classes=0)
-    state = read_state(path)
+    state = read_state(path, key=weights.key)
     if "embedding/kernel" in state:
         state = from_augreg(state, blocks=len(model.blocks), backbone=backbone.name, path=path)
     classifier = model.pretrained_cfg.get("classifier") or ()
     heads = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-    load_strict(model, state, backbone=backbone.name, path=path, ignore=tuple(f"{head}." for head in heads))
+    ignore = tuple(f"{head}." for head in heads)
+    load_strict(model, state, backbone=backbone.name, path=path, ignore=ignore, taken=weights.taken)
     if recipe.size != backbone.recipe.size and hasattr(model, "set_input_size"):
         model.set_input_size(img_size=recipe.size)
     return ModuleEncoder(backbone.name, model, recipe, device=device, dtype=dtype)

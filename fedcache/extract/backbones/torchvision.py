@@ -49,5 +49,6 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
         features = get_model(backbone.architecture, weights=None).features
     parts: list[tuple[str, nn.Module]] = [("features", features.to_empty(device="cpu")), ("flatten", nn.Flatten())]
     module = nn.Sequential(OrderedDict(parts))
-    load_strict(module, read_state(path), backbone=backbone.name, path=path, ignore=("classifier.",))
+    state = read_state(path, key=weights.key)
+    load_strict(module, state, backbone=backbone.name, path=path, ignore=("classifier.",), taken=weights.taken)
     return ModuleEncoder(backbone.name, module, recipe, device=device, dtype=dtype)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word
 from fedcache.extract.backbones import own_module
 from fedcache.extract.backbones.backbone import Backbone, Download, Weights
 from fedcache.extract.backbones.caches import hub_folder, hub_snapshots, library_caches
-from fedcache.extract.backbones.checkpoints import IMPORTED, read_state
+from fedcache.extract.backbones.checkpoints import IMPORTED, after, read_state
 from fedcache.extract.backbones.own import content_sha256, remembered_rows
 from fedcache.extract.backbones.table import BACKBONES, load, lookup
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.recipe import slug
+from fedcache.progress import Observer, Silent
 from fedcache.store.files import file_sha256, make_private, write_atomic
 from fedcache.store.own_names import HUGGING_FACE
 from fedcache.store.sealed import write_sealed
@@ -34,6 +34,8 @@ FOLDERS = ("hugging_face", "text_encoder")
 """Providers whose weights are a folder."""
 FILES = ("onnx_file", "tflite_file")
 """Providers whose file is the model: there is nothing to convert."""
+CHECKPOINTS = ("open_clip", "packaged", "glyph_clip", "timm", "torchvision", "metadataset", "cnn")
+"""Providers that take their tensors out of a checkpoint, which may hold others too."""
 
 
 def locate(
@@ -289,30 +291,36 @@ def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
     return locate(backbone, given={}, home=home, memory=memory, offline=True)
 
 
-def import_weights(source: Path, name: str, home: Path, *, key: str | None = None) -> Path:
-    """Check a checkpoint by loading it, and keep it as ``<home>/weights/<name>.safetensors``; files as they are.
+def import_weights(
+    source: Path, name: str, home: Path, *, key: str | None = None, observer: Observer | None = None
+) -> Path:
+    """Check a checkpoint by loading it, and keep its weights as ``<home>/weights/<name>.safetensors``.
 
-    ``key`` says which of several weights in a torch checkpoint is meant, such as ``state_dict_ema``. Raises
-    MachineError when the file is refused, is not the published one of its name, or does not fit the backbone;
-    UsageError, for one without weights.
+    A file that is the model itself is kept as it is.
+
+    Args:
+        source: the checkpoint.
+        name: of the backbone.
+        home: ``$FEDCACHE_HOME``.
+        key: prefix of the weights that are meant in a file that holds several, such as ``state_dict_ema``.
+        observer: told which tensors of the file are the weights, where it holds more.
+
+    Raises:
+        MachineError when the file is refused, is not the published one of its name, or does not fit the backbone;
+            UsageError for a backbone without weights, or a file with the weights of several.
     """
     if name.startswith(HUGGING_FACE):
         raise UsageError(
             f"{name} is a folder, and stays where it is.",
             f"fedcache backbones verify {HUGGING_FACE}{shell_word(source)}",
         )
-    if key is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            chosen = Path(folder) / f"{source.stem}.{slug(key)}.safetensors"
-            write_sealed(chosen, IMPORTED, {"name": name}, read_state(source, key=key))
-            return import_weights(chosen, name, home)
     backbone = lookup(name, file=source)
     if not backbone.has_weights and not backbone.seeded:
         raise _takes_no_weights(name)
     if source.is_file():  # what is missing or no file is told by the provider
         _check_digest(backbone, source, file_sha256(source))
-    checked = Weights(source, "", str(source))
-    load(backbone, checked, backbone.recipe, device="cpu", dtype="float32")
+    checked = Weights(source, "", str(source), key=key)
+    try_weights(backbone, checked, observer or Silent())
     if backbone.provider in FILES:
         place = make_private(home / "weights") / (
             slug(backbone.name.partition(":")[2]) if backbone.own else f"{slug(name)}{endings(backbone)[0]}"
@@ -320,10 +328,25 @@ def import_weights(source: Path, name: str, home: Path, *, key: str | None = Non
         write_atomic(place, source.read_bytes())
         lookup(backbone.name, home=home, file=place)  # from now on it lies there
         return place
-    tensors = {key: value.detach().clone().contiguous() for key, value in read_state(source, hub=backbone.hub).items()}
+    state = read_state(source, hub=backbone.hub, key=key)
+    for taken in checked.taken:
+        state = after(taken.prefix, state)
+    tensors = {name: value.detach().clone().contiguous() for name, value in state.items()}
     target = make_private(home / "weights") / f"{slug(name)}.safetensors"
     write_sealed(target, IMPORTED, {"name": name}, tensors)
     return target
+
+
+def try_weights(backbone: Backbone, weights: Weights, observer: Observer) -> None:
+    """Load a backbone once, and tell which tensors of its file were taken, where the file holds more.
+
+    Raises as ``load``.
+    """
+    load(backbone, weights, backbone.recipe, device="cpu", dtype="float32")
+    for taken in weights.taken:
+        sentence = taken.sentence(weights.file(backbone.name), backbone.name)
+        if sentence:
+            observer.note(sentence)
 
 
 def _pull_from_hub(repository: str, names: tuple[str, ...]) -> None:

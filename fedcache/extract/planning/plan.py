@@ -13,7 +13,6 @@ from fedcache.config import ExtractConfig, Home
 from fedcache.errors import MachineError, UsageError, all_at_once, shell_word
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import Backbone, Weights
-from fedcache.extract.backbones.checkpoints import averaged_in, averaged_sentence
 from fedcache.extract.backbones.encoder import prompts
 from fedcache.extract.backbones.own import known_name
 from fedcache.extract.device import known_device, known_dtype
@@ -89,10 +88,9 @@ def plan(
             observer.warn(f"Skipped {backbone.name}: {error.message}")
             skipped.append(backbone.name)
             continue
-        if backbone.name in given and weights.path is not None and weights.path.is_file():
-            averaged = averaged_in(weights.path)
-            if averaged is not None:
-                observer.note(averaged_sentence(weights.path, backbone.name, averaged))
+        if backbone.name in given and weights.path is not None and backbone.provider in registry.CHECKPOINTS:
+            # A file of the user's may hold several models. Here it is refused before a store is made.
+            registry.try_weights(backbone, weights, observer)
         planned.append(PlannedArray(backbone, weights, recipe_of(backbone, weights, config)))
     if missing:  # all of them at once: weights are fetched in one errand
         hints = [error.hint for error in missing] + (["--skip-missing goes on with the rest."] if planned else [])

@@ -26,7 +26,7 @@ from torch import nn
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import checkpoints
-from fedcache.extract.backbones.checkpoints import averaged_in, averaged_sentence, load_strict, read_state
+from fedcache.extract.backbones.checkpoints import Taken, load_strict, read_state
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([1.0, 2.0])}
 
@@ -43,6 +43,20 @@ class Payload:
 
 def same(state):
     return state.keys() == STATE.keys() and all(torch.equal(state[k], STATE[k]) for k in STATE)
+
+
+def network():
+    """A module whose tensors have the names and shapes of STATE."""
+    net = nn.Module()
+    net.add_module("a", nn.Linear(3, 2))
+    return net
+
+
+def loaded(path, key=None):
+    """The tensors that a network has after it was loaded from a file, and which of the file they are."""
+    net, taken = network(), []
+    load_strict(net, read_state(path, key=key), backbone="net", path=path, taken=taken)
+    return net.state_dict(), taken[0]
 
 
 def refused(path: Path, match: str, **options) -> FedcacheError:
@@ -65,7 +79,7 @@ def test_every_layout_of_the_same_tensors_reads_alike(tmp_path):
     files = sorted(tmp_path.iterdir())
     assert len(files) == 8
     for file in files:
-        assert same(read_state(file)), file.name
+        assert same(loaded(file)[0]), file.name
 
 
 def test_numpy_scalars_of_numpy_1_are_read(tmp_path):
@@ -77,7 +91,7 @@ def test_numpy_scalars_of_numpy_1_are_read(tmp_path):
         for item in old.infolist():
             data = old.read(item)
             new.writestr(item.filename, data.replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
-    assert same(read_state(path))
+    assert same(loaded(path)[0])
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -116,7 +130,7 @@ def test_the_options_of_a_training_script_are_read_as_data(tmp_path):
     # every file of timm's train.py, DeiT and MAE holds them
     options = argparse.Namespace(lr=0.1, data=Path("images"), nested=argparse.Namespace(epochs=3))
     torch.save({"state_dict": STATE, "args": options, "epoch": 3}, tmp_path / "a.pt")
-    assert same(read_state(tmp_path / "a.pt"))
+    assert same(loaded(tmp_path / "a.pt")[0])
 
 
 PREFIXES = ("", "module.", "_orig_mod.", "module._orig_mod.", "model.", "teacher.backbone.", "encoder.", "a.")
@@ -145,17 +159,105 @@ def test_names_that_fit_in_no_way_are_told_as_they_are_in_the_file(tmp_path):
         load_strict(nn.Sequential(nn.Linear(3, 2)), state, backbone="net", path=tmp_path)
 
 
+def under(prefix, state):
+    return {f"{prefix}{name}": tensor for name, tensor in state.items()}
+
+
+OTHERS = {
+    "a counter of SWA beside the weights": {"n_averaged": torch.tensor(3), **under("module.", STATE)},
+    "a loss with a tensor": {"state_dict": {**under("model.", STATE), "loss.weight": torch.ones(4)}, "epoch": 1},
+    "a projector": {"model": {**under("net.", STATE), **under("projector.", {"b.weight": torch.ones(2, 2)})}},
+    "a part of the same names and other shapes": {**under("q.", STATE), **under("p.", {"a.weight": torch.ones(9, 3)})},
+    "the state of an optimizer": {"net": STATE, "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}, "lr": 0.1}},
+    "an unfinished copy": {"net": STATE, "ema": {"a.weight": 0 * STATE["a.weight"]}},
+    "a wrapper in a wrapper": {"module": under("module._orig_mod.", STATE), "ds_version": "0.1"},
+}
+
+
+@pytest.mark.parametrize("content", OTHERS.values(), ids=OTHERS)
+def test_the_weights_are_where_all_tensors_of_the_model_are_and_the_others_are_named(tmp_path, content):
+    torch.save(content, tmp_path / "a.pt")
+    weights, taken = loaded(tmp_path / "a.pt")
+    assert same(weights)
+    everything = read_state(tmp_path / "a.pt")
+    assert set(taken.left) == {name for name in everything if not name.startswith(taken.prefix)}
+    sentence = taken.sentence(tmp_path / "a.pt", "net")
+    assert f"under {taken.prefix.rstrip('.')}." in sentence
+    assert all(name in sentence for name in taken.left)
+
+
+@given(st.lists(st.sampled_from(["module", "model", "_orig_mod", "state_dict", "a", "net"]), max_size=4), st.booleans())
+def test_weights_load_after_any_prefix_of_keys_and_names(tmp_path_factory, words, nested):
+    path = tmp_path_factory.mktemp("prefix") / "a.pt"
+    content = dict(STATE)
+    for word in reversed(words):
+        content = {word: content} if nested else under(f"{word}.", content)
+    torch.save({**content, "epoch": 3}, path)
+    weights, taken = loaded(path)
+    assert same(weights)
+    assert taken == Taken("".join(f"{word}." for word in words), (), ())
+
+
+TWO = {
+    "MoCo": ({"state_dict": {**under("module.encoder_q.", STATE), **under("module.encoder_k.", STATE)}},
+             ("state_dict.module.encoder_q", "state_dict.module.encoder_k")),
+    "DINO": ({"teacher": under("backbone.", STATE), "student": under("module.backbone.", STATE)},
+             ("teacher.backbone", "student.module.backbone")),
+    "without a wrapper": ({**under("q.", STATE), **under("k.", STATE)}, ("q", "k")),
+    "one inside of a longer name": ({**under("ema.q.", STATE), **under("q.", STATE)}, ("ema.q", "q")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "prefixes"), TWO.values(), ids=TWO)
+def test_a_file_with_the_weights_of_several_models_lists_them_and_a_key_chooses(tmp_path, content, prefixes):
+    path = tmp_path / "it's two.pt"
+    torch.save(content, path)
+    with pytest.raises(FedcacheError) as caught:
+        loaded(path)
+    assert caught.value.code is Exit.USAGE
+    offered = [shlex.split(command) for command in caught.value.hint.removeprefix("Choose one:  ").split("  or  ")]
+    assert offered == [
+        ["fedcache", "backbones", "import", str(path), "--as", "net", "--key", prefix] for prefix in prefixes
+    ]
+    assert all(prefix in caught.value.message for prefix in prefixes)
+    for prefix in prefixes:
+        weights, taken = loaded(path, key=prefix)
+        assert same(weights)
+        assert taken.prefix == f"{prefix}."
+
+
+def test_a_key_may_be_any_part_of_the_prefix(tmp_path):
+    content, (prefix, _) = TWO["MoCo"]
+    torch.save(content, tmp_path / "a.pt")
+    for key in ("encoder_q", "module.encoder_q", prefix):
+        assert loaded(tmp_path / "a.pt", key=key)[1].prefix == f"{prefix}."
+
+
 def test_averaged_weights_are_named_and_can_be_chosen(tmp_path):
     path = tmp_path / "a.pt"
     torch.save({"state_dict": {k: 0 * v for k, v in STATE.items()}, "state_dict_ema": STATE}, path)
-    assert averaged_in(path) == "state_dict_ema"
-    assert same(read_state(path, key="state_dict_ema"))
-    assert not same(read_state(path))
-    assert "--key state_dict_ema" in averaged_sentence(path, "vit-tiny", "state_dict_ema")
+    weights, taken = loaded(path)
+    assert not same(weights)
+    assert f"fedcache backbones import {path} --as net --key state_dict_ema" in taken.sentence(path, "net")
+    assert same(loaded(path, key="state_dict_ema")[0])
     refused(path, "no weights under 'teacher'", key="teacher")
-    torch.save({"teacher": STATE, "student": STATE, "epoch": 3}, path)
-    assert "--key teacher" in refused(path, "so it is no state_dict").hint
-    assert averaged_in(path) is None
+    torch.save({**STATE, **under("ema.", {k: 0 * v for k, v in STATE.items()})}, path)
+    weights, taken = loaded(path)
+    assert same(weights)
+    assert taken.also == ("ema.",)
+
+
+def test_a_file_of_the_weights_alone_says_nothing(tmp_path):
+    torch.save(STATE, tmp_path / "a.pt")
+    assert loaded(tmp_path / "a.pt")[1].sentence(tmp_path / "a.pt", "net") == ""
+
+
+def test_tensors_at_the_level_of_the_model_are_parts_of_another_model(tmp_path):
+    # Twice as deep, or with tokens of its own: all tensors of the smaller model are there too.
+    for content in ({**STATE, "b.weight": torch.ones(2)}, {"model": under("net.", {**STATE, "token": torch.ones(1)})}):
+        torch.save(content, tmp_path / "a.pt")
+        with pytest.raises(FedcacheError, match="1 unexpected: "):
+            loaded(tmp_path / "a.pt")
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -236,7 +338,7 @@ def test_missing_files_and_folders_are_named(tmp_path):
 def test_a_checkpoint_without_tensors_or_with_more_is_named(tmp_path):
     for name, content, said in (
         ("empty", {}, "no tensors"),
-        ("mixed", {"a": torch.ones(1), "epoch": 3}, "beside tensors it holds epoch"),
+        ("numbers", {"epoch": 3, "args": {"lr": 0.1}}, "no tensors"),
         ("list", [torch.ones(1)], "holds a list"),
         ("tensor", torch.ones(1), "holds a Tensor"),
     ):
