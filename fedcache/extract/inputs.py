@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.extract.image_files import BadImage
+from fedcache.extract.recipe import DECODERS as KNOWN_DECODERS
 from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 IMAGES, TEXTS, ROWS = "images", "texts", "rows"
 KINDS = (IMAGES, TEXTS, ROWS)
-DECODERS = {IMAGES: "pillow", TEXTS: "utf-8", ROWS: "numpy"}
+DECODERS = dict(zip(KINDS, KNOWN_DECODERS, strict=True))
 """``Recipe.decoder`` of what is read."""
 
 MAX_TEXT = 16 << 20

@@ -35,6 +35,10 @@ NORMS: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]] 
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
 }
 
+DECODERS = ("pillow", "utf-8", "numpy")
+"""What decodes images, texts, and rows of numbers."""
+ACTIVATIONS = ("native", "quickgelu")
+
 # What ``Recipe.override`` takes.
 _CHOICES = {
     "resize": ("crop", "squash"),
@@ -63,11 +67,13 @@ def _is_word(value: Any) -> bool:
 
 # What ``Recipe.from_dict`` takes, from a file of anybody.
 _STORED: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("backbone", "weights", "pooling", "activation", "augment", "decoder"), _is_word),
+    **dict.fromkeys(("backbone", "weights", "pooling", "augment"), _is_word),
+    "activation": lambda value: value in ACTIVATIONS,
+    "decoder": lambda value: value in DECODERS,
     "size": lambda value: _is_whole(value) and value <= _LARGEST,
     "resize": lambda value: value in ("crop", "squash"),
     "interpolation": lambda value: value in ("bicubic", "bilinear"),
-    "crop_pct": lambda value: _is_number(value) and 0 < value <= 2,
+    "crop_pct": lambda value: _is_number(value) and 0.01 <= value <= 2,
     "mean": _is_triple,
     "std": lambda value: _is_triple(value) and 0 not in value,
     "views": lambda value: _is_whole(value) and 1 <= value <= _LARGEST,
@@ -221,6 +227,18 @@ class Recipe:
             else:
                 changed[name] = text if name in _CHOICES else _number(name, text)
         return replace(self, **changed)
+
+    def check_departures(self, native: Recipe) -> None:
+        """Refuse what no command makes of the native recipe of a backbone. Raises UsageError."""
+        fixed = [name for name in ("pooling", "activation", "decoder") if getattr(self, name) != getattr(native, name)]
+        if fixed:
+            value, expected = getattr(self, fixed[0]), getattr(native, fixed[0])
+            raise UsageError(f"The {fixed[0]} is {value[:40]!r}, and that of {self.backbone} is {expected!r}.", "")
+        options = self.departures(native)
+        options.pop("norm", None)  # checked as numbers: of another release it may be one that has no name now
+        native.override(options)
+        if self.augment and canonical(self.augment) != self.augment:
+            raise UsageError(f"The policy of views is {self.augment[:40]!r}.", "")
 
     def departures(self, native: Recipe) -> dict[str, str]:
         """The options with which ``native.override`` gives this recipe, up to the weights.

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcache.errors import StoreError
+from fedcache.errors import StoreError, UsageError
+from fedcache.extract.backbones.table import declared
 from fedcache.extract.device import DTYPES as COMPUTE_DTYPES
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.feature_post import FEAT_POSTS
@@ -163,8 +164,16 @@ def _check_recipe(key: str, recipe: Mapping[str, Any]) -> None:
         raise refused(f"the backbone of {key} is {_shown(recipe['backbone'])}, expected a word")
     if "size" not in recipe:  # embeddings that somebody else computed
         return
-    if (made := Recipe.from_dict(recipe).key) != key:
-        raise refused(f"its recipe is that of {made}, and it was trained on {key}")
+    made = Recipe.from_dict(recipe)
+    if made.key != key:
+        raise refused(f"its recipe is that of {made.key}, and it was trained on {key}")
+    try:
+        row = declared(made.backbone)
+        if row is not None:
+            row.accepts(made)
+            made.check_departures(row.recipe)
+    except UsageError as error:
+        raise refused(f"its recipe is none of {_shown(made.backbone)} ({error.message.rstrip('.')})") from error
 
 
 def _check_computed(how: Mapping[str, Any]) -> None:

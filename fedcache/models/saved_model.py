@@ -301,8 +301,9 @@ class SavedModel:
         made = DeployedModel(used, down, part, no_training_rows(used.name), ctx)
         # Clients of one group have tensors of the same names and shapes, so one of them is tried for all.
         alike = (one_for_all, self.client_stacks.places.get(-1 if number is None else number, ("", 0))[0])
-        if method is None and alike not in self._tried:
+        if method is None:  # clients of one group may have settings of their own
             check_settings(used, ctx.hp, facts.protocol)
+        if method is None and alike not in self._tried:
             _check_scores(made, needs_client=one_for_all and facts.personal)
             self._tried.add(alike)
         return made

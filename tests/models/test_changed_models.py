@@ -21,7 +21,9 @@ from pictures import folder
 from torch import Tensor
 
 from fedcache.config import Home
-from fedcache.errors import FedcacheError
+from fedcache.errors import FedcacheError, UsageError
+from fedcache.extract.recipe import Recipe
+from fedcache.federate.methods import find_method
 from fedcache.models.request import ModelOptions
 from fedcache.models.saved_model import KIND, SavedModel
 from fedcache.progress import Silent
@@ -205,3 +207,68 @@ def test_a_byte_of_a_model_file_that_changes_is_never_an_answer(models: Path, tm
         for content in (bytes(damaged), whole[:place]):
             path.write_bytes(content)
             assert scores_of(path, shapes_store())[0] in (4, 5)
+
+
+IMPOSSIBLE: tuple[tuple[str, Any], ...] = (
+    ("decoder", "../../etc"), ("decoder", "nan"), ("decoder", "utf-8"),
+    ("pooling", "auto"), ("pooling", "module:os:abort"), ("pooling", ""),
+    ("activation", "hf:/tmp/evil"), ("activation", "quickgelu"),
+    ("crop_pct", 1e-300), ("crop_pct", 1e-3), ("crop_pct", 1.5),
+    ("size", 4), ("size", 2**19), ("views", 65), ("view_seed", 2**31), ("augment", "no such policy"),
+    ("backbone", "random-projection:0"), ("backbone", "random-projection:x"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), IMPOSSIBLE)
+def test_a_recipe_that_no_command_makes_is_refused(models: Path, tmp_path: Path, field: str, value: Any) -> None:
+    held = read_sealed(models / "one model.safetensors", KIND)
+    assert held is not None
+    facts = copy.deepcopy(held.content)
+    changed = {**facts["recipes"][0], field: value}
+    triples = {name: tuple(changed[name]) for name in ("mean", "std")}
+    # The key of the array is made of the recipe, so whoever changes the one changes the other.
+    facts |= {"recipes": [changed], "keys": [Recipe(**{**changed, **triples}).key]}
+    path = tmp_path / "changed.safetensors"
+    write_sealed(path, KIND, facts, held.tensors)
+    for words in (
+        ("predict", path, models / "shapes" / "test" / "zebra"),
+        ("export-model", path, "-o", tmp_path / "head.safetensors"),
+    ):
+        done = fedcache(*words, "--json")
+        assert done.code == 4
+        assert "recipe" in done.envelope["error"]["message"]
+    assert not (tmp_path / "head.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_hyperparameters_of_a_model_are_those_that_a_user_may_set(models: Path, tmp_path: Path, name: str) -> None:
+    held = read_sealed(models / f"{name}.safetensors", KIND)
+    assert held is not None
+    path = tmp_path / "changed.safetensors"
+    client = next(iter(held.content["saved"]), None)
+    method = find_method(held.content["method"])
+    for h in method.hparams:
+        for value in (h.low if h.low is None else h.low - 1, h.high if h.high is None else h.high + 1, "no word"):
+            if value is None or h.name not in held.content["hp"]:
+                continue
+            with pytest.raises(UsageError):
+                h.parse(value)
+            write_sealed(path, KIND, {**held.content, "hp": {**held.content["hp"], h.name: value}}, held.tensors)
+            with pytest.raises(FedcacheError) as caught:
+                SavedModel.load(path).deployed(client)
+            assert caught.value.code == 4, h.name
+
+
+def test_settings_of_every_client_are_checked_and_not_only_of_the_first(models: Path, tmp_path: Path) -> None:
+    held = read_sealed(models / "personal.safetensors", KIND)
+    assert held is not None
+    first, second = list(held.content["saved"])[:2]
+    own = {str(held.content["saved"][second]): {"columns": [], "hp": {"lr": -1.0}}}
+    path = tmp_path / "changed.safetensors"
+    write_sealed(path, KIND, {**held.content, "overrides": own}, held.tensors)
+    model = SavedModel.load(path)
+    model.deployed(first)
+    with pytest.raises(FedcacheError, match="lr of fedrep is") as caught:
+        model.deployed(second)
+    assert caught.value.code == 4

@@ -45,10 +45,11 @@ BACKBONES: Mapping[str, Backbone] = {row.name: row for provider in _PROVIDERS fo
 
 offer("backbones", list(BACKBONES))
 
+RANDOM = "random-projection:"
 DERIVE: Mapping[str, Callable[[str], Backbone]] = {
     timm.PREFIX: timm.derive,
     open_clip.PREFIX: open_clip.derive,
-    "random-projection:": random.derive,
+    RANDOM: random.derive,
 }
 """What makes the row of a library's own name, by its prefix."""
 
@@ -95,6 +96,16 @@ PARAMETERS = {
 }
 """Parameters that stay fixed, of the network that computes a backbone's image features: without the classifier that was
 cut off and without a text tower. Numbers, so that nothing is loaded to look one up."""
+
+
+def declared(name: str) -> Backbone | None:
+    """The row of a name that fedcache itself declares; None for models of libraries and of users.
+
+    Raises UsageError for a name that begins as a declared one and goes on otherwise.
+    """
+    if name.startswith(RANDOM):
+        return random.derive(name)
+    return BACKBONES.get(name)
 
 
 def lookup(
