@@ -322,6 +322,21 @@ def solve_spectrum(known: Tree, ridge: float, *, switch: str = "lam", unit: floa
     return known["vectors"] @ (known["target"] / regular.unsqueeze(-1))
 
 
+POWERS = 20
+"""Steps of the power iteration for the largest eigenvalue."""
+
+
+def usual_eigenvalue(A: Tensor) -> float:
+    """Mean of the eigenvalues of A [D, D] but the largest, each weighted by itself, so that zeros do not count."""
+    vector = A.sum(-1)
+    for _ in range(POWERS):
+        vector = A @ (vector / vector.norm().clamp(min=torch.finfo(A.dtype).tiny))
+    largest = float(vector.norm())
+    squares = float((A**2).sum()) - largest**2
+    rest = float(A.trace()) - largest
+    return max(squares, 0.0) / rest if rest > 0.0 else 0.0
+
+
 DESTROYS = 0.1
 """Part of the usual variance of a feature from which on a ridge decides the model more than the rows do."""
 

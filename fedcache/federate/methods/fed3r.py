@@ -55,6 +55,7 @@ from fedcache.heads.ridge import (
     solve_spectrum,
     spectrum,
     unpack,
+    usual_eigenvalue,
     varying,
     without_constants,
 )
@@ -200,6 +201,18 @@ def around_mean(sums: Tree, lam: float) -> tuple[Tensor, Tensor]:
     return W, (share / rows[..., None, None] - center.mT @ W).squeeze(-2)
 
 
+def notice(sums: Tree, ctx: Ctx) -> str:
+    """Where ``lam`` is larger than the eigenvalues that it is added to, apart from that of the mean."""
+    lam = float(ctx.number("lam"))
+    usual = usual_eigenvalue(unpack(sums["gram"], sums["class_sum"].shape[-1]))
+    if usual >= lam:
+        return ""
+    return (
+        f"lam={lam:g} is larger than the eigenvalues of the summed squared features, which are about {usual:.2g} "
+        f"beside the largest: it decides the model more than the rows do. Use --set lam={0.01 * usual:.1g}"
+    )
+
+
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The head; with omega > 0 the summed statistics themselves, which each client then makes its own head of."""
     return {k: up[k] for k in up if k not in SPECTRUM} if personal(ctx.hp) else head(up, ctx)
@@ -272,7 +285,7 @@ METHOD = replace(
                choices=("float64", "float32")),
     ),
     fit=fit, uploads=uploads,
-    aggregate=aggregate, prepare=prepare, personal_part=personal_part, predict=scores, embed=embed,
+    aggregate=aggregate, notice=notice, prepare=prepare, personal_part=personal_part, predict=scores, embed=embed,
     additive=lambda hp: hp["class_weight"] == "none" and not hp["rff_dim"],
     needs_for=lambda hp: frozenset({"labels", "row norms"} if asks_norms(hp) else {"labels"}),
     settle=settle, diagnose=bandwidth,

@@ -172,6 +172,18 @@ def mean_squares(up: Tree, kind: str) -> Tensor:
     return found
 
 
+def notice(up: Tree, ctx: Ctx) -> str:
+    """Where the floor of the variances is larger than they are."""
+    n = up["count"].sum()
+    found = float((mean_squares(up, square_kind(ctx.hp)) - (up["class_sum"].sum(0) / n) ** 2).mean())
+    if found >= FLOOR:
+        return ""
+    return (
+        f"the features have a variance of {found:.2g}, less than the {FLOOR:g} that the released code adds to it: the "
+        "classes hardly differ. Bring the features to mean 0 and variance 1 with --set feat_post=standardize"
+    )
+
+
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The head: a linear one for lda; else means, inverse covariances and the constant term of each class."""
     n, mean, kind = up["count"], means(up), square_kind(ctx.hp)
@@ -254,6 +266,7 @@ METHOD = replace(
     fit=fit,
     uploads=uploads,
     aggregate=aggregate,
+    notice=notice,
     predict=predict,
     trainable=parameters,
     paper_count=paper_count,

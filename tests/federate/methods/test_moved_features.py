@@ -161,6 +161,68 @@ def zero_mean_and_unit_variance(x, clients):
     return ((x.double() - x[rows].double().mean(0)) / x[rows].double().std(0)).float()
 
 
+def scaled(factor, mean):
+    data, clients = moved(0.0)
+    return replace(data, x=data.x * factor + mean), clients
+
+
+@pytest.mark.parametrize("settings", [{"cov": "spherical"}, {"cov": "full"}, {"cov": "diag", "k_mix": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("factor", "mean", "words"),
+    [
+        (2.0**20, 0.0, "which end at 65504"),
+        (2.0**-30, 0.0, "which begin at 6e-08"),
+        (2.0**-50, 0.0, "which begin at 6e-08"),
+        (2.0**-12, 1.0, "are 0.000977 apart there"),
+        (2.0**-8, 100.0, "are 0.0625 apart there"),
+    ],
+)
+def test_features_that_16_bits_do_not_hold_end_fedpft_with_advice_that_works(factor, mean, words, settings):
+    data, clients = scaled(factor, mean)
+    settings = {**settings, "reg_covar": 1e-6 * factor**2}
+    with pytest.raises(FedcacheError, match=words) as caught:
+        accuracy("fedpft", settings, data, clients)
+    assert "--set feat_post=standardize" in caught.value.hint
+    data = replace(data, x=zero_mean_and_unit_variance(data.x, clients))
+    assert accuracy("fedpft", {**settings, "reg_covar": 1e-6}, data, clients) > 0.8
+
+
+RIDGES = [
+    ("fed3r", {"bias": True}, "lam"),
+    ("fed3r", {}, "lam"),
+    ("gh-ofl", {"head": "nb"}, "feat_post"),
+    ("gh-ofl", {"head": "nb", "variance": "pooled"}, "feat_post"),
+    ("gh-ofl", {"head": "lda"}, "feat_post"),
+    ("gh-ofl", {"head": "qda"}, "feat_post"),
+    ("fedpft", {}, "feat_post"),
+]
+"""Methods that add a number of its own to variances or to squared features, and the switch that a warning names."""
+
+
+def advice_of(out):
+    told = " ".join(out.warnings)
+    return dict(word.split("=") for word in re.findall(r"--set (\S+)", told))
+
+
+@pytest.mark.parametrize(("name", "settings", "key"), RIDGES, ids=str)
+def test_a_ridge_that_is_larger_than_the_variances_is_warned_of_with_advice_that_works(name, settings, key):
+    usual = accuracy(name, settings, *moved(0.0))
+    data, clients = scaled(2.0**-20, 0.0)
+    advice = advice_of(go(name, settings, data, clients, rounds=1, participation=None, dtype=torch.float32))
+    assert set(advice) == {key}
+    if advice.pop("feat_post", "none") == "standardize":
+        data = replace(data, x=zero_mean_and_unit_variance(data.x, clients))
+    advice = {name: float(value) for name, value in advice.items()}
+    assert accuracy(name, {**settings, **advice}, data, clients) > usual - 0.05
+
+
+@pytest.mark.parametrize("mean", [0.0, 30.0, 1000.0])
+@pytest.mark.parametrize(("name", "settings", "key"), RIDGES, ids=str)
+def test_a_ridge_that_is_small_beside_the_variances_is_not_warned_of(name, settings, key, mean):
+    out = go(name, settings, *moved(mean), rounds=1, participation=None, dtype=torch.float32)
+    assert key not in advice_of(out)
+
+
 def test_fedcof_keeps_its_accuracy():
     at_zero, y = scores("fedcof", {}, 0.0)
     right = (at_zero.argmax(1) == y).double().mean()
