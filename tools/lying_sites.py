@@ -1,4 +1,4 @@
-"""Print the table of docs/trust.md about sites that lie: ten methods, one of six sites, five lies.
+"""Print the tables of docs/trust.md about sites that lie: fourteen methods, one of six sites, six lies.
 
     OMP_NUM_THREADS=1 python tools/lying_sites.py
 
@@ -21,9 +21,16 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "federate" / "engines")]
 
-METHODS = ("fed3r", "fedcgs", "afl", "gda", "fedpft", "fedcof", "gh-ofl", "fedncm", "fedproto", "fedavg")
+METHODS = (
+    "fed3r", "fedcgs", "afl", "gda", "fedpft", "fedcof", "gh-ofl", "fedncm", "fedproto", "fedavg", "fednova", "feddyn",
+    "scaffold", "fedadam",
+)  # fmt: skip
 
-AS_THE_METHOD = {"fedpft": {"epochs": 50}, "fedproto": {"epochs": 5, "dim": 256}, "fedavg": {"epochs": 5}}
+AS_THE_METHOD = {
+    "fedpft": {"epochs": 50},
+    "fedproto": {"epochs": 5, "dim": 256},
+    **{name: {"epochs": 5} for name in ("fedavg", "fednova", "feddyn", "scaffold", "fedadam")},
+}
 """Settings that are smaller in the tests than here."""
 
 SECTIONS: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
@@ -31,7 +38,7 @@ SECTIONS: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("`--set feat_post=l2`, unit features", {"set": {"feat_post": "l2"}}, METHODS),
     ("`--set feat_post=none --max-row-norm 80`", {"max_row_norm": 80.0}, ("fedcof", "fedncm")),
     ("`--set feat_post=none --aggregate trimmed:0.2`", {"aggregate": "trimmed:0.2"},
-     ("fed3r", "fedcgs", "gda", "gh-ofl", "fedncm", "fedproto", "fedavg")),
+     ("fed3r", "fedcgs", "gda", "gh-ofl", "fedncm", "fedproto", "fedavg", "fednova", "scaffold")),
 )  # fmt: skip
 """Options, and the methods that are measured with them."""
 
@@ -61,10 +68,10 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FEDCACHE_HOME"] = str(Path(folder) / "home")
-        from test_lying_sites import LIES, accuracy, run_of
+        from test_lying_sites import HUGE, LIES, accuracy, run_of
 
         shards, made = sites(Path(folder)), 0
-        lies = [name for name in LIES if name != "swapped moments"]
+        lies = {name: LIES[name] for name in LIES if name != "swapped moments"} | {"x -1e15": HUGE["x -1e15"]}
         for title, options, methods in SECTIONS:
             print(f"\n{title}\n\n| method | honest | {' | '.join(lies)} |")
             print("|---" * (2 + len(lies)) + "|")
@@ -73,7 +80,7 @@ def main() -> None:
                 for lie in (None, *lies):
                     made += 1
                     words = {**options, "set": {**AS_THE_METHOD.get(method, {}), **options.get("set", {})}}
-                    run, _ = run_of(method, shards, Path(folder) / str(made), lie and LIES[lie], **words)
+                    run, _ = run_of(method, shards, Path(folder) / str(made), lie and lies[lie], **words)
                     rejected = "*" if run.result["federation"]["missed"] else ""
                     cells.append(f"{accuracy(run):.3f}{rejected}".removeprefix("0"))
                 print(f"| {method} | {' | '.join(cells)} |", flush=True)

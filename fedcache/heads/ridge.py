@@ -203,6 +203,36 @@ def rounding(matrix: Tensor) -> float:
     return 4.0 * matrix.shape[-1] * torch.finfo(matrix.dtype).eps
 
 
+def varying(size: Tensor, mean: Tensor, rows: Tensor) -> Tensor:
+    """Which features vary, [.., D] of 1.0 and 0.0; all of them where none does.
+
+    A feature is constant where its variance does not stand out of the rounding of the sums that it is computed from.
+    The variance of a constant was found up to 0.12 n eps of its mean square, in sums of n = 100 to 2,000,000 rows.
+
+    Args:
+        size: [.., D] mean squares.
+        mean: [.., D] means.
+        rows: [..] n, rows behind them.
+    """
+    lost = 2.0 * (rows.unsqueeze(-1) + size.shape[-1]) * torch.finfo(size.dtype).eps * size
+    varies = size - mean**2 > lost
+    return (varies | ~varies.any(-1, keepdim=True)).to(size.dtype)
+
+
+def without_constants(covariance: Tensor, varies: Tensor) -> Tensor:
+    """A covariance [.., D, D] in which constant features covary with no other, and have the mean of the variances.
+
+    So its mean diagonal is that of the features that vary, and a solution for targets of zero is zero.
+
+    Args:
+        covariance: [.., D, D].
+        varies: from ``varying``.
+    """
+    made = covariance * varies.unsqueeze(-1) * varies.unsqueeze(-2)
+    usual = made.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) / varies.sum(-1, keepdim=True)
+    return made + torch.diag_embed((1.0 - varies) * usual)
+
+
 PROBES, STEPS = 4, 3
 """Start vectors and steps of the inverse iteration."""
 
@@ -233,14 +263,7 @@ def _start(width: int) -> np.ndarray:
 
 
 def solve(
-    A: Tensor,
-    B: Tensor,
-    ridge: float,
-    free: int = 0,
-    *,
-    size: Tensor | None = None,
-    switch: str = "lam",
-    unit: float = 1.0,
+    A: Tensor, B: Tensor, ridge: float, *, size: Tensor | None = None, switch: str = "lam", unit: float = 1.0
 ) -> Tensor:
     """(A + ridge I)^-1 B by Cholesky, in float64.
 
@@ -248,7 +271,6 @@ def solve(
         A: [.., D, D] symmetric.
         B: [.., D, C].
         ridge: added to the diagonal.
-        free: the last ``free`` diagonal entries are not regularised.
         size: as in ``factored``.
         switch: the hyperparameter behind ``ridge``, for the message.
         unit: ridge = unit * its value.
@@ -257,12 +279,10 @@ def solve(
         FedcacheError: exit 7 when the system is singular, with a value that works.
     """
     extra = torch.full((A.shape[-1],), ridge, dtype=A.dtype, device=A.device)
-    if free:
-        extra[-free:] = 0.0
     factor, regular = factored(A + torch.diag(extra), size)
     if not regular.all():
-        largest = A.diagonal(dim1=-2, dim2=-1) if size is None else size
-        raise _singular(largest.max(), A.shape[-1], ridge, switch, unit)
+        variances = A.diagonal(dim1=-2, dim2=-1)
+        raise _singular(variances, variances if size is None else size, ridge, switch, unit)
     return torch.cholesky_solve(B, factor)
 
 
@@ -276,10 +296,11 @@ def spectrum(A: Tensor, B: Tensor, size: Tensor | None = None) -> Tree:
     """
     values, vectors = torch.linalg.eigh(A)
     largest = values.max() if size is None else torch.maximum(values.max(), size.max())
-    return {"values": values, "vectors": vectors, "target": vectors.mT @ B, "largest": largest}
+    made = {"values": values, "vectors": vectors, "target": vectors.mT @ B, "largest": largest}
+    return {**made, "variances": A.diagonal().clone()}
 
 
-SPECTRUM = ("values", "vectors", "target", "largest")
+SPECTRUM = ("values", "vectors", "target", "largest", "variances")
 """Names of what ``spectrum`` returns."""
 
 
@@ -297,16 +318,55 @@ def solve_spectrum(known: Tree, ridge: float, *, switch: str = "lam", unit: floa
     """
     regular = known["values"] + ridge
     if not (regular > rounding(known["vectors"]) * (known["largest"] + ridge)).all():
-        raise _singular(known["largest"], len(regular), ridge, switch, unit)
+        raise _singular(known["variances"], known["largest"], ridge, switch, unit)
     return known["vectors"] @ (known["target"] / regular.unsqueeze(-1))
 
 
-def _singular(largest: Tensor, features: int, ridge: float, switch: str, unit: float) -> FedcacheError:
-    works = max(1e-4 * float(largest), 10.0 * ridge, 1e-12) / unit
+POWERS = 20
+"""Steps of the power iteration for the largest eigenvalue."""
+
+
+def usual_eigenvalue(A: Tensor) -> float:
+    """Mean of the eigenvalues of A [D, D] but the largest, each weighted by itself, so that zeros do not count."""
+    vector = A.sum(-1)
+    for _ in range(POWERS):
+        vector = A @ (vector / vector.norm().clamp(min=torch.finfo(A.dtype).tiny))
+    largest = float(vector.norm())
+    squares = float((A**2).sum()) - largest**2
+    rest = float(A.trace()) - largest
+    return max(squares, 0.0) / rest if rest > 0.0 else 0.0
+
+
+DESTROYS = 0.1
+"""Part of the usual variance of a feature from which on a ridge decides the model more than the rows do."""
+
+
+def _singular(variances: Tensor, size: Tensor, ridge: float, switch: str, unit: float) -> FedcacheError:
+    """The error of a singular system; it names a ridge that works and leaves the model to the rows, if there is one.
+
+    Args:
+        variances: [.., D] diagonal of the system without its ridge.
+        size: as in ``factored``, or the largest of them.
+        ridge: as in ``solve``.
+        switch: as in ``solve``.
+        unit: as in ``solve``.
+    """
+    positive = variances[variances > 0]
+    most = DESTROYS * float(positive.median()) if len(positive) else 0.0
+    least = 2.0 * rounding(variances) * float(size.max())
+    # Ten times the least that is regular, and no part of the diagonal, which may hold the square of a mean.
+    works = min(10.0 * max(least, ridge), most)
+    if max(least, ridge) < most:
+        hint = f"Regularise more, for example --set {switch}={works / unit:.1g}"
+    else:
+        hint = (
+            f"No {switch} helps: the features differ so much in size that it would decide the model. Bring them to one "
+            "size with --set feat_post=standardize, or remove those that are constant."
+        )
     return FederatedRunError(
-        f"The linear system with {switch}={ridge / unit:g} is not positive definite: some of its {features} "
+        f"The linear system with {switch}={ridge / unit:g} is not positive definite: some of its {variances.shape[-1]} "
         "features are constant, or sums of others, or outnumber the rows, or an upload lies.",
-        f"Regularise more, for example --set {switch}={works:.1g}",
+        hint,
     )
 
 

@@ -32,7 +32,7 @@ from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_states import ClientStates
 from fedcache.federate.partition.client_table import ClientRows, all_train_rows, names_of, train_sizes
 from fedcache.federate.trust.attacks import flipped_labels
-from fedcache.federate.trust.buffered_uploads import BufferedUploads
+from fedcache.federate.trust.buffered_uploads import FAR_FROM_OTHERS, BufferedUploads
 from fedcache.federate.trust.pipeline import RejectedUpload, UploadPipeline, UploadRound
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.federate.trust.privacy import PrivateDraws
@@ -41,6 +41,8 @@ from fedcache.federate.trust.update_validation import (
     all_bounded,
     is_bounded,
     largest,
+    largest_number,
+    largest_to_train_from,
     not_finite,
     probe_uploads,
 )
@@ -312,32 +314,57 @@ class RunState:
     def _aggregable(self, pipeline: BufferedUploads, pooled: Tree, ids: Sequence[int]) -> tuple[BufferedUploads, Tree]:
         """The round as the server can aggregate it: as it is, or without the upload of one client.
 
+        A client is also left out when its upload alone makes the model so large that no client can train from it.
+
         Raises FederatedRunError, where leaving out one upload does not help; it names the suspects.
         """
         rejected = {r.client for r in pipeline.rejected}
         ids = [c for c in ids if c not in rejected]
+        failure = None
+        too_large: dict[str, float] = {}
         try:
-            self._tried = pooled, self.next_server(pooled, ids)
-            return pipeline, pooled
+            made = self.next_server(pooled, ids)
+            too_large = self._too_large(made)
+            self._tried = pooled, made
+            if not too_large:
+                return pipeline, pooled
+            name, size = next(iter(too_large.items()))
+            problem = f"{name} of the model would hold {size:.2g}, from which no client can train"
         except FederatedRunError as error:
             failure = error
+            problem = failure.message.rstrip(".")
         suspects = pipeline.suspects()[:MOST_SUSPECTS]
-        why = f"the server cannot aggregate the round with it, and can without it ({failure.message.rstrip('.')})"
+        why = f"the server cannot aggregate the round with it, and can without it ({problem})"
         for client in suspects:
             others = [c for c in ids if c != client]
             try:
-                rest, pooled = pipeline.without(client, why)
-                self._tried = pooled, self.next_server(pooled, others)
+                rest, repooled = pipeline.without(client, why)
+                repaired = self.next_server(repooled, others)
             except (FederatedRunError, UsageError):
+                continue
+            if any(size <= FAR_FROM_OTHERS * largest_number(repaired[name]) for name, size in too_large.items()):
                 continue
             if self.trust.on_bad == "fail":
                 raise pipeline.validation.refusal(client, self.client_names[client], why) from failure
-            return rest, pooled
+            self._tried = repooled, repaired
+            return rest, repooled
+        if failure is None:  # no upload alone makes the model so large
+            return pipeline, pooled
         if not suspects:
             raise failure
         named = ", ".join(repr(self.client_names[c]) for c in suspects[:5])
         tried = f"Leaving out any one of {len(suspects)} uploads does not help; farthest from the others: {named}."
         raise FederatedRunError(f"{failure.message} {tried}", failure.hint) from failure
+
+    def _too_large(self, made: Tree) -> dict[str, float]:
+        """Tensor of a new model -> its largest number, where clients cannot train from that number.
+
+        Closed forms have no next round, and a simulated attack shows what becomes of the model.
+        """
+        if not self.method.gradient or self.trust.attack is not None:
+            return {}
+        sizes = {name: largest_number(t) for name, t in made.items() if t.is_floating_point()}
+        return {name: size for name, size in sizes.items() if size > largest_to_train_from(made[name].dtype)}
 
     def next_server(self, pooled: Tree, ids: Sequence[int]) -> Tree:
         """What the server holds after a step with pooled uploads; nothing is changed yet.

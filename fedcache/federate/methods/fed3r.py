@@ -55,6 +55,9 @@ from fedcache.heads.ridge import (
     solve_spectrum,
     spectrum,
     unpack,
+    usual_eigenvalue,
+    varying,
+    without_constants,
 )
 
 
@@ -140,7 +143,7 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 
 def system(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
-    """A and B of summed statistics, with the row and column of ones where there is a bias."""
+    """A and B of summed statistics, with the row and column of ones where there is a regularised bias."""
     B = sums["class_sum"].mT
     A = unpack(sums["gram"], B.shape[-2])
     if ctx.hp["bias"]:
@@ -158,17 +161,56 @@ def prepare(sums: Tree, ctx: Ctx) -> Tree:
 
 def head(sums: Tree, ctx: Ctx) -> Tree:
     """W = (A + lam I)^-1 B of summed statistics, as a linear head W [.., C, D], b [.., C]."""
-    bias, lam = bool(ctx.hp["bias"]), float(ctx.number("lam"))
-    if "values" in sums and not personal(ctx.hp):
-        W = solve_spectrum(sums, lam)
+    if ctx.hp["bias"] and not ctx.hp["reg_bias"]:
+        weights, b = around_mean(sums, float(ctx.number("lam")))
     else:
-        W = solve(*system(sums, ctx), lam, free=int(bias and not ctx.hp["reg_bias"]))
-    weights = W[..., :-1, :] if bias else W
-    b = W[..., -1, :] if bias else torch.zeros_like(W[..., 0, :])
+        weights, b = through_zero(sums, ctx)
     if ctx.hp["w_normalize"]:  # the norm is that of the weights alone, and divides the bias too (D-85)
         norm = weights.norm(dim=-2).clamp(min=1e-12)
         weights, b = weights / norm.unsqueeze(-2), b / norm
     return {"W": weights.mT.contiguous().to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
+
+
+def through_zero(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
+    """Weights [.., D, C] and bias [.., C]; a bias is regularised as the weights are, and 0 where there is none."""
+    lam = float(ctx.number("lam"))
+    if "values" in sums and not personal(ctx.hp):
+        W = solve_spectrum(sums, lam)
+    else:
+        W = solve(*system(sums, ctx), lam)
+    if ctx.hp["bias"]:
+        return W[..., :-1, :], W[..., -1, :]
+    return W, torch.zeros_like(W[..., 0, :])
+
+
+def around_mean(sums: Tree, lam: float) -> tuple[Tensor, Tensor]:
+    """Weights [.., D, C] and a bias [.., C] that is not regularised, which is ridge regression around the mean.
+
+    A constant feature gets the weight 0, which is the solution.
+    """
+    B, count = sums["class_sum"].mT, sums["count"]
+    rows = count.sum(-1)
+    mean = sums["sum"] / rows.unsqueeze(-1)
+    A = unpack(sums["gram"], B.shape[-2])
+    size = A.diagonal(dim1=-2, dim2=-1)
+    varies = varying(size / rows.unsqueeze(-1), mean, rows)
+    center, share = mean.unsqueeze(-1), count.unsqueeze(-2)
+    A = without_constants(A - sums["sum"].unsqueeze(-1) * mean.unsqueeze(-2), varies)
+    B = (B - center * share) * varies.unsqueeze(-1)
+    W = solve(A, B, lam, size=size * varies)
+    return W, (share / rows[..., None, None] - center.mT @ W).squeeze(-2)
+
+
+def notice(sums: Tree, ctx: Ctx) -> str:
+    """Where ``lam`` is larger than the eigenvalues that it is added to, apart from that of the mean."""
+    lam = float(ctx.number("lam"))
+    usual = usual_eigenvalue(unpack(sums["gram"], sums["class_sum"].shape[-1]))
+    if usual >= lam:
+        return ""
+    return (
+        f"lam={lam:g} is larger than the eigenvalues of the summed squared features, which are about {usual:.2g} "
+        f"beside the largest: it decides the model more than the rows do. Use --set lam={0.01 * usual:.1g}"
+    )
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -243,7 +285,7 @@ METHOD = replace(
                choices=("float64", "float32")),
     ),
     fit=fit, uploads=uploads,
-    aggregate=aggregate, prepare=prepare, personal_part=personal_part, predict=scores, embed=embed,
+    aggregate=aggregate, notice=notice, prepare=prepare, personal_part=personal_part, predict=scores, embed=embed,
     additive=lambda hp: hp["class_weight"] == "none" and not hp["rff_dim"],
     needs_for=lambda hp: frozenset({"labels", "row norms"} if asks_norms(hp) else {"labels"}),
     settle=settle, diagnose=bandwidth,

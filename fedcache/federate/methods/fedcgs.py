@@ -10,6 +10,9 @@ by rounding, which grows with |mu|^2.
 
 Statistics are float64 and add up, so the partition does not matter. With gamma_shrink = 0 neither does an invertible
 affine map of the features (T-K8). C counts the classes that somebody has; the others are never predicted.
+
+A feature that is constant over all rows is left out (ours): its variance is rounding, which grows with its square and
+would decide the shrinkage.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from fedcache.federate.methods.common import ClientData, Ctx, HParam, Statistic,
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked
 from fedcache.heads.linear import head_around
-from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
+from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack, varying, without_constants
 
 
 def sums(block: ClientData, ctx: Ctx, view: int = 0) -> Tree:
@@ -83,24 +86,36 @@ def moments(up: Tree) -> torch.Tensor:
     return squares / up["count"].sum()
 
 
+def features_that_vary(up: Tree) -> torch.Tensor:
+    """1.0 for each feature that varies over all rows, else 0.0, [D]."""
+    n = up["count"].sum()
+    return varying(moments(up), up["class_sum"].sum(0) / n, n)
+
+
 def prepare(up: Tree, ctx: Ctx) -> Tree:
     """The eigenvalues of Sigma, which serve every shrinkage."""
-    apart = around_mean(up["class_sum"], up["count"])[1]
-    return {**up, **spectrum(covariance(up, str(ctx.hp["cov"])), apart.mT, moments(up))}
+    varies = features_that_vary(up)
+    apart = around_mean(up["class_sum"], up["count"])[1] * varies
+    sigma = without_constants(covariance(up, str(ctx.hp["cov"])), varies)
+    return {**up, **spectrum(sigma, apart.mT, moments(up) * varies)}
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The discriminant functions, as a linear head."""
-    n, known = up["count"], "values" in up
+    n, known, varies = up["count"], "values" in up, features_that_vary(up)
     center, apart = around_mean(up["class_sum"], n)
-    sigma = up["values"].diag() if known else covariance(up, str(ctx.hp["cov"]))
+    apart = apart * varies
+    if known:
+        sigma = up["values"].diag()
+    else:
+        sigma = without_constants(covariance(up, str(ctx.hp["cov"])), varies)
     automatic = 1e-3 * float(sigma.trace()) / sigma.shape[0]
     gamma = automatic if ctx.hp["gamma_shrink"] is None else float(ctx.number("gamma_shrink"))
     name = "gamma_shrink"
     if known:
         W = solve_spectrum(up, gamma, switch=name).mT
     else:
-        W = solve(sigma, apart.mT, gamma, size=moments(up), switch=name).mT
+        W = solve(sigma, apart.mT, gamma, size=moments(up) * varies, switch=name).mT
     b = (n / n.sum()).log() - 0.5 * (W * apart).sum(-1)
     return masked(head_around(center, W, b, ctx.env.dtype), n)
 

@@ -12,7 +12,8 @@ of the class over all clients, merged from their moments (T-K11): its own says n
 The paper trains on the drawn rows as they are, and SGD then depends on the mean of the features: on data of standard
 deviation 1 the accuracy fell from 0.91 at a mean of 10 to 0.38 at a mean of 30. ``center`` (ours) trains on the rows
 less the mean of all Gaussians, and moves the bias back. The uploaded means still have 16 bits: 1,000 is rounded to
-halves.
+halves. Features that 16 bits do not hold end the run: those above 65504, those of which most means would be sent as 0,
+and those whose deviation is less than half the distance of such numbers around their mean.
 
 Draws are numbered in an order of content, so clients may come in any order. Limit: a Gaussian of scale 0 gives its mean
 (T-K12).
@@ -44,6 +45,9 @@ from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, decla
 from fedcache.federate.methods.fedncm import masked, predict
 from fedcache.heads.gaussian_mixture import Gaussians, fit_mixture, of_class, pooled, scale_size
 from fedcache.heads.linear import Tree, head_around, init_linear
+
+SCALE = "Bring the features to mean 0 and variance 1 with --set feat_post=standardize"
+"""What helps features that 16-bit numbers do not hold."""
 
 COUNT_LIMIT = 65_535
 """Largest count of two bytes; a larger one takes two scalars."""
@@ -98,8 +102,13 @@ def _fitted(z: np.ndarray, k: int, cov: str, ctx: Ctx, seed: int) -> Gaussians:
         ) from error
     if max(np.abs(made.mean).max(), np.abs(made.scale).max()) > 65_504:
         raise FederatedRunError(
-            f"Features reach {np.abs(z).max():.3g}, and FedPFT sends 16-bit numbers, which end at 65504.",
-            "Scale the features, for example --set feat_post=l2",
+            f"Features reach {np.abs(z).max():.3g}, and FedPFT sends 16-bit numbers, which end at 65504.", SCALE
+        )
+    if np.mean((made.mean != 0.0) & (made.mean.astype(np.float16) == 0.0)) > 0.5:
+        raise FederatedRunError(
+            f"Features reach {np.abs(z).max():.3g}, and FedPFT sends 16-bit numbers, which begin at 6e-08: most means "
+            "would be sent as 0.",
+            SCALE,
         )
     return made
 
@@ -142,7 +151,20 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """W and b after ``epochs`` of SGD on the drawn rows, from the common initial weights."""
+    """W and b after ``epochs`` of SGD on the drawn rows, from the common initial weights.
+
+    Raises FederatedRunError for features whose differences the 16 bits of the means do not hold.
+    """
+    center, variance = mean_of(up), variances(up, ctx)
+    step = torch.from_numpy(np.spacing(center.abs().cpu().numpy().astype(np.float16)).astype(np.float64))
+    far = (step.to(variance) / 2.0) ** 2 > variance
+    if far.double().mean() > 0.5:
+        raise FederatedRunError(
+            f"Features lie around {float(center.abs().median()):.3g} with a deviation of "
+            f"{float(variance.median().sqrt()):.3g}, and the 16-bit numbers that FedPFT sends are "
+            f"{float(step.median()):.3g} apart there.",
+            SCALE,
+        )
     x, y = draw(up, ctx)
     center = mean_of(up) if ctx.hp["center"] else torch.zeros_like(x[0], dtype=torch.float64)
     x = (x - center).to(x.dtype)
@@ -160,6 +182,39 @@ def mean_of(up: Tree) -> Tensor:
     total = (rows.unsqueeze(-1) * up["mean"].double()).sum((0, 1, 2))
     mean: Tensor = total / rows.sum()
     return mean
+
+
+def diagonal_of_product(factor: Tensor, width: int) -> Tensor:
+    """The diagonal of LL' [.., D] of Cholesky factors L that are packed row by row [.., D (D + 1) / 2]."""
+    row = torch.tril_indices(width, width, device=factor.device)[0]
+    made = factor.new_zeros(*factor.shape[:-1], width)
+    return made.index_add_(-1, row, factor**2)
+
+
+def notice(up: Tree, ctx: Ctx) -> str:
+    """Where ``reg_covar`` is larger than the variance of the features."""
+    found, reg = float(variances(up, ctx).mean()), float(ctx.number("reg_covar"))
+    if found >= reg:
+        return ""
+    return (
+        f"the features have a variance of {found:.2g}, less than reg_covar={reg:g}, which is added to it: the drawn "
+        f"rows are mostly noise. {SCALE}"
+    )
+
+
+def variances(up: Tree, ctx: Ctx) -> Tensor:
+    """Variance of each feature over all rows [D] in float64, without ``reg_covar``, from the Gaussians."""
+    D = up["mean"].shape[-1]
+    scale = up["scale"].double()
+    if ctx.hp["cov"] == "full":
+        own = diagonal_of_product(scale, D)
+    else:
+        own = scale**2
+    rows = up["count"].double().unsqueeze(-1) * up["weight"].double()
+    share = (rows / rows.sum()).unsqueeze(-1)
+    total = (share * (own + (up["mean"].double() - mean_of(up)) ** 2)).sum((0, 1, 2))
+    found: Tensor = (total - float(ctx.number("reg_covar"))).clamp(min=0.0)
+    return found
 
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
@@ -187,6 +242,6 @@ METHOD = Method(
     ),
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
     init=lambda _ctx: {}, fit=fit, uploads=uploads, pool=lambda _hp: {"": "stack"},
-    aggregate=aggregate, predict=predict,
+    aggregate=aggregate, predict=predict, notice=notice,
     gradient=False, one_shot=True, sent=sent, paper_count=paper_count,
 )  # fmt: skip

@@ -12,8 +12,9 @@ with one of three covariances (``head``):
 The covariances of lda and qda are shrunk, (1 - a) Sigma + a tr(Sigma) / D I + 1e-6 I with a = ``shrink``.
 
 All statistics add up, so the partition does not matter. C counts the classes that somebody has; others are never
-predicted. A client sends what the head needs, and no more. ``lda`` is ``fedcgs`` with another ridge. The paper's heads
-that are trained on samples drawn in a Fisher subspace (FisherMix, Proto-Hyper) and its random projections are not here.
+predicted. A feature that is constant over all rows is left out (ours): its variance is rounding. A client sends what
+the head needs, and no more. ``lda`` is ``fedcgs`` with another ridge. The paper's heads that are trained on samples
+drawn in a Fisher subspace (FisherMix, Proto-Hyper) and its random projections are not here.
 
 Checked against the released code (FabioTur-dev/One-Shot-FL, ``server/GH_OFL_server.py``), from which the floors and the
 shrinkage are; it counts absent classes in C, gives them a prior of 1e-12, and computes qda in float32.
@@ -36,7 +37,7 @@ from fedcache.federate.methods.fedcgs import means
 from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked
 from fedcache.heads.linear import head_around
 from fedcache.heads.losses import MASKED
-from fedcache.heads.ridge import factored, gram, pack, unpack, unpack_triangle
+from fedcache.heads.ridge import factored, gram, pack, unpack, unpack_triangle, varying, without_constants
 
 FLOOR = 1e-6
 """Smallest variance, and what is added to the diagonal of every covariance."""
@@ -158,33 +159,62 @@ def class_covariances(up: Tree, mean: Tensor) -> Tensor:
     return made
 
 
+def mean_squares(up: Tree, kind: str) -> Tensor:
+    """Mean squares of the features over all rows, [D]."""
+    D = up["class_sum"].shape[-1]
+    squares = {
+        "class_square": lambda t: t.sum(0),
+        "square": lambda t: t,
+        "gram": lambda t: unpack(t, D).diagonal(),
+        "class_gram": lambda t: unpack(t.sum(0), D).diagonal(),
+    }[kind](up[kind])
+    found: Tensor = squares / up["count"].sum()
+    return found
+
+
+def notice(up: Tree, ctx: Ctx) -> str:
+    """Where the floor of the variances is larger than they are."""
+    n = up["count"].sum()
+    found = float((mean_squares(up, square_kind(ctx.hp)) - (up["class_sum"].sum(0) / n) ** 2).mean())
+    if found >= FLOOR:
+        return ""
+    return (
+        f"the features have a variance of {found:.2g}, less than the {FLOOR:g} that the released code adds to it: the "
+        "classes hardly differ. Bring the features to mean 0 and variance 1 with --set feat_post=standardize"
+    )
+
+
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The head: a linear one for lda; else means, inverse covariances and the constant term of each class."""
     n, mean, kind = up["count"], means(up), square_kind(ctx.hp)
     prior = (n / n.sum()).clamp(min=1e-300).log()
+    size = mean_squares(up, kind)
+    varies = varying(size, up["class_sum"].sum(0) / n.sum(), n.sum())
     made: Tree = {"mean": mean}
     if kind == "gram":
         weighted = mean * n.sqrt().unsqueeze(-1)
-        squares = unpack(up["gram"], mean.shape[-1])
-        S = shrunk(pooled(up, squares, weighted.mT @ weighted), float(ctx.number("shrink")))
+        sigma = pooled(up, unpack(up["gram"], mean.shape[-1]), weighted.mT @ weighted)
+        S = shrunk(without_constants(sigma, varies), float(ctx.number("shrink")))
         center, apart = around_mean(up["class_sum"], n)
-        W = torch.cholesky_solve(apart.mT, regular_factor(S, squares.diagonal() / n.sum())).mT
+        apart = apart * varies
+        W = torch.cholesky_solve(apart.mT, regular_factor(S, size * varies)).mT
         return masked(head_around(center, W, prior - 0.5 * (W * apart).sum(-1), ctx.env.dtype), n)
     if kind == "class_gram":
-        S = shrunk(class_covariances(up, mean), float(ctx.number("shrink")))
+        S = shrunk(without_constants(class_covariances(up, mean), varies), float(ctx.number("shrink")))
         squares = unpack(up["class_gram"], mean.shape[-1]).diagonal(dim1=-2, dim2=-1)
-        factor = regular_factor(S, squares / n.clamp(min=1.0).unsqueeze(-1))
-        eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+        factor = regular_factor(S, squares / n.clamp(min=1.0).unsqueeze(-1) * varies)
+        eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device) * varies
         # |L^-1 (x - mu)|^2 is the quadratic form, and L^-T is an upper triangle.
         made["root"] = pack(torch.linalg.solve_triangular(factor, eye, upper=False).mT)
-        b = prior - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        b = prior - (factor.diagonal(dim1=-2, dim2=-1).log() * varies).sum(-1)
     else:
         if kind == "class_square":
             variance = up[kind] / n.clamp(min=1.0).unsqueeze(-1) - mean**2
         else:
             variance = pooled(up, up[kind], (n.unsqueeze(-1) * mean**2).sum(0)).unsqueeze(0)
         variance = variance.clamp(min=FLOOR)
-        made["inverse"], b = 1.0 / variance, prior - 0.5 * variance.log().sum(-1)
+        made["inverse"] = varies / variance
+        b = prior - 0.5 * (variance.log() * varies).sum(-1)
     made["b"] = torch.where(n > 0, b, b.new_full((), MASKED))
     return {k: t.to(ctx.env.dtype) for k, t in made.items()}
 
@@ -236,6 +266,7 @@ METHOD = replace(
     fit=fit,
     uploads=uploads,
     aggregate=aggregate,
+    notice=notice,
     predict=predict,
     trainable=parameters,
     paper_count=paper_count,

@@ -20,12 +20,22 @@ from fedcache.errors import FedcacheError, FederatedRunError
 from fedcache.federate.engine.method import Pooling, StatisticKind, Uploads
 from fedcache.federate.trust.pipeline import RejectedUpload, UploadPipeline, UploadPool, UploadRound
 from fedcache.federate.trust.robust_rules import RobustRule
+from fedcache.federate.trust.update_validation import largest_number, largest_to_train_from
 from fedcache.federate.trust.weights import capped_weights
 from fedcache.heads.linear import Tree
 from fedcache.heads.ridge import gram, nearest_gram
 
 SECOND_MOMENTS: frozenset[StatisticKind] = frozenset({"gram", "class grams", "squares", "class squares"})
 """Kinds of statistics that are bounded by the sums of the same rows."""
+
+FAR_FROM_OTHERS = 1e3
+"""Times the median of the other uploads, above which what a client sends or changes may be rejected.
+
+Clients that differ in rows, steps and learning rates change a model by amounts within about two orders of magnitude.
+"""
+
+COMPARABLE = 3
+"""Fewest uploads of a round that are compared: of two nobody can say which one is wrong."""
 
 NAMED_REJECTIONS = 5
 """Rejected uploads that a run's warnings name one by one; the records count all of them."""
@@ -78,6 +88,15 @@ class UploadLayout:
             out[name] = (t + self.base[name] if name in self.base else t).to(self.expected[name].dtype)
         return out
 
+    def size_of_change(self, name: str, t: Tensor) -> float:
+        """The largest number of a tensor, or of its difference from the broadcast where that is smaller.
+
+        The server adds some uploads to its model (fednova, scaffold), and puts others in the place of it.
+        """
+        if name not in self.base:
+            return largest_number(t)
+        return min(largest_number(t), largest_number(t.double() - self.base[name]))
+
     @property
     def size(self) -> int:
         """d, numbers in a row."""
@@ -127,6 +146,7 @@ class BufferedUploads(UploadPipeline):
             self._simulate_attack(layout)
         self._reject(self._problem)
         self._reject(lambda kept: self._too_long(layout, kept))
+        self._reject_far_out(layout)
         self.rejected.sort(key=lambda rejected: rejected.client)
         if not self._kept:
             raise FederatedRunError(
@@ -172,13 +192,12 @@ class BufferedUploads(UploadPipeline):
     def _problem(self, kept: _KeptUpload) -> str | None:
         """What is wrong with the numbers of an upload, in words.
 
-        A simulated attack shows what a rule withstands, so the statistics of its liars are not checked. Those of a
-        private run are clipped instead: epsilon does not cover who is rejected.
+        The statistics of a liar of a simulated attack are not checked. Those of a private run are clipped instead:
+        epsilon does not cover who is rejected.
         """
         if kept.validated:
             return None
-        lies = self.policy.attack is not None and kept.client in self.round.attackers
-        statistics = not lies and self.policy.privacy is None
+        statistics = not self._lies_on_purpose(kept) and self.policy.privacy is None
         return self.validation.problem(kept.tree, kept.rows, statistics=statistics)
 
     def warnings(self, named: int, unprotected: int) -> list[str]:
@@ -214,6 +233,35 @@ class BufferedUploads(UploadPipeline):
         if bound is None or (norm := float(layout.vector(kept.tree, kept.rows).norm())) <= bound:
             return None
         return f"its update has norm {norm:.4g}, above the {bound:g} that are allowed"
+
+    def _reject_far_out(self, layout: UploadLayout) -> None:
+        """Reject uploads that would make the model one from which no honest client can train.
+
+        Such an upload has a tensor that exceeds ``largest_to_train_from``, and ``FAR_FROM_OTHERS`` times the median of
+        the other uploads, both in what it holds and in what it changes of the broadcast. Statistics have checks of
+        their own, and clipping bounds the uploads of a private run.
+        """
+        robust = self.policy.rule.text != "mean" and self.policy.on_bad == "fail"  # the rule withstands such uploads
+        if len(self._kept) < COMPARABLE or self.policy.privacy is not None or robust:
+            return
+        reasons: dict[int, str] = {}
+        for name in layout.names:
+            if self.expected[name].statistic is not None:
+                continue
+            sizes = [layout.size_of_change(name, kept.tree[name]) for kept in self._kept]
+            safe = largest_to_train_from(self.expected[name].dtype)
+            for place, size in enumerate(sizes):
+                others = sorted(sizes[:place] + sizes[place + 1 :])
+                # The upper median, so that a client which sends next to nothing makes no other one far out.
+                usual = others[len(others) // 2]
+                if size > max(safe, FAR_FROM_OTHERS * usual):
+                    why = f"{name} holds {size:.2g}, and the median of the other uploads is {usual:.2g}"
+                    reasons.setdefault(self._kept[place].client, why)
+        self._reject(lambda kept: None if self._lies_on_purpose(kept) else reasons.get(kept.client))
+
+    def _lies_on_purpose(self, kept: _KeptUpload) -> bool:
+        """Whether this is the upload of a liar of a simulated attack, which shows what a rule withstands."""
+        return self.policy.attack is not None and kept.client in self.round.attackers
 
     def _rows(self, layout: UploadLayout) -> Tensor:
         """V [m, d] of the kept uploads."""

@@ -208,6 +208,20 @@ def largest(dtype: torch.dtype) -> float:
     return min(math.sqrt(wide), torch.finfo(dtype).max)
 
 
+def largest_to_train_from(dtype: torch.dtype) -> float:
+    """The largest number of a model from which clients train safely: the fourth root of ``largest``.
+
+    Up to it (65,536 for weights and features of float32), the square of a product of a weight and a feature is at most
+    ``largest``. Training computes such squares, for example as variances of BatchNorm.
+    """
+    return math.sqrt(math.sqrt(largest(torch.promote_types(dtype, torch.float32))))
+
+
+def largest_number(t: Tensor) -> float:
+    """The largest absolute value in a tensor, 0 for an empty one."""
+    return float(t.abs().max()) if t.numel() else 0.0
+
+
 def is_bounded(t: Tensor) -> bool:
     """Whether all numbers of a tensor are finite and at most ``largest``; a finite norm proves it, and is cheap."""
     if math.isfinite(torch.linalg.vector_norm(t).item()):

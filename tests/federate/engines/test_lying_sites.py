@@ -18,9 +18,12 @@ from fake_grid import FakeGrid, grid_of
 
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.method import sends_nothing
 from fedcache.federate.engines.flower.federation import federate
 from fedcache.federate.engines.flower.messages import PackedMessage, SiteMessage, pack, unpack
-from fedcache.federate.engines.flower.plan import Plan
+from fedcache.federate.engines.flower.plan import Plan, why_not
+from fedcache.federate.methods import METHODS as METHOD_TABLE
+from fedcache.federate.methods import NAMES
 from fedcache.heads.ridge import gram
 from fedcache.progress import Silent
 from fedcache.runs.run import Run
@@ -81,8 +84,58 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "fedncm": {},
     "fedproto": {"epochs": 1, "dim": 8},
     "fedavg": {"epochs": 1, "head": "linear"},
+    "fednova": {"epochs": 1},
+    "feddyn": {"epochs": 1},
+    "scaffold": {"epochs": 1},
+    "fedadam": {"epochs": 1},
+    "fed3r-prior": {},
+    "fed-tip-proto": {},
 }
 """Case -> its settings; the first word is the method."""
+
+TRAINED: Mapping[str, Mapping[str, Any]] = {
+    name: {} if name == "fedrep" else {"epochs": 1}
+    for name in (
+        "fedavg", "fednova", "feddyn", "scaffold", "ifca", "fedadam", "fedprox", "fedavgm", "fedadagrad", "fedyogi",
+        "feddisco", "fedntd", "moon", "fedlc", "fedbabu", "fedper", "fedrep", "lg-fedavg", "ditto", "pfedme",
+        "perfedavg", "fedpcl", "fedclip", "lp-plus-plus", "fst-cbdg", "atpfl-feat", "tpfl-feat", "fedproto",
+    )
+}  # fmt: skip
+"""Method that trains in rounds -> its settings."""
+
+
+def one_number(value: float) -> Callable[[Tree], Tree]:
+    """The first number of the last tensor of floats."""
+
+    def lie(up: Tree) -> Tree:
+        name = [k for k, t in up.items() if t.is_floating_point() and k != "count"][-1]
+        changed = up[name].clone()
+        changed.view(-1)[0] = value
+        return {**up, name: changed}
+
+    return lie
+
+
+def all_alike(value: float) -> Callable[[Tree], Tree]:
+    """The same value for every number that is no count."""
+    return lambda up: {
+        k: torch.full_like(t, value) if t.is_floating_point() and k != "count" else t for k, t in up.items()
+    }
+
+
+HUGE: Mapping[str, Callable[[Tree], Tree]] = {
+    "x 1e9": times(1e9),
+    "x -1e15": times(-1e15),
+    "one number 1e18": one_number(1e18),
+}
+"""Lies below the largest number that may be sent, from which honest sites could train no further."""
+
+GROWING: Mapping[str, Callable[[Tree], Tree]] = {
+    "x 1e3": times(1e3),
+    "x -10": times(-10.0),
+    "all numbers 6e4": all_alike(6e4),
+}
+"""Lies that are unremarkable in one round."""
 
 
 def stores(place: Path) -> Path:
@@ -136,12 +189,20 @@ def run_of(
     return run_on(grid, case, place, **words)
 
 
-def run_on(grid: FakeGrid, case: str, place: Path, *, quorum: int = 1, **words: Any) -> tuple[Run, list[str]]:
-    settings = {"feat_post": "none", **METHODS[case], **words.pop("set", {})}
+def run_on(
+    grid: FakeGrid, case: str, place: Path, *, quorum: int = 1, rounds: int = 3, **words: Any
+) -> tuple[Run, list[str]]:
+    settings = {"feat_post": "none", **(METHODS.get(case) or TRAINED.get(case, {})), **words.pop("set", {})}
     config = TrainConfig(
-        method=case.split()[0], rounds=3, execution="sequential", set={k: str(v) for k, v in settings.items()}, **words
+        method=case.split()[0],
+        rounds=rounds,
+        execution="sequential",
+        set={k: str(v) for k, v in settings.items()},
+        **words,
     )
-    asked = dataclasses.replace(Plan(config, sites=SITES, wait=0.01, quorum=quorum).checked(), runs=str(place / "runs"))
+    asked = dataclasses.replace(
+        Plan(config, sites=len(grid.sites), wait=0.01, quorum=quorum).checked(), runs=str(place / "runs")
+    )
     heard = Heard()
     (run,) = federate(asked, grid, Home(place), heard)
     return run, heard.lines
@@ -181,6 +242,72 @@ def test_no_lie_of_one_site_ends_a_method(case: str, lie: str, sites: Path, tmp_
         assert missed[0]["why"].startswith("its upload is rejected: ")
         assert run.result["trust"] == {"on_bad_update": "reject", "rejected": 1}
         assert any("the upload of site 'client-2' is rejected" in line for line in heard)
+
+
+def test_every_method_that_runs_over_sites_is_among_the_cases() -> None:
+    federated = {
+        name
+        for name in NAMES
+        if why_not(METHOD_TABLE[name], METHOD_TABLE[name].resolve()) is None
+        and METHOD_TABLE[name].uploads is not sends_nothing
+    }
+    assert federated == {case.split()[0] for case in METHODS} | TRAINED.keys()
+
+
+@pytest.mark.parametrize(
+    ("method", "lie"),
+    [
+        *((method, "x -1e15") for method in TRAINED),
+        *((method, "x 1e9") for method in ("fednova", "feddyn", "scaffold", "feddisco")),
+        *((method, "one number 1e18") for method in ("fednova", "feddyn", "scaffold", "feddisco")),
+    ],
+)
+def test_no_huge_upload_makes_the_model_one_that_honest_sites_cannot_train_from(
+    method: str, lie: str, sites: Path, tmp_path: Path
+) -> None:
+    run, _ = run_of(method, sites, tmp_path, HUGE[lie])
+    assert {m["site"] for m in run.result["federation"]["missed"]} <= {"client-2"}
+    assert run.result["trust"]["rejected"] == len(run.result["federation"]["missed"])
+
+
+@pytest.mark.parametrize("lie", GROWING)
+@pytest.mark.parametrize("method", ["fednova", "feddyn", "scaffold"])
+def test_no_lie_that_grows_over_the_rounds_ends_a_method(method: str, lie: str, sites: Path, tmp_path: Path) -> None:
+    run, _ = run_of(method, sites, tmp_path, GROWING[lie], rounds=12)
+    assert {m["site"] for m in run.result["federation"]["missed"]} <= {"client-2"}
+
+
+@pytest.mark.parametrize("method", ["fednova", "scaffold", "fedprox"])
+def test_where_bad_uploads_end_the_run_the_site_with_the_huge_upload_is_named(
+    method: str, sites: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(FedcacheError, match=r"Round 1: the upload of client 2 .'client-2'. is refused: .* median of"):
+        run_of(method, sites, tmp_path, times(1e9), on_bad_update="fail")
+
+
+def test_a_site_that_sends_next_to_nothing_makes_no_other_site_far_out(sites: Path, tmp_path: Path) -> None:
+    grid = grid_of(sites, tmp_path / "state")
+    first, second, third = sorted(grid.sites)[:3]
+    grid.sites = {node: grid.sites[node] for node in (first, second, third)}
+    for node, factor in ((first, 1e6), (second, 1e6), (third, 1e-30)):
+        grid.meddle[node] = lying(times(factor))
+    run, _ = run_on(grid, "scaffold", tmp_path, rounds=1)
+    assert run.result["federation"]["missed"] == []
+
+
+def test_no_site_is_blamed_where_the_model_is_the_cause(sites: Path, tmp_path: Path) -> None:
+    """Every site sends huge numbers in round 1, so none is far from the others."""
+    grid = grid_of(sites, tmp_path / "state")
+
+    def huge_at_first(kind: str, number: int, packed: PackedMessage) -> PackedMessage:
+        return lying(times(1e15))(kind, number, packed) if number == 1 else packed
+
+    for node in grid.sites:
+        grid.meddle[node] = huge_at_first
+    with pytest.raises(FedcacheError, match="The model of round 1 is the cause, and no site is to blame") as caught:
+        run_on(grid, "fedprox", tmp_path)
+    assert caught.value.code is Exit.FEDERATED
+    assert "--aggregate median" in caught.value.hint
 
 
 @pytest.mark.parametrize("case", ROBUST)

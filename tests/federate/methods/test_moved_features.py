@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from federation import Rows, federation, go
 
+from fedcache.errors import FedcacheError
 from fedcache.federate.methods import METHODS
 
 MEANS = (10.0, 30.0, 100.0, 1000.0, 10_000.0)
@@ -19,6 +21,7 @@ INVARIANT = [
     ("fedcgs", {"cov": "total"}),
     ("fedcgs", {"gamma_shrink": 0.0}),
     ("fed3r", {"bias": True}),
+    ("fed3r", {"bias": True, "class_weight": "local"}),
     ("gh-ofl", {"head": "nb"}),
     ("gh-ofl", {"head": "nb", "variance": "pooled"}),
     ("gh-ofl", {"head": "lda"}),
@@ -45,8 +48,12 @@ OTHERS = {
 """Methods of one round whose formulas depend on where the origin of the features is, and why."""
 
 
-def moved(mean):
-    """Four classes of standard deviation 1 in five clients, and their features at ``mean``.
+CONSTANTS = (0.0, 0.1, -1000.0, 100_000.0, 1_000_000.0)
+"""Values of columns that are the same in every row."""
+
+
+def moved(mean, constants=()):
+    """Four classes of standard deviation 1 in five clients, their features at ``mean``, and constant columns.
 
     Features are multiples of 2^-10, so that float32 holds them exactly also after 10,000 is added.
     """
@@ -54,15 +61,16 @@ def moved(mean):
     y = g.integers(0, 4, 900)
     x = (0.7 * g.standard_normal((4, 16)))[y] + g.standard_normal((900, 16))
     x = np.round(x * 1024) / 1024
-    data, _ = federation(classes=4, width=16, dtype=torch.float32)
-    features = torch.from_numpy(x + mean).float().unsqueeze(1)
+    data, _ = federation(classes=4, width=16 + len(constants), dtype=torch.float32)
+    x = np.concatenate([x + mean, np.broadcast_to(constants, (900, len(constants)))], 1)
+    features = torch.from_numpy(x).float().unsqueeze(1)
     domain = torch.zeros(900, dtype=torch.int64)
     data = replace(data, x=features, y=torch.from_numpy(y), text=None, classes=4, domain=domain)
     return data, [Rows(f"client-{i}", np.arange(i, 500, 5), np.arange(500 + i, 900, 5)) for i in range(5)]
 
 
-def scores(name, settings, mean):
-    data, clients = moved(mean)
+def scores(name, settings, mean, constants=()):
+    data, clients = moved(mean, constants)
     out = go(name, settings, data, clients, rounds=1, participation=None, dtype=torch.float32)
     return out.deployed(None).scores(data.x[500:, 0]).double(), data.y[500:]
 
@@ -80,6 +88,139 @@ def test_a_constant_changes_no_prediction_beyond_rounding(name, settings):
         assert close_call.double().mean() < 0.1
         same = scores(name, settings, mean)[0].argmax(1) == at_zero.argmax(1)
         assert bool((same | close_call).all()), f"{int((~same).sum())} predictions changed at a mean of {mean:g}"
+
+
+@pytest.mark.parametrize(("name", "settings"), INVARIANT, ids=str)
+def test_a_constant_of_its_own_in_every_column_changes_no_prediction_beyond_rounding(name, settings):
+    at_zero, _ = scores(name, settings, 0.0)
+    first, second = at_zero.topk(2).values.T
+    margin = first - second
+    coarse = name == "fedpft"
+    most = 100.0 if coarse else 8000.0
+    close_call = margin < (0.1 if coarse else 1e-5 * most) * margin.median()
+    assert close_call.double().mean() < 0.1
+    same = scores(name, settings, np.linspace(-most, most, 16).round())[0].argmax(1) == at_zero.argmax(1)
+    assert bool((same | close_call).all()), f"{int((~same).sum())} predictions changed"
+
+
+@pytest.mark.parametrize("value", CONSTANTS)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [(name, settings) for name, settings in INVARIANT if name != "fedpft" and settings != {"gamma_shrink": 0.0}],
+    ids=str,
+)
+def test_columns_that_are_constant_change_no_prediction_beyond_rounding(name, settings, value):
+    """FedPFT trains by gradient steps, whose initial weights depend on the number of columns."""
+    without, _ = scores(name, settings, 0.0)
+    first, second = without.topk(2).values.T
+    margin = first - second
+    close_call = margin < 1e-4 * margin.median()
+    assert close_call.double().mean() < 0.01
+    same = scores(name, settings, 0.0, (value, value))[0].argmax(1) == without.argmax(1)
+    assert bool((same | close_call).all()), f"{int((~same).sum())} predictions changed"
+
+
+def singular(mean, large):
+    """The features at ``mean`` with one of them twice, and once more ``large`` times as large."""
+    data, clients = moved(mean)
+    x = data.x
+    return replace(data, x=torch.cat([x, x[..., :1], large * x[..., 1:2]], -1)), clients
+
+
+def accuracy(name, settings, data, clients):
+    out = go(name, settings, data, clients, rounds=1, participation=None, dtype=torch.float32)
+    return out.accuracy
+
+
+@pytest.mark.parametrize("mean", [0.0, 100.0, 1000.0])
+@pytest.mark.parametrize("large", [1.0, 1e3, 1e7])
+@pytest.mark.parametrize(
+    ("name", "settings", "key"),
+    [
+        ("fedcgs", {}, "gamma_shrink"),
+        ("fedcgs", {"cov": "total"}, "gamma_shrink"),
+        ("fed3r", {"bias": True}, "lam"),
+        ("fed3r", {}, "lam"),
+    ],
+)
+def test_the_advice_of_a_singular_system_keeps_the_accuracy(name, settings, key, large, mean):
+    usual = accuracy(name, settings, *moved(mean))
+    data, clients = singular(mean, large)
+    with pytest.raises(FedcacheError) as caught:
+        accuracy(name, {**settings, key: 0.0}, data, clients)
+    advice = dict(word.rstrip(",").split("=") for word in re.findall(r"--set (\S+)", caught.value.hint))
+    assert advice
+    if advice.pop("feat_post", "none") == "standardize":
+        data = replace(data, x=zero_mean_and_unit_variance(data.x, clients))
+    value = float(advice.get(key, 0.01))
+    assert accuracy(name, {**settings, key: value}, data, clients) > usual - 0.05
+
+
+def zero_mean_and_unit_variance(x, clients):
+    rows = torch.from_numpy(np.concatenate([c.train for c in clients]))
+    return ((x.double() - x[rows].double().mean(0)) / x[rows].double().std(0)).float()
+
+
+def scaled(factor, mean):
+    data, clients = moved(0.0)
+    return replace(data, x=data.x * factor + mean), clients
+
+
+@pytest.mark.parametrize("settings", [{"cov": "spherical"}, {"cov": "full"}, {"cov": "diag", "k_mix": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("factor", "mean", "words"),
+    [
+        (2.0**20, 0.0, "which end at 65504"),
+        (2.0**-30, 0.0, "which begin at 6e-08"),
+        (2.0**-50, 0.0, "which begin at 6e-08"),
+        (2.0**-12, 1.0, "are 0.000977 apart there"),
+        (2.0**-8, 100.0, "are 0.0625 apart there"),
+    ],
+)
+def test_features_that_16_bits_do_not_hold_end_fedpft_with_advice_that_works(factor, mean, words, settings):
+    data, clients = scaled(factor, mean)
+    settings = {**settings, "reg_covar": 1e-6 * factor**2}
+    with pytest.raises(FedcacheError, match=words) as caught:
+        accuracy("fedpft", settings, data, clients)
+    assert "--set feat_post=standardize" in caught.value.hint
+    data = replace(data, x=zero_mean_and_unit_variance(data.x, clients))
+    assert accuracy("fedpft", {**settings, "reg_covar": 1e-6}, data, clients) > 0.8
+
+
+RIDGES = [
+    ("fed3r", {"bias": True}, "lam"),
+    ("fed3r", {}, "lam"),
+    ("gh-ofl", {"head": "nb"}, "feat_post"),
+    ("gh-ofl", {"head": "nb", "variance": "pooled"}, "feat_post"),
+    ("gh-ofl", {"head": "lda"}, "feat_post"),
+    ("gh-ofl", {"head": "qda"}, "feat_post"),
+    ("fedpft", {}, "feat_post"),
+]
+"""Methods that add a number of its own to variances or to squared features, and the switch that a warning names."""
+
+
+def advice_of(out):
+    told = " ".join(out.warnings)
+    return dict(word.split("=") for word in re.findall(r"--set (\S+)", told))
+
+
+@pytest.mark.parametrize(("name", "settings", "key"), RIDGES, ids=str)
+def test_a_ridge_that_is_larger_than_the_variances_is_warned_of_with_advice_that_works(name, settings, key):
+    usual = accuracy(name, settings, *moved(0.0))
+    data, clients = scaled(2.0**-20, 0.0)
+    advice = advice_of(go(name, settings, data, clients, rounds=1, participation=None, dtype=torch.float32))
+    assert set(advice) == {key}
+    if advice.pop("feat_post", "none") == "standardize":
+        data = replace(data, x=zero_mean_and_unit_variance(data.x, clients))
+    advice = {name: float(value) for name, value in advice.items()}
+    assert accuracy(name, {**settings, **advice}, data, clients) > usual - 0.05
+
+
+@pytest.mark.parametrize("mean", [0.0, 30.0, 1000.0])
+@pytest.mark.parametrize(("name", "settings", "key"), RIDGES, ids=str)
+def test_a_ridge_that_is_small_beside_the_variances_is_not_warned_of(name, settings, key, mean):
+    out = go(name, settings, *moved(mean), rounds=1, participation=None, dtype=torch.float32)
+    assert key not in advice_of(out)
 
 
 def test_fedcof_keeps_its_accuracy():

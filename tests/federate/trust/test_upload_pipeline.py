@@ -77,6 +77,21 @@ def test_labels_are_flipped_for_attackers_alone():
     assert len(lied) == len(clients) // 2
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fednova", "feddyn", "fedadam", "fedproto", "ifca"])
+def test_no_honest_client_is_rejected_whatever_the_scale_of_its_features(name, scale):
+    data, clients = federation()
+    out = go(
+        name,
+        {"feat_post": "none", "lr": 0.01},
+        replace(data, x=data.x.float() * scale),
+        clients,
+        dtype=torch.float32,
+        trust=parse_policy(on_bad_update="reject"),
+    )
+    assert [record.diagnostics["rejected"] for record in out.records] == [0.0] * len(out.records)
+
+
 @pytest.mark.parametrize(
     ("name", "how", "word"),
     [

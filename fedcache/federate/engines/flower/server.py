@@ -154,6 +154,7 @@ class Server:
             told = {client: why for client, why in got.items() if isinstance(why, str)}
         reasons = {c: told.get(c, f"{NO_ANSWER}it was not heard") for c in sample if c not in ids}
         try:
+            _check_model_was_usable(job, number, sample, reasons)
             for client, why in sorted(reasons.items()):
                 self._left_out(job, client, number, why)
             if summed is not None and summed.failed:
@@ -294,6 +295,28 @@ class Server:
 
 NO_ANSWER = "no answer: "
 """Marks why a site has no upload at all, apart from why an upload is refused."""
+
+
+def _check_model_was_usable(job: ServerJob, number: int, sample: Sequence[int], reasons: Mapping[int, str]) -> None:
+    """Refuse a round in which most sites cannot train from the model, and name none of them.
+
+    Raises FederatedRunError, when more than half of the sites of a round send unsound uploads though their uploads of
+    the round before were sound.
+    """
+    turned = [
+        client
+        for client, why in sorted(reasons.items())
+        if not why.startswith(NO_ANSWER) and job.latest.get(client, 0) == number - 1
+    ]
+    if number == 1 or 2 * len(turned) <= len(sample):
+        return
+    raise FederatedRunError(
+        f"Round {number}: the uploads of {len(turned)} of {len(sample)} sites are unsound, and those of the same sites "
+        f"in round {number - 1} were sound. The model of round {number - 1} is the cause, and no site is to blame for "
+        f"its own upload. One of them is unsound because {reasons[turned[0]].rstrip('.')}.",
+        "Begin again with a rule that one upload cannot move far, for example --aggregate median, or with a lower "
+        "learning rate.",
+    )
 
 
 def _sound(answer: SiteMessage | str) -> SiteMessage | str:
