@@ -161,15 +161,12 @@ def class_covariances(up: Tree, mean: Tensor) -> Tensor:
 
 def mean_squares(up: Tree, kind: str) -> Tensor:
     """Mean squares of the features over all rows, [D]."""
-    D = up["class_sum"].shape[-1]
-    squares = {
-        "class_square": lambda t: t.sum(0),
-        "square": lambda t: t,
-        "gram": lambda t: unpack(t, D).diagonal(),
-        "class_gram": lambda t: unpack(t.sum(0), D).diagonal(),
-    }[kind](up[kind])
-    found: Tensor = squares / up["count"].sum()
-    return found
+    sums = up[kind]
+    if kind.startswith("class_"):
+        sums = sums.sum(0)
+    if kind.endswith("gram"):
+        sums = unpack(sums, up["class_sum"].shape[-1]).diagonal()
+    return sums / up["count"].sum()
 
 
 def notice(up: Tree, ctx: Ctx) -> str:
