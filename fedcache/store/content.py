@@ -28,7 +28,7 @@ from fedcache.store.content_array import NOT_FINITE, ContentArray, lost_rows
 from fedcache.store.files import digest_of, make_private, sha256_hex
 from fedcache.store.groups import GroupStore, put_groups
 from fedcache.store.journal import journal_path, read_journal
-from fedcache.store.samples import HELD_OUT, INGESTED, Samples, held_out
+from fedcache.store.samples import HELD_OUT, INGESTED, Samples, complete_split
 from fedcache.store.writer import ArrayWriter
 from fedcache.tables.embeddings import Embeddings, assemble
 from fedcache.tables.equal_strings import EqualStrings
@@ -74,7 +74,7 @@ class Content:
     samples: Samples  # the rows, sorted by name
     arrays: dict[str, ContentArray]  # per key of the store
     texts: dict[str, NDArray[np.float32]]  # [C, D] per backbone name, unit rows
-    # what the manifest says of the dataset; ``held_out`` names the rule where the file brought no split
+    # what the manifest says of the dataset; ``held_out`` names the rule where the file brought no test set
     dataset: dict[str, Any]
     groups: dict[str, Group] = field(default_factory=dict)  # columns that sort the rows, by name
 
@@ -132,10 +132,12 @@ def arrange(
 ) -> Content:  # fmt: skip
     """Embeddings as a store holds them. Rows are sorted by name; the values are the recipe.
 
-    Without a split, of each (domain, class) the fifth with the smallest uids becomes the test set, as for folders.
+    Without a test set, ``complete_split`` makes one, as for folders.
     Rows with features that are not finite are kept without them, as images that cannot be read, if ``drop_nan``.
-    Raises UsageError for names that repeat; CorruptionError for non-finite features, with row numbers.
+    Raises UsageError for names that repeat and for no training rows; CorruptionError for non-finite features, with row
+    numbers.
     """
+    observer = observer or Silent()
     count, names = len(embeddings.names), embeddings.names
     features = {key: _named(key, values) for key, values in embeddings.features.items()}
     order: Any = slice(None)
@@ -150,14 +152,12 @@ def arrange(
         names = tuple(names[i] for i in order)
         # Checked before the rows are sorted: the numbers of bad ones are those of the file.
         features = {key: _storable(key, values, drop_nan)[order] for key, values in features.items()}
-    arrays, uid, ok = _read_once(features, drop_nan, observer or Silent())
+    arrays, uid, ok = _read_once(features, drop_nan, observer)
     if not ok.any():
         raise CorruptionError(f"No row of {name} has features that are finite.", "Compute the features again.")
     label, domain = embeddings.labels[order], embeddings.domains[order]
-    if embeddings.splits is None:
-        split = held_out(label, domain, uid, ok).astype(np.uint8)
-    else:
-        split = embeddings.splits[order]
+    given = None if embeddings.splits is None else embeddings.splits[order]
+    split, note = complete_split(given, label, domain, uid, ok, name, "rows")
     samples = Samples(
         uid=uid,
         name=names,
@@ -173,8 +173,10 @@ def arrange(
     texts = [sha256_hex(embeddings.texts[key].tobytes()) for key in sorted(embeddings.texts)]
     whole = digest_of([content, list(samples.name), list(samples.classes), list(samples.domains), *texts])
     dataset = {"slug": slug_of(name), "digest": whole, "template": None, "source": INGESTED}
-    if embeddings.splits is None:
+    if HELD_OUT in note:
         dataset["held_out"] = HELD_OUT
+    elif note:
+        observer.note(f"{note[:1].upper()}{note[1:]}.")
     groups = {key: replace(group, codes=group.codes[order]) for key, group in embeddings.groups.items()}
     return Content(samples, {array.key: array for array in arrays}, embeddings.texts, dataset, groups)
 

@@ -17,6 +17,7 @@ from fedcache.store.journal import journals
 from fedcache.store.manifest import COLUMNS, Manifest
 from fedcache.tables.equal_strings import EqualStrings
 from fedcache.tables.groups import Group
+from fedcache.tables.splits import TEST, TRAIN, VALIDATION
 
 INGESTED = "ingested"
 """``source`` in the description of a dataset that came as embeddings: no image is known of it."""
@@ -94,6 +95,39 @@ def held_out(
     place = np.arange(len(rows)) - np.repeat(starts, sizes)  # of a row in its group
     chosen[rows[place < np.repeat(given, sizes)]] = True
     return chosen
+
+
+def complete_split(
+    splits: NDArray[np.uint8] | None,
+    label: NDArray[np.int32],
+    domain: NDArray[np.integer[Any]],
+    uid: NDArray[np.uint8],
+    ok: NDArray[np.bool_],
+    where: str,
+    holds: str,
+) -> tuple[NDArray[np.uint8], str]:
+    """The split of each row with a test set in any case, and a note on what was chosen where the data does not say.
+
+    ``splits`` is None where the data says none, ``ok`` are the rows that can be read, and ``holds`` is what rows are
+    called. Raises UsageError where there is nothing to train on.
+    """
+    split = np.full(len(label), TRAIN, np.uint8) if splits is None else splits.copy()
+    if not np.any(split == TRAIN):
+        raise UsageError(
+            f"{where} has {len(split):,} test or validation {holds} and no training {holds}.",
+            "Give the folder or the file that holds the training rows too.",
+        )
+    if np.any(split == TEST):
+        return split, ""
+    if np.any(split == VALIDATION):
+        split[split == VALIDATION] = TEST
+        return split, f"no test set: the validation {holds} are used as the test set"
+    chosen = held_out(label, domain, uid, (split == TRAIN) & ok)
+    split[chosen] = TEST
+    given = "no split given" if splits is None else "no test set"
+    if not chosen.any():
+        return split, f"{given}, and no class has two {holds}, one of which could be held out"
+    return split, f"{given}: {HELD_OUT} is {'the test set' if splits is None else 'taken from train'}"
 
 
 def read_samples(store: Path, manifest: Manifest) -> Samples:

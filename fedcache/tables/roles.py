@@ -22,7 +22,7 @@ from fedcache.tables.file_rows import DATA as DATA_COLUMN
 from fedcache.tables.file_rows import FEATURES, FileRows, is_feature, last_level, some_names, stem_of
 from fedcache.tables.groups import Group, usable_group_name
 from fedcache.tables.labels import Coded, distinct_names, read_domains, read_labels, unlabelled_sentence, with_names
-from fedcache.tables.splits import OF_TEST, OF_TRAIN, SPLITS, find_split_column
+from fedcache.tables.splits import SPLITS, find_splits, sounds_like_a_split
 from fedcache.tables.words import Unread, Words, shape_of, sorted_words, vector
 
 LABELS = (
@@ -98,8 +98,8 @@ class Roles:
 
 def has_a_meaning(name: str) -> bool:
     """Whether a column of this name has a role other than that of a group."""
-    usual = (*FEATURES, *LABELS, *SPLITS, *OF_TRAIN, *OF_TEST, *NAMES, *DOMAINS, *CLASS_NAMES)
-    return name.lower() in (*usual, "names", "text", "shapes")
+    usual = (*FEATURES, *LABELS, *NAMES, *DOMAINS, *CLASS_NAMES, "names", "text", "shapes")
+    return name.lower() in usual or sounds_like_a_split(name)
 
 
 def read_roles(
@@ -143,18 +143,22 @@ def read_roles(
     domains, domain_names, said = _domains(where, columns, domain_key, count)
     roles |= {key: "domain names" for key in columns if key.lower() == "domains" and key != domain_key}
     split_key = find_column(where, columns, choice.split, SPLITS, "--split-key")
+    split_keys: tuple[str, ...] = ()
     if splits is None:
-        split_key, splits, more = find_split_column(str(where), columns, choice.split, split_key, count)
-        said += more
+        others = {key: values for key, values in columns.items() if key not in (label_key, domain_key)}
+        found = find_splits(str(where), others, choice.split, split_key, choice.groups or (), count)
+        split_keys = found.keys
+        splits = found.codes
+        said += found.notes
     elif split_key is not None:
         raw = {**raw, split_key: Unread((count,), "", "the names of the files or columns say the split")}
-        split_key = None
     name_key = None
     if names is None:
         name_key, names, more = find_names(where, columns, choice.row_name, count)
         said += more
-    for key, role in ((label_key, "class"), (domain_key, "domain"), (split_key, "split"), (name_key, "name")):
+    for key, role in ((label_key, "class"), (domain_key, "domain"), (name_key, "name")):
         roles |= {} if key is None else {key: role}
+    roles |= dict.fromkeys(split_keys, "split")
     groups, unused = groups_of(where, raw, roles, count, choice.groups)
     may_be_labels = {}
     if label_key is None and not choice.unlabelled:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import UsageError
-from fedcache.tables.file_rows import FileRows
+from fedcache.errors import FedcacheError, UsageError
+from fedcache.tables.file_rows import FileRows, last_level
+from fedcache.tables.groups import RESERVED, Group
 from fedcache.tables.words import Unread, Words, shape_of, vector
 
 TRAIN, TEST, VALIDATION = 0, 1, 2
@@ -23,27 +27,41 @@ SPLIT_WORDS = {
 }
 """Code of a split by what it is called, in small letters."""
 
-SPLITS = ("split", "splits", "subset")
+SPLITS = ("split", "splits")
 """Usual names of the column of splits."""
 
-OF_TRAIN, OF_TEST = ("is_train", "train"), ("is_test", "test")
-"""Usual names of columns of truth values."""
+MAYBE_SPLITS = ("subset", "set", "fold", "partition", "phase")
+"""Names of columns that say the split if all their values are words of splits; else such a column is a group."""
+
+BARE_FLAGS = ("train", "test", "val", "validation")
+"""Names of columns of truth values, which may also hold something else, such as the name of a medical test."""
+
+BESIDE_OTHERS = ("is_valid", "val", "validation")
+"""Columns that mark the validation rows only if another column marks training or test rows: valid also means usable."""
+
+CODES = {"0": TRAIN, "1": TEST, "2": VALIDATION}
+TRUTH = {**dict.fromkeys(("1", "true", "t", "yes", "y"), 1), **dict.fromkeys(("0", "false", "f", "no", "n"), 0)}
+"""Truth values by what is written, in small letters."""
+
+UNKNOWN = -1
+_FLAG = re.compile(rf"(?i:is|in)(?:[ _.-]|(?=[A-Z][a-z]))(?i:{'|'.join(SPLIT_WORDS)})")
+_BETWEEN_WORDS = re.compile(r"[^0-9A-Za-z]+|(?<=[a-z])(?=[A-Z])")
 
 Held = TypeVar("Held")
 
 
-def split_of_name(name: str) -> tuple[str, int | None]:
-    """The name of a column without the split in it, and the split: ``x_train`` is x of train."""
-    if name.lower() in (*SPLITS, *OF_TRAIN, *OF_TEST):
-        return name, None
+def split_of_name(name: str) -> tuple[str, str]:
+    """The name of a column without the word of a split in it, and the word: ``x_train`` is x of train; "" for none."""
+    if sounds_like_a_split(name):
+        return name, ""
     for mark in ("/", "_", "-"):
         head, _, tail = name.rpartition(mark)
         if head and tail.lower() in SPLIT_WORDS:
-            return head, SPLIT_WORDS[tail.lower()]
+            return head, tail.lower()
         first, _, rest = name.partition(mark)
         if rest and first.lower() in SPLIT_WORDS:
-            return rest, SPLIT_WORDS[first.lower()]
-    return name, None
+            return rest, first.lower()
+    return name, ""
 
 
 def by_split(
@@ -52,122 +70,285 @@ def by_split(
     """The columns of each split, where the names of columns say it; else all of them, as one table of None.
 
     ``x_train``, ``y_train``, ``x_test``, ``y_test`` are two tables with the columns x and y, in the order of the names
-    of the splits. A table is one that ``has_rows``: images, or features. What is left when there are splits is the last
-    table, of None, and belongs to no rows.
+    of the splits. ``x_val`` and ``x_dev`` are two tables of one split, in the order of the file. A table is one that
+    ``has_rows``: images, or features. What is left when there are splits is the last table, of None, and belongs to no
+    rows.
 
-    Raises UsageError, with ``hint``, where some rows have a split in their name and others have none.
+    Raises UsageError, with ``hint``, where some rows have a split in their name and others have none; and where it is
+    not clear which rows a column is of.
     """
     whole: list[tuple[int | None, dict[str, Held]]] = [(None, dict(columns))]
-    found: dict[int | None, dict[str, Held]] = {}
+    tables: dict[str, dict[str, Held]] = {}
+    without: dict[str, Held] = {}
+    twice: list[str] = []
     for name, column in columns.items():
-        base, split = split_of_name(name)
-        found.setdefault(split, {})[base] = column
-    splits = sorted(
-        (split for split, held in found.items() if split is not None and has_rows(held)), key=SPLIT_NAMES.__getitem__
-    )
+        base, word = split_of_name(name)
+        held = tables.setdefault(word, {}) if word else without
+        if word and base in held:
+            twice.append(name)
+        held[base] = column
+    with_rows = [word for word, held in tables.items() if has_rows(held)]
     # A backbone may be called train: features/train alone is no split.
-    if not splits or (len(splits) == 1 and f"features/{SPLIT_NAMES[splits[0]]}" in columns):
+    if not with_rows or (len(with_rows) == 1 and f"features/{with_rows[0]}" in columns):
         return whole
-    without_split = found.get(None, {})
-    if any(name in found[splits[0]] and has_rows({name: column}) for name, column in without_split.items()):
-        raise UsageError(f"{where} has rows with a split in their name and others without.", hint)
-    without = {name: column for name, column in columns.items() if split_of_name(name)[1] not in splits}
-    return [*((split, found[split]) for split in splits), (None, without)]
+    for name, column in without.items():
+        if any(name in tables[word] for word in with_rows) and has_rows({name: column}):
+            raise UsageError(f"{where} has rows with a split in their name and others without.", hint)
+    for name in columns:
+        base, word = split_of_name(name)
+        if not word or word in with_rows:
+            continue
+        # y_validation goes with X_val, if that is the only array of the split.
+        partners = [other for other in with_rows if SPLIT_WORDS[other] == SPLIT_WORDS[word]]
+        if len(partners) > 1 or (partners and base in tables[partners[0]]):
+            twice.append(name)
+        elif partners:
+            tables[partners[0]][base] = columns[name]
+        else:
+            without[name] = columns[name]
+    if twice:
+        raise UsageError(
+            f"{where}: the names do not say which rows {', '.join(twice)} belongs to.",
+            "Name the columns of each array like it, as X_val and y_val.",
+        )
+    in_order = sorted(with_rows, key=lambda word: SPLIT_NAMES[SPLIT_WORDS[word]])
+    return [*((SPLIT_WORDS[word], tables[word]) for word in in_order), (None, without)]
 
 
-def find_split_column(
-    where: str, raw: Mapping[str, Any], asked: str | None, key: str | None, count: int
-) -> tuple[str | None, NDArray[np.uint8] | None, list[str]]:
-    """The column that says the split, the split of each row, and what the user should know; None without one.
+@dataclass(frozen=True)
+class FoundSplits:
+    """What the columns of a table say of the splits."""
+
+    keys: tuple[str, ...]  # columns that say it; () for none
+    codes: NDArray[np.uint8] | None  # [N], None where no column says it
+    notes: list[str]  # what the user should know
+
+
+NO_SPLITS = FoundSplits((), None, [])
+
+
+def find_splits(
+    where: str, raw: Mapping[str, Any], asked: str | None, usual: str | None, groups: Sequence[str], count: int
+) -> FoundSplits:
+    """The split of each row: of the column that the user names, of a column of splits, or of columns of truth values.
 
     Args:
         where: file, for messages.
-        raw: columns by name.
-        asked: the column that the user names.
-        key: the column that is asked for, or has a usual name.
+        raw: columns by name, without those of labels and domains.
+        asked: column that the user names.
+        usual: column with a usual name.
+        groups: columns that the user names as groups. They are no splits if they cannot be read as such.
         count: of rows.
 
-    Raises UsageError for words and numbers that are no splits.
+    Raises UsageError for values that say no split, in a column that is named like one.
     """
-    if key is not None and (asked is not None or _may_be_splits(key, vector(raw[key]))):
-        column = vector(raw[key])
-        numbers = asked is not None and key.lower() in (*OF_TRAIN, *OF_TEST)
-        truth = _truth(column, count, numbers=numbers)
-        if truth is not None:
-            return key, *_two_splits(key, truth)
-        return key, _splits_of(where, key, column, count), []
-    for name in raw:
-        if name.lower() in (*OF_TRAIN, *OF_TEST):
-            # A column that only sounds like a split, and holds something else, is none.
-            truth = _truth(vector(raw[name]), count, numbers=True)
-            if truth is not None:
-                return name, *_two_splits(name, truth)
-    return None, None, []
+    if asked is not None:
+        return _asked_splits(where, asked, raw[asked], count)
+    if usual is not None:
+        codes = _codes_of(where, usual, raw[usual], CODES | SPLIT_WORDS, groups, count, every=True)
+        if codes is not None:
+            return FoundSplits((usual,), codes.astype(np.uint8), [])
+    for name in MAYBE_SPLITS:
+        meanings = CODES | SPLIT_WORDS if name == "subset" else SPLIT_WORDS
+        for key in raw:
+            if last_level(key) != name:
+                continue
+            codes = _codes_of(where, key, raw[key], meanings, groups, count, every=False)
+            if codes is not None:
+                return FoundSplits((key,), codes.astype(np.uint8), [f"{key} says the split: {_rows_of_splits(codes)}."])
+    found = _flags(where, raw, groups, count)
+    if found.codes is None:
+        _refuse_unused_splits(where, raw, groups, count)
+    return found
 
 
-def _may_be_splits(key: str, column: Any) -> bool:
-    """Whether a column of a usual name is one of splits: not if it is empty, nor a subset of something else."""
-    if isinstance(column, Words):
-        words = {word.strip().lower() for word in column.counts()} - {""}
-        if not words:
-            return False
-        return key.lower() != "subset" or not words.isdisjoint({*SPLIT_WORDS, "true", "false"})
-    if key.lower() == "subset":
-        return len(column.shape) == 1 and _are_codes(column)
-    return True
+def _refuse_unused_splits(where: str, raw: Mapping[str, Any], groups: Sequence[str], count: int) -> None:
+    """Refuse a column of another name that holds words of training and test rows alone: it would not be used."""
+    for key, column in raw.items():
+        if key in groups or key.startswith("group/") or not isinstance(vector(column), Words):
+            continue
+        group = _values(column, count)
+        codes = _read(group, SPLIT_WORDS) if group is not None else np.zeros(0, np.int64)
+        if {TRAIN, TEST} <= set(np.unique(codes).tolist()) and UNKNOWN not in codes:
+            raise UsageError(
+                f"{where}: {key} holds words of splits alone ({_rows_of_splits(codes)}), and its name is not one of a "
+                "split.",
+                f"--split-key {shlex.quote(key)} takes it, and --group-key {shlex.quote(key)} keeps it as a group.",
+            )
 
 
-def _are_codes(column: Any) -> bool:
-    if isinstance(column, Words | Unread | FileRows):
-        return False
-    return column.dtype.kind == "b" or set(np.unique(column).tolist()) <= {TRAIN, TEST, VALIDATION}
+def sounds_like_a_split(name: str) -> bool:
+    """Whether a column of this name may say the split of each row."""
+    return name.lower() in (*SPLITS, *MAYBE_SPLITS) or _flag_of(name) is not None
 
 
-def _truth(column: Any, count: int, *, numbers: bool) -> NDArray[np.bool_] | None:
-    """A column of truth values, also as the words true and false, or 0 and 1 where ``numbers`` may be; else None."""
-    if column.shape != (count,) or isinstance(column, Unread | FileRows):
-        return None
-    if isinstance(column, Words):
-        used = {word.strip().lower() for word in column.counts()}
-        if not used <= {"true", "false"}:
-            return None
-        said = np.array([word.strip().lower() == "true" for word in column.words] or [False])
-        return np.asarray(said[column.codes], bool)
-    if column.dtype.kind == "b" or (numbers and set(np.unique(column).tolist()) <= {0, 1}):
-        return np.asarray(column, bool)
+def _flag_of(name: str) -> int | None:
+    """The split whose rows a column of truth values marks: is_test, inTrain, test; None for another name."""
+    bare = name.strip()
+    if _FLAG.fullmatch(bare) or bare.lower() in BARE_FLAGS:
+        return _meaning_of(bare)
     return None
 
 
-def _two_splits(key: str, truth: NDArray[np.bool_]) -> tuple[NDArray[np.uint8], list[str]]:
-    """Splits by truth values: true is train where the column is called so, and test elsewhere."""
-    train = key.lower() in OF_TRAIN
-    word = "train" if train else "test"
-    note = f"{key} is true for {int(truth.sum()):,} of {len(truth):,} rows: those are the {word} rows."
-    return (truth != train).astype(np.uint8), [note]
+def _meaning_of(name: str) -> int | None:
+    """The only split that the words of a name say, None where they say none, several, or the opposite: not_train."""
+    words = [word.lower() for word in _BETWEEN_WORDS.split(name)]
+    said = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
+    if len(said) != 1 or not {"not", "no", "non"}.isdisjoint(words):
+        return None
+    return said.pop()
 
 
-def _splits_of(where: str, key: str, column: Any, count: int) -> NDArray[np.uint8]:
-    if isinstance(column, Words) and column.shape == (count,):
-        rows = column.counts()
-        strange = [word for word in rows if word.strip().lower() not in SPLIT_WORDS]
-        if strange:
-            code = column.words.index(strange[0]) if strange[0] in column.words else -1
-            first = int(np.argmax(column.codes == code))
+def _values(column: Any, count: int) -> Group | None:
+    """The values of a column as words; None where it has none for each row, or measurements."""
+    column = vector(column)
+    if isinstance(column, Unread | FileRows) or column.shape != (count,):
+        return None
+    try:
+        return Group.of(column)
+    except UsageError:
+        return None
+
+
+def _read(group: Group, meanings: Mapping[str, int]) -> NDArray[np.int64]:
+    """What the value of each row means, ``UNKNOWN`` for a value without a meaning and for none."""
+    codes = [meanings.get(word.lower(), UNKNOWN) for word in group.words]
+    return np.array([*codes, UNKNOWN], np.int64)[group.codes]
+
+
+def _codes_of(
+    where: str, key: str, column: Any, meanings: Mapping[str, int], groups: Sequence[str], count: int, *, every: bool
+) -> NDArray[np.int64] | None:
+    """What each value of a column means; None for a column that is empty, or that holds something else.
+
+    A column of which some values have a meaning and others have none is refused, and so is one without a single value
+    that has one if ``every`` value must. Raises UsageError with the first row.
+    """
+    group = _values(column, count)
+    if group is None:
+        if every and key not in groups:
+            raise _unreadable(where, key, column, count)
+        return None
+    codes = _read(group, meanings)
+    if not group.words or (codes >= 0).all():
+        return codes if group.words else None
+    if key in groups or not (every or (codes >= 0).any()):
+        return None
+    raise _strange(where, key, group, codes, meanings)
+
+
+def _flags(where: str, raw: Mapping[str, Any], groups: Sequence[str], count: int) -> FoundSplits:
+    """The splits of columns of truth values, such as is_test and is_val."""
+    flags: dict[str, NDArray[np.bool_]] = {}
+    for key in raw:
+        if _flag_of(key) is not None:
+            every = key.lower() not in BARE_FLAGS
+            codes = _codes_of(where, key, raw[key], TRUTH, groups, count, every=every)
+            if codes is not None:
+                flags[key] = codes == 1
+    if all(key.lower() in BESIDE_OTHERS for key in flags):
+        return NO_SPLITS
+    return _of_flags(where, flags, {key: _flag_of(key) for key in flags}, count)
+
+
+def _of_flags(
+    where: str, flags: Mapping[str, NDArray[np.bool_]], meanings: Mapping[str, int | None], count: int
+) -> FoundSplits:
+    """The splits where each column marks the rows of one; the other rows are of the first split that none marks.
+
+    Raises UsageError for a row that several columns mark differently, and for one without a mark where all splits have
+    a column.
+    """
+    codes = np.full(count, UNKNOWN, np.int64)
+    for key, truth in flags.items():
+        code = meanings[key]
+        clash = truth & (codes != UNKNOWN) & (codes != code)
+        same = [other for other in flags if other != key and meanings[other] == code]
+        if same:
+            clash = clash | (truth != flags[same[0]])
+        if clash.any():
             raise UsageError(
-                f"{where}: {rows[strange[0]]:,} rows have the {key} {strange[0]!r}, the first is row {first:,}.",
-                f"The words are {', '.join(SPLIT_WORDS)}. --split-key NAME takes another column; without one a fifth "
-                "is held out.",
+                f"{where}: {', '.join(flags)} contradict each other, first in row {int(np.argmax(clash)):,}.",
+                f"Mark every row once, or take one column alone: --split-key {shlex.quote(next(iter(flags)))}",
             )
-        codes = np.array([SPLIT_WORDS.get(word.strip().lower(), 255) for word in column.words], np.uint8)
-        return codes[column.codes]
-    number = not isinstance(column, Words | Unread | FileRows) and column.shape == (count,)
-    if number and _are_codes(column):
-        return np.asarray(column.astype(np.uint8))
-    seen = f", holding {', '.join(map(str, np.unique(column)[:4]))}" if number else ""
-    raise UsageError(
-        f"{where}: {key} is {shape_of(column)}{seen}.",
-        f"Expected {count} of 0 train, 1 test, 2 validation, or of those words; without split a fifth is held out.",
+        codes[truth] = code
+    free = [code for code in (TRAIN, TEST, VALIDATION) if code not in meanings.values()]
+    without = codes == UNKNOWN
+    if without.any() and not free:
+        raise UsageError(
+            f"{where}: {int(without.sum()):,} rows are marked by none of {', '.join(flags)}, the first is row "
+            f"{int(np.argmax(without)):,}.",
+            "Mark every row once, or take one column alone: --split-key NAME",
+        )
+    codes[without] = free[0] if free else UNKNOWN
+    marked = ", ".join(f"{SPLIT_NAMES[code]} where {key} is true" for key, code in meanings.items() if code is not None)
+    return FoundSplits(tuple(flags), codes.astype(np.uint8), [f"Splits: {marked}; {_rows_of_splits(codes)}."])
+
+
+def _asked_splits(where: str, key: str, column: Any, count: int) -> FoundSplits:
+    """The splits of the column that the user names; the name says what a truth value means."""
+    group = _values(column, count)
+    if group is None:
+        raise _unreadable(where, key, column, count)
+    meaning = _meaning_of(key)
+    truth = _read(group, TRUTH)
+    codes = _read(group, CODES | SPLIT_WORDS)
+    is_code = bool((codes >= 0).all())
+    if (truth >= 0).all() and meaning is not None:
+        return _of_flags(where, {key: truth == 1}, {key: meaning}, count)
+    if (truth >= 0).all() and not (is_code and _is_called_split(key)):
+        shown = " and ".join(group.words)
+        raise UsageError(
+            f"{where}: {key} holds {shown}, and its name does not say which of them are the test rows.",
+            "Call the column is_test or is_train, or write the words train and test into it.",
+        )
+    if not is_code:
+        raise _strange(where, key, group, codes, CODES | SPLIT_WORDS)
+    return FoundSplits((key,), codes.astype(np.uint8), [f"{key} says the split: {_rows_of_splits(codes)}."])
+
+
+def _is_called_split(name: str) -> bool:
+    words = {word.lower() for word in _BETWEEN_WORDS.split(name)}
+    return not words.isdisjoint((*SPLITS, "subset"))
+
+
+def _rows_of_splits(codes: NDArray[np.int64]) -> str:
+    """How many rows each split has: ``8 train, 4 test rows``."""
+    rows = [f"{int((codes == code).sum()):,} {name}" for code, name in enumerate(SPLIT_NAMES) if (codes == code).any()]
+    return f"{', '.join(rows)} rows"
+
+
+def _strange(
+    where: str, key: str, group: Group, codes: NDArray[np.int64], meanings: Mapping[str, int]
+) -> FedcacheError:
+    """The error of a column of splits with a value that means none."""
+    first = int(np.argmax(codes == UNKNOWN))
+    code = int(group.codes[first])
+    rows = int((group.codes == code).sum())
+    have = f"have the {key} {group.words[code]!r}" if code >= 0 else f"have no value of {key}"
+    return UsageError(
+        f"{where}: {rows:,} rows {have}, the first is row {first:,}.",
+        f"Each row needs one of {', '.join(meanings)}. {_otherwise(key)}",
     )
+
+
+def _unreadable(where: str, key: str, column: Any, count: int) -> FedcacheError:
+    """The error of a column of splits that has no word or whole number for each row."""
+    what = column.why if isinstance(column, Unread) else shape_of(column)
+    if isinstance(column, np.ndarray) and column.shape == (count,):
+        what = "floats that are not whole"
+    return UsageError(
+        f"{where}: {key} is {what}, expected a split for each of {count:,} rows.",
+        f"Write 0 train, 1 test, 2 validation, or these words. {_otherwise(key)}",
+    )
+
+
+def _otherwise(key: str) -> str:
+    """What to do with a column that is named like a split and is none."""
+    another = "--split-key NAME takes another column"
+    if key.lower() in RESERVED:
+        return f"{another}; without the column a fifth of the rows is held out."
+    return f"{another}, and --group-key {shlex.quote(key)} keeps this one as a group."
 
 
 def split_named(tokens: Sequence[str]) -> int | None:

@@ -107,7 +107,7 @@ def test_a_split_of_the_file_is_kept(tmp_path: Path) -> None:
     assert store.samples.split.tolist() == SPLIT.tolist()
     assert "held_out" not in store.dataset
     alltrain = npz(tmp_path / "t.npz", X=FEATURES, y=LABELS, split=0 * SPLIT)
-    assert "leave split out" in " ".join(ok("ingest", alltrain, "--name", "train-only").data["notes"])
+    assert HELD_OUT in " ".join(ok("ingest", alltrain, "--name", "train-only").data["notes"])
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["home", "--store"])

@@ -19,7 +19,7 @@ from fedcache.store.store import Store
 from fedcache.tables.embeddings import Embeddings, open_embeddings
 from fedcache.tables.groups import Group
 from fedcache.tables.roles import ColumnChoice
-from fedcache.tables.splits import SPLIT_WORDS
+from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS
 from fedcache.tables.words import NO_NUMBER, Words
 
 N = 12
@@ -257,11 +257,15 @@ def test_a_pickle_that_names_anything_is_left_or_refused_and_never_run(tmp_path:
         ("Split", [" training", "test ", "eval"], [0, 1, 2]),
         ("subset", ["tr", "te", "VAL"], [0, 1, 2]),
         ("split", [0.0, 1.0, 2.0], [0, 1, 2]),
-        ("split", [True, False, True], [1, 0, 1]),
         ("is_train", [True, False, True], [0, 1, 0]),
         ("train", ["True", "False", "true"], [0, 1, 0]),
         ("is_test", [1, 0, 0], [1, 0, 0]),
         ("Test", [False, True, True], [0, 1, 1]),
+        ("isTest", ["yes", "no", "n"], [1, 0, 0]),
+        ("in_train", ["t", "f", "F"], [0, 1, 1]),
+        ("is_val", ["1", "0", "0"], [2, 0, 0]),
+        ("set", ["train", "test", "dev"], [0, 1, 2]),
+        ("phase", ["training", "testing", "testing"], [0, 1, 1]),
     ],
 )
 def test_a_split_is_read_in_every_way_people_write_it(
@@ -271,13 +275,14 @@ def test_a_split_is_read_in_every_way_people_write_it(
     assert found.splits is not None
     assert found.splits[:3].tolist() == codes
     assert column not in found.groups
-    if isinstance(values[0], bool):
-        assert any(note.startswith(f"{column} is true for") for note in found.notes)
+    if column not in ("split", "Split"):
+        rows = [f"{4 * codes.count(code)} {word}" for code, word in enumerate(SPLIT_NAMES) if code in codes]
+        assert any(f"{', '.join(rows)} rows." in note for note in found.notes)
 
 
 @pytest.mark.parametrize("column", ["fold", "train", "test"])
 def test_a_column_that_only_sounds_like_a_split_is_a_group(tmp_path: Path, column: str) -> None:
-    found = of_npz(tmp_path, None, **{column: np.arange(N) % 5})
+    found = of_npz(tmp_path, None, **{column: 2 + np.arange(N) % 5})
     assert found.splits is None
     assert list(found.groups) == [column]
 
@@ -286,8 +291,9 @@ def test_a_word_that_is_no_split_is_refused_with_those_that_are(tmp_path: Path) 
     said = refused(lambda: of_npz(tmp_path, split=np.array(["train", "holdout", ""] * 4)))
     assert "4 rows have the split 'holdout'" in said
     assert all(word in said for word in SPLIT_WORDS)
-    assert "the split ''" in refused(lambda: of_npz(tmp_path, split=np.array(["train", "", "test"] * 4)))
-    assert "holding 0, 1, 3" in refused(lambda: of_npz(tmp_path, split=np.array([0, 1, 3] * 4)))
+    assert "have no value of split" in refused(lambda: of_npz(tmp_path, split=np.array(["train", "", "test"] * 4)))
+    assert "have the split '3'" in refused(lambda: of_npz(tmp_path, split=np.array([0, 1, 3] * 4)))
+    assert "have the split 'False'" in refused(lambda: of_npz(tmp_path, split=np.array([False, True, True] * 4)))
 
 
 # Names of columns

@@ -26,6 +26,8 @@ from fedcache.errors import Exit
 from fedcache.extract.datasets import open_dataset
 from fedcache.extract.datasets.dataset import Dataset
 from fedcache.extract.digests import DigestMemory
+from fedcache.store.content import arrange
+from fedcache.store.samples import HELD_OUT
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.roles import ColumnChoice
@@ -45,7 +47,7 @@ class Read:
 
     classes: tuple[str, ...]
     labels: list[int]  # of each row, index into ``classes``
-    splits: list[int] | None  # of each row; None where no column says it
+    splits: list[int] | None  # of each row; None where test rows are held out of the others
     groups: dict[str, list[str | None]]  # the value of each row
     unused: set[str]
     may_be_labels: dict[str, int]
@@ -105,7 +107,8 @@ def write_tar(path: Path, columns: Columns) -> None:
 
 def of_embeddings(path: Path, choice: ColumnChoice) -> Read:
     found = open_embeddings(path, choice)
-    splits = None if found.splits is None else found.splits.tolist()
+    made = arrange(found, "mine")  # which completes the splits
+    splits = None if "held_out" in made.dataset else made.samples.split.tolist()
     groups = {name: group.values() for name, group in found.groups.items()}
     return Read(found.classes, found.labels.tolist(), splits, groups, set(found.left_out), found.may_be_labels)
 
@@ -121,7 +124,7 @@ def of_dataset(spec: str, choice: ColumnChoice) -> Read:
     said = "&".join(f"{word}={value}" for word, value in words.items() if value)
     path = Path(spec.partition(":")[2])
     found: Dataset = open_dataset(f"{spec}?{said}" if said else spec, memory=DigestMemory(path.parent / "digests"))
-    splits = None if "no split given" in found.reading else found.split.tolist()
+    splits = None if HELD_OUT in found.reading else found.split.tolist()
     groups = {name: group.values() for name, group in found.groups.items()}
     return Read(
         found.classes, found.label.tolist(), splits, groups, set(found.unused), dict(found.may_be_labels)
@@ -174,7 +177,7 @@ DOORS: dict[str, tuple[str, Callable[[Path, Columns], Path]]] = {
 def through(door: str, folder: Path, columns: Columns, choice: ColumnChoice) -> Read:
     kind, make = DOORS[door]
     inside = folder / door.replace(" ", "-")
-    inside.mkdir()
+    inside.mkdir(exist_ok=True)
     path = make(inside, columns)
     return of_dataset(f"{kind}:{path}", choice) if kind else of_embeddings(path, choice)
 
@@ -288,6 +291,113 @@ def test_a_test_column_keeps_the_users_test_rows_out_of_training(tmp_path: Path)
     assert all_doors(tmp_path, columns).splits == [0] * 10 + [1] * 14
 
 
+@pytest.mark.parametrize("yes_no", [("1", "0"), ("yes", "no"), ("T", "F"), ("Y", "n"), ("true", "False"), (1.0, 0.0)])
+@pytest.mark.parametrize("name", ["is_test", "isTest", "test", "in_test"])
+def test_the_words_for_yes_and_no_are_read_alike(tmp_path: Path, name: str, yes_no: tuple[Any, Any]) -> None:
+    columns = {"label": [row % 2 for row in range(ROWS)], name: [yes_no[row < 10] for row in range(ROWS)]}
+    assert all_doors(tmp_path, columns).splits == [0] * 10 + [1] * 14
+
+
+@pytest.mark.parametrize(
+    ("flags", "splits"),
+    [
+        # The rows that no column marks are of the first split without a column, in the order train, test, validation.
+        ({"is_test": [1, 0, 0], "is_train": [0, 1, 0]}, [1, 0, 2]),
+        ({"is_test": [True, False, False], "is_val": [False, True, False]}, [1, 2, 0]),
+        ({"is_train": [1, 0, 0], "is_val": ["no", "yes", "no"]}, [0, 2, 1]),
+        ({"train": [0, 1, 0], "test": [1, 0, 0], "val": [0, 0, 1]}, [1, 0, 2]),
+        ({"test": [1, 0, 0], "val": [0, 1, 0]}, [1, 2, 0]),
+    ],
+)
+def test_columns_that_each_mark_a_split_are_combined(
+    tmp_path: Path, flags: dict[str, list[Any]], splits: list[int]
+) -> None:
+    columns: Columns = {name: values * (ROWS // 3) for name, values in flags.items()}
+    read = all_doors(tmp_path, {"label": [row % 2 for row in range(ROWS)], **columns})
+    assert (read.splits, read.groups) == (splits * (ROWS // 3), {})
+
+
+@pytest.mark.parametrize("name", ["set", "fold", "partition", "phase", "subset"])
+def test_a_column_that_holds_words_of_splits_alone_says_the_split(tmp_path: Path, name: str) -> None:
+    columns = {"label": [row % 2 for row in range(ROWS)], name: ["train", "Test", "val"] * (ROWS // 3)}
+    assert all_doors(tmp_path, columns).splits == [0, 1, 2] * (ROWS // 3)
+    (tmp_path / "numbers").mkdir()
+    other = {"label": columns["label"], name: [10, 11, 12] * (ROWS // 3)}
+    assert all_doors(tmp_path / "numbers", other).groups == {name: ["10", "11", "12"] * (ROWS // 3)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"is_test": [1, 0, None]}, ("no value of is_test", "row 2", "--group-key is_test")),
+        ({"is_test": ["yes", "no", "maybe"]}, ("'maybe'", "row 2", "--group-key is_test")),
+        ({"is_val": [0, 1, 2]}, ("'2'", "row 2", "--group-key is_val")),
+        ({"inTrain": ["a", "b", "c"]}, ("'a'", "row 0", "--group-key inTrain")),
+        ({"test": ["yes", "no", None]}, ("no value of test", "row 2", "--group-key test")),
+        ({"set": ["train", "test", "holdout"]}, ("'holdout'", "row 2", "--group-key set")),
+        ({"fold": ["train", "test", None]}, ("no value of fold", "row 2", "--group-key fold")),
+        ({"split": ["train", "test", "morning"]}, ("'morning'", "row 2", "--split-key NAME")),
+        ({"splitt": ["train", "test", "val"]}, ("splitt holds words of splits", "--split-key splitt")),
+        ({"is_test": [0.5, 0.25, 1.0]}, ("is_test is", "--group-key is_test")),
+        ({"is_test": [1, 0, 0], "is_train": [1, 1, 0]}, ("contradict each other", "row 0", "--split-key is_test")),
+        ({"is_train": [1, 0, 0], "test": [0, 1, 0], "val": [0, 0, 0]}, ("8 rows are marked by none", "row 2")),
+    ],
+)
+def test_a_column_named_like_a_split_that_says_none_stops_every_door(
+    tmp_path: Path, columns: Columns, said: tuple[str, ...]
+) -> None:
+    table = {"label": [row % 2 for row in range(ROWS)]}
+    table |= {name: values * (ROWS // 3) for name, values in columns.items()}
+    for door in DOORS:
+        refused(lambda door=door: through(door, tmp_path, table, ColumnChoice()), *said)
+
+
+def test_a_column_named_like_a_split_is_a_group_if_the_user_says_so(tmp_path: Path) -> None:
+    columns = {"label": [row % 2 for row in range(ROWS)], "is_test": ["yes", "no", "maybe"] * (ROWS // 3)}
+    read = all_doors(tmp_path, columns, ColumnChoice(groups=("is_test",)))
+    assert (read.splits, list(read.groups)) == (None, ["is_test"])
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "splits"),
+    [
+        ("in_train", [1, 1, 0], [0, 0, 1]),
+        ("is_training", [True, False, True], [0, 1, 0]),
+        ("train_set", ["yes", "no", "no"], [0, 1, 1]),
+        # Without test rows the validation rows are the test set.
+        ("is_val", [1, 0, 0], [1, 0, 0]),
+        ("val", ["1", "0", "0"], [1, 0, 0]),
+        ("my_split", [0, 1, 1], [0, 1, 1]),
+        ("part", [0, 1, 2], [0, 1, 2]),
+        ("part", ["train", "test", "val"], [0, 1, 2]),
+    ],
+)
+def test_the_name_of_the_column_says_what_its_truth_values_mean(
+    tmp_path: Path, name: str, values: list[Any], splits: list[int]
+) -> None:
+    columns = {"label": [row % 2 for row in range(ROWS)], name: values * (ROWS // 3)}
+    assert all_doors(tmp_path, columns, ColumnChoice(split=name)).splits == splits * (ROWS // 3)
+
+
+@pytest.mark.parametrize("name", ["part", "not_train", "train_or_test", "fold"])
+def test_a_name_that_does_not_say_it_is_refused(tmp_path: Path, name: str) -> None:
+    columns = {"label": [row % 2 for row in range(ROWS)], name: [0, 1, 1] * (ROWS // 3)}
+    for door in DOORS:
+        refused(lambda door=door: through(door, tmp_path, columns, ColumnChoice(split=name)), "does not say", "is_test")
+
+
+@pytest.mark.parametrize("columns", [{"split": ["train"]}, {"is_test": [False]}, {"is_train": ["yes"]}])
+def test_without_test_rows_a_fifth_of_the_training_rows_is_held_out(tmp_path: Path, columns: Columns) -> None:
+    table = {"label": [row % 2 for row in range(ROWS)], **{name: values * ROWS for name, values in columns.items()}}
+    assert all_doors(tmp_path, table).splits is None
+
+
+def test_a_table_without_training_rows_is_refused(tmp_path: Path) -> None:
+    table = {"label": [row % 2 for row in range(ROWS)], "split": ["test", "val"] * (ROWS // 2)}
+    for door in DOORS:
+        refused(lambda door=door: through(door, tmp_path, table, ColumnChoice()), "no training")
+
+
 def test_a_value_of_its_own_in_every_row_is_a_group_only_when_asked_for(tmp_path: Path) -> None:
     when = [f"2026-01-{1 + row:02d}T10:00:00" for row in range(ROWS)]
     columns: Columns = {"label": [row % 2 for row in range(ROWS)], "note": TEXTS, "when": when}
@@ -396,6 +506,38 @@ def test_training_and_test_rows_in_one_file_are_read_by_every_door(tmp_path: Pat
     assert [reads[0].classes[code] for code in reads[0].labels] == [str(x) for x in label[16:] + label[:16]]
     assert reads[0].groups == {"site": site[16:] + site[:16]}
     assert reads[0].unused == {"other"}
+
+
+@pytest.mark.parametrize("ending", ["npz", "h5"])
+def test_two_arrays_of_one_split_are_joined_with_their_own_columns(tmp_path: Path, ending: str) -> None:
+    parts = {"train": slice(0, 10), "val": slice(10, 14), "dev": slice(14, 20), "test": slice(20, ROWS)}
+    label = [f"{word}-{row % 2}" for word, rows in parts.items() for row in range(rows.stop - rows.start)]
+    reads = []
+    for kind, content, array in (("", "X", FEATURES), ("arrays", "x", IMAGES), ("rows", "data", FEATURES)):
+        # The columns are not in the order of their arrays.
+        arrays = {f"{content}_{word}": array[rows] for word, rows in parts.items()}
+        columns = {f"y_{word}": label[rows] for word, rows in reversed(parts.items())}
+        path = tmp_path / f"file{kind}.{ending}"
+        (write_h5 if ending == "h5" else write_npz)(path, arrays, columns)
+        reads.append(of_dataset(f"{kind}:{path}", ColumnChoice()) if kind else of_embeddings(path, ColumnChoice()))
+    for read in reads:
+        assert read == reads[0]
+        # An HDF5 file lists its arrays in the order of their names.
+        validation = ["val", "dev"] if ending == "npz" else ["dev", "val"]
+        words = [x for word in ("test", "train", *validation) for x in label[parts[word]]]
+        assert [read.classes[code] for code in read.labels] == words
+        assert read.splits == [1] * 4 + [0] * 10 + [2] * 10
+
+
+def test_a_column_goes_with_the_array_of_its_split_unless_there_are_two(tmp_path: Path) -> None:
+    arrays = {"X_train": FEATURES[:10], "X_val": FEATURES[10:16]}
+    columns = {"y_train": ["a"] * 10, "y_validation": ["b"] * 6}
+    write_npz(tmp_path / "e.npz", arrays, columns)
+    assert of_embeddings(tmp_path / "e.npz", ColumnChoice()).labels == [0] * 10 + [1] * 6
+    write_npz(tmp_path / "two.npz", {**arrays, "X_dev": FEATURES[16:22]}, columns)
+    refused(lambda: of_embeddings(tmp_path / "two.npz", ColumnChoice()), "which rows y_validation belongs to")
+    write_npz(tmp_path / "twice.npz", arrays, {**columns, "y_val": ["c"] * 6})
+    refused(lambda: of_embeddings(tmp_path / "twice.npz", ColumnChoice()), "which rows y_validation belongs to")
 
 
 def test_features_of_two_splits_are_those_of_the_file(tmp_path: Path) -> None:

@@ -103,8 +103,8 @@ def load_arrays(reading: Reading, spec: str, asked: Asked, facts: list[Any], con
         part, how = _part(split, held, asked, path, reading)
         parts.append(replace(part, unused=unused))
     return columns.assemble(
-        spec, path, parts, asked=asked, class_names=class_names, how=how, facts=facts, context=context,
-        holds=reading.holds,
+        spec, path, columns.numbered_parts(parts), asked=asked, class_names=class_names, how=how, facts=facts,
+        context=context, holds=reading.holds,
     )  # fmt: skip
 
 

@@ -7,10 +7,11 @@ spec, ``arrays:cells.npz?images=slides&label=grade&group=hospital``, which is wh
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.extract import inputs
 from fedcache.extract.datasets import dataset
-from fedcache.extract.datasets.dataset import SPLIT_WORDS, TEST, TRAIN, VALIDATION, Context, Dataset, Source
+from fedcache.extract.datasets.dataset import SPLIT_WORDS, TRAIN, Context, Dataset, Source
 from fedcache.extract.recipe import slug as safe
-from fedcache.store.samples import HELD_OUT, held_out
+from fedcache.store.samples import complete_split
 from fedcache.tables.file_rows import stem_of
 from fedcache.tables.roles import ColumnChoice, Roles, counted, read_roles, unused_sentence
 from fedcache.tables.words import Column, Words, joined_columns, objects_of
@@ -175,38 +176,6 @@ def choose(
     return next((lowered[word] for word in usual if word in lowered), None)
 
 
-def complete_split(
-    splits: NDArray[np.uint8] | None,
-    label: NDArray[np.int32],
-    domain: NDArray[np.int16],
-    uid: NDArray[np.uint8],
-    where: Path | str,
-    *,
-    holds: str = inputs.IMAGES,
-) -> tuple[NDArray[np.uint8], str]:
-    """The split column with a test set in any case, and a note on what was chosen where the data does not say.
-
-    Raises UsageError where there is nothing to train on.
-    """
-    if splits is None:
-        split = np.full(len(label), TRAIN, dtype=np.uint8)
-        split[held_out(label, domain, uid, split == TRAIN)] = TEST
-        return split, f"no split given: {HELD_OUT} is the test set"
-    split = splits.copy()
-    if not np.any(split == TRAIN):
-        raise UsageError(
-            f"{where} has {len(split):,} test or validation {holds} and no training {holds}.",
-            "Give the directory above, or the file that holds train and test",
-        )
-    if np.any(split == TEST):
-        return split, ""
-    if np.any(split == VALIDATION):
-        split[split == VALIDATION] = TEST
-        return split, f"no test set: the validation {holds} are used as the test set"
-    split[held_out(label, domain, uid, split == TRAIN)] = TEST
-    return split, f"no test set: {HELD_OUT} is taken from train"
-
-
 def joined_parts(parts: Sequence[TableRows]) -> tuple[dict[str, Column], NDArray[np.uint8] | None, dict[str, str]]:
     """The columns of the rows of all parts, the split of each row where a name says it, and columns without rows."""
     lengths = [len(part.names) for part in parts]
@@ -217,7 +186,7 @@ def joined_parts(parts: Sequence[TableRows]) -> tuple[dict[str, Column], NDArray
     if any(part.split is not None for part in parts):
         codes = [TRAIN if part.split is None else part.split for part in parts]
         splits = np.repeat(np.array(codes, np.uint8), lengths)
-    unused = {name: why for part in parts for name, why in part.unused.items() if name not in columns}
+    unused = {name: why for part in parts for name, why in part.unused.items()}
     return columns, splits, unused
 
 
@@ -304,7 +273,7 @@ def dataset_of_rows(
     # Rows are in the order of their names, for ever; most readers name them in order already.
     order = np.array(sorted(range(len(roles.names)), key=roles.names.__getitem__), dtype=np.int64)
     names = [roles.names[row] for row in order]
-    twice = next((a for a, b in pairwise(names) if a == b), None)
+    twice = next((a for a, b in itertools.pairwise(names) if a == b), None)
     if twice is not None:
         raise UsageError(f"{where} has two {holds} named {twice!r}; names must differ.", "Rename or remove one of them")
     in_order = bool((order[:-1] < order[1:]).all())
@@ -316,7 +285,7 @@ def dataset_of_rows(
     label = roles.labels[order]
     domain = dataset.domain_column(roles.domains[order].astype(np.int64), roles.domain_names)
     given = None if roles.splits is None else roles.splits[order]
-    split, note = complete_split(given, label, domain, uid, where, holds=holds)
+    split, note = complete_split(given, label, domain, uid, np.ones(len(label), bool), str(where), holds)
     unused = {**unused, **roles.unused}
     if roles.label_key is None:
         how += ", no labels"
@@ -368,3 +337,12 @@ def row_names(count: int, split: int | None) -> list[str]:
     prefix = "" if split is None else f"{SPLIT_WORDS[split]}/"
     width = max(7, len(str(count)))
     return [f"{prefix}{i:0{width}d}" for i in range(count)]
+
+
+def numbered_parts(parts: Sequence[TableRows]) -> list[TableRows]:
+    """The same rows, numbered on from part to part of one split: two arrays may be of the validation rows."""
+    rows = Counter[int | None]()
+    for part in parts:
+        rows[part.split] += len(part.names)
+    left = {split: iter(row_names(count, split)) for split, count in rows.items()}
+    return [replace(part, names=list(itertools.islice(left[part.split], len(part.names)))) for part in parts]

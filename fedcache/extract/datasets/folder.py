@@ -27,13 +27,14 @@ from numpy.typing import NDArray
 
 from fedcache.errors import UsageError
 from fedcache.extract.datasets import archives, columns, dataset, image_folder, image_lists, tree
-from fedcache.extract.datasets.columns import complete_split
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.folder_labels import Labels, enter_top_folder, infer, parse_layout
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import EXTENSIONS, how_to_convert
+from fedcache.extract.inputs import IMAGES
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.files import digest_of
+from fedcache.store.samples import complete_split
 from fedcache.tables.groups import Group
 from fedcache.tables.roles import read_roles
 
@@ -84,7 +85,7 @@ def load(rest: str, context: Context) -> Dataset:
     domains, domain_index = dataset.index_of(labels.domains)
     domain = dataset.domain_column(domain_index, domains)
     given = None if labels.splits is None else np.array(labels.splits, dtype=np.uint8)
-    split, note = complete_split(given, label, domain, uid, path)
+    split, note = complete_split(given, label, domain, uid, np.ones(len(label), bool), str(path), IMAGES)
     reading = f"{path.name or path}: {how}; {dataset.counts(split, classes, domains)}"
     if note:
         reading += f"; {note}"

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 
 from fedcache.errors import UsageError, closest, shell_word, unknown
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, TRAIN
-from fedcache.extract.datasets.image_lists import MISSPELT
 from fedcache.parsing import SAFE
 from fedcache.tables.groups import usable_group_name
 from fedcache.tables.splits import SPLIT_WORDS
+
+MISSPELT = 0.75
+"""Likeness from which on a word is taken for a role that was misspelt."""
 
 _ROLES = ("split", "domain", "class", "*")
 

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import FedcacheError, UsageError, closest, unknown
+from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.extract.datasets.tree import name_of
 from fedcache.extract.image_files import EXTENSIONS
 from fedcache.parsing import parse_json
 from fedcache.tables.csv_files import decoded
 from fedcache.tables.file_rows import some_names
-from fedcache.tables.roles import has_a_meaning
 from fedcache.tables.words import Column, Words, objects_of
 
 ENDINGS = (".csv", ".tsv", ".jsonl")
@@ -34,9 +33,6 @@ PATHS = (
 )  # fmt: skip
 """Usual names of the column of paths, compared without case. The first whose files are there is taken."""
 
-_USUAL = ("path", "label", "domain", "split")
-MISSPELT = 0.75
-"""Likeness from which on a word is taken for a known one that was misspelt: lable is label, client is not split."""
 FIRST_LINE = "Its first line should be: path,label,domain,split"
 
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
@@ -101,12 +97,6 @@ def parse_list(where: str, raw: bytes, asked: str, exists: Callable[[str], bool]
     if asked and asked not in columns:
         raise unknown(f"column of {where}", asked, columns, hint="--images-key NAME takes one of these")
     usual = [asked] if asked else [lowered[name] for name in PATHS if name in lowered]
-    for column in columns:
-        # Another column is a group, unless it looks like one that is missing.
-        known = has_a_meaning(column) or column in usual
-        lacking = set(_USUAL) - lowered.keys() - ({"path"} if usual else set())
-        if not known and (near := closest(column.lower(), lacking, MISSPELT)):
-            raise UsageError(f"Unknown CSV column {column!r}. Did you mean {near!r}?", FIRST_LINE)
     if not usual or not count:
         raise UsageError(
             f"{where} has the columns {some_names(columns) or '(none)'} and {count:,} rows; "

@@ -64,7 +64,7 @@ def load(source: Any, context: Context) -> Dataset:
     named = getattr(first, "classes", ())
     listed = isinstance(named, list | tuple) and len(named) > 0 and all(isinstance(n, str) for n in named)
     return columns.assemble(
-        f"{HELD}:images", Path("images"), parts, asked=columns.with_label(Asked(""), parts),
+        f"{HELD}:images", Path("images"), columns.numbered_parts(parts), asked=columns.with_label(Asked(""), parts),
         class_names=tuple(named) if listed else None, how=how, facts=[], context=context,
         uid=np.concatenate(uids),
     )  # fmt: skip
@@ -90,8 +90,8 @@ def _by_split(source: Any) -> list[tuple[int | None, Any]]:
                 f"The dictionary has the keys {', '.join(map(repr, list(source)[:5]))}, and no splits alone.",
                 f"Expected {_EXPECTED}",
             )
-        coded = {SPLIT_WORDS[str(name).lower()]: items for name, items in source.items()}
-        return [(code, _checked(coded[code])) for code in sorted(coded, key=SPLIT_NAMES.__getitem__)]
+        coded = [(SPLIT_WORDS[str(name).lower()], _checked(items)) for name, items in source.items()]
+        return sorted(coded, key=lambda part: SPLIT_NAMES[part[0]])
     return [(None, _checked(source))]
 
 

@@ -179,12 +179,11 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
     if store.rows_ok < store.rows:
         lines.append(f"{store.rows - store.rows_ok:,} rows are left out; `fedcache inspect` lists them.")
     if "held_out" in store.dataset and counts["test"]:
-        lines.append(f"No split given: {store.dataset['held_out']} is the test set.")
+        lines.append(f"No test set given: {store.dataset['held_out']} is the test set.")
     known = s.label[(s.split == 0) & (s.ok == 1)] >= 0
     if not counts["train"] or not counts["test"]:
         gone = "train" if not counts["train"] else "test"
-        mend = "no class has two rows to hold one out: add split" if "held_out" in store.dataset else "leave split out"
-        lines.append(f"No {gone} rows, so nothing can be trained and scored; {mend}, or add rows.")
+        lines.append(f"No {gone} rows, so nothing can be trained and scored: add rows of classes that have only one.")
         return lines, ingest_command(store)
     if not known.any() and not store.texts:
         lines.append("This store has neither labels nor text features, and every method needs one of them.")
