@@ -309,6 +309,8 @@ TABLE = (
       "if t.counts_rows or not t.dtype.is_floating_point)", "if False)"),
     B("a_table_means_the_same_through_every_door", "a CSV of images has words where other tables have numbers",
       "extract/datasets/image_lists.py", "return Words.of(values).typed()", "return Words.of(values)"),
+    B("two_words_are_two_values_through_every_door", "words that are equal as numbers are one class",
+      "tables/words.py", "if not finite or any(value != round(value) for value in finite):", "if True:"),
     B("folders_that_are_all_named_like_splits_are_never_classes", "train and test are classes",
       "extract/datasets/folder_labels.py", "if None in codes and not (", "if codes or not ("),
     B("a_list_of_images_means_the_same_however_it_is_written", "backslashes of Windows are part of a name",

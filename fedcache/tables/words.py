@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,8 @@ _SHORT = 18
 """Digits that always fit an integer of 64 bits."""
 
 _DIGITS = re.compile(r"-?\d+")
-_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
+_FLOAT = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?|inf)")
+_LIST = re.compile(r"\[[-+.,\seE\d]*\]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,33 +78,42 @@ class Words:
         told = {word: n for word, n in zip(self.words, found[1:], strict=True) if n}
         return {**told, "": told.get("", 0) + found[0]} if found[0] else told
 
-    def typed(self) -> NDArray[Any] | Words:
-        """Numbers where every word is one, as a text file means them; else itself.
+    def typed(self) -> Column:
+        """What the cells of a text file mean, which has no types: numbers, lists, or the words themselves.
 
-        Floats hold NaN for rows without a value. Integers that a float or 64 bits would change stay words.
+        They are numbers only if all of them are written as a program writes numbers, so that no two words become one
+        number: 1e5 beside 100000 stays a word. Floats hold NaN for rows without a value. Integers that a float or 64
+        bits would change stay words.
         """
-        numbers = {}
+        numbers: dict[str, str] = {}
         for word in self.words:
             if word.strip().lower() not in NO_NUMBER:
                 numbers[word] = word.strip()
         if not numbers:
             return self
+        if all(_LIST.fullmatch(word) for word in numbers.values()):
+            return Unread(self.shape, "lists", "lists")
         gone = len(numbers) < len(self.words) or bool((self.codes < 0).any())
         values: list[Any]
         if all(map(is_integer, numbers.values())):
             longest = max(map(len, numbers.values()))
             if longest > _SHORT or (gone and max(abs(int(w)) for w in numbers.values()) >= 1 << 53):
-                return self
+                return self._only(numbers)
             values = [int(numbers[word]) if word in numbers else math.nan for word in self.words]
-        elif all(_DIGITS.fullmatch(word) for word in numbers.values()):
-            return self  # numbers of patients and postal codes with zeros before them
-        elif all(_FLOAT.fullmatch(word) for word in numbers.values()):
+        elif _are_floats(set(numbers.values())):
             values = [float(numbers[word]) if word in numbers else math.nan for word in self.words]
         else:
             return self
         if gone:
             values.append(math.nan)  # the last one is the value of rows without a word
         return np.array(values)[self.codes]
+
+    def _only(self, kept: Collection[str]) -> Words:
+        """The same, where rows with another word than those kept have none."""
+        words = [word for word in self.words if word in kept]
+        place = {word: index for index, word in enumerate(words)}
+        target = np.array([*(place.get(word, -1) for word in self.words), -1], np.int32)
+        return Words(target[self.codes], tuple(words))
 
 
 @dataclass(frozen=True)
@@ -121,6 +131,21 @@ Column = NDArray[Any] | Words | Unread
 def is_integer(word: str) -> bool:
     """Whether a word is a whole number as Python writes it."""
     return _INTEGER.fullmatch(word) is not None
+
+
+def _are_floats(words: set[str]) -> bool:
+    """Whether words are floats: measurements, or whole numbers that are all written in one way."""
+    if all(map(_DIGITS.fullmatch, words)) or not all(map(_FLOAT.fullmatch, words)):
+        return False  # numbers of patients and postal codes with zeros before them are words
+    values = {word: float(word) for word in words}
+    finite = [value for value in values.values() if math.isfinite(value)]
+    if not finite or any(value != round(value) for value in finite):
+        return bool(finite)
+    if len(set(values.values())) < len(words):
+        return False
+    decimals = len(min(words).partition(".")[2].lower().partition("e")[0])
+    writings: list[Callable[[float], str]] = [repr, f"{{:.{decimals}f}}".format, f"{{:.{decimals}e}}".format]
+    return any(all(write(value) == word for word, value in values.items()) for write in writings)
 
 
 def is_missing(value: Any) -> bool:
@@ -159,7 +184,13 @@ def as_column(values: NDArray[Any]) -> Column:
 def objects_of(values: Sequence[Any]) -> Column:
     """Python values of N rows: words and bytes, numbers, or words and numbers, None and NaN among them."""
     shape = (len(values),)
+    if any(isinstance(v, list | tuple) for v in values):
+        if not all(is_missing(v) or (isinstance(v, list | tuple) and len(v) == 1) for v in values):
+            return Unread(shape, "lists", "lists")
+        return objects_of([v[0] if isinstance(v, list | tuple) else None for v in values])  # [N, 1] is [N]
     kinds = {type(v) for v in values if not is_missing(v)}
+    if dict in kinds:
+        return Unread(shape, "objects", "objects")
     if kinds and all(issubclass(k, int | float | np.integer | np.floating) and k is not bool for k in kinds):
         whole = all(issubclass(k, int | np.integer) for k in kinds)
         if not whole or all(abs(int(v)) < 1 << 53 for v in values if not is_missing(v)):

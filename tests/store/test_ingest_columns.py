@@ -240,10 +240,10 @@ class Trap:
 
 def test_a_pickle_that_names_anything_is_left_or_refused_and_never_run(tmp_path: Path) -> None:
     trap = np.array([Trap()] * N, object)
-    found = of_npz(tmp_path, site=np.arange(N) % 4, odd=trap, nested=np.array([["a"], *[None] * (N - 1)], object))
+    found = of_npz(tmp_path, site=np.arange(N) % 4, odd=trap, nested=np.array([["a", "b"], *[None] * (N - 1)], object))
     assert list(found.groups) == ["site"]
     assert found.left_out["odd"].endswith("it names builtins.exec")
-    assert found.left_out["nested"] == "objects of type list"
+    assert found.left_out["nested"] == "lists"
     assert "label holds a pickle" in refused(lambda: of_npz(tmp_path, label=trap))
 
 

@@ -156,16 +156,29 @@ def test_texts_that_are_no_lists_of_one_length_are_refused(tmp_path: Path, texts
     assert why in said or "is no features" in said or "embedding is" in said
 
 
-@given(st.lists(st.sampled_from(["0", "1", "-7", "2.0", "", "NA", "nan", "x", "true", "1e3", "007"]), min_size=1))
-def test_words_of_a_csv_are_numbers_only_if_all_of_them_are(words: list[str]) -> None:
+WRITTEN = ["0", "1", "-7", "2.0", "1.0", "-0.0", "", "NA", "nan", "x", "true", "1e3", "1000", "007", "+1", "-0", "inf"]
+
+
+@given(st.lists(st.sampled_from(WRITTEN), min_size=1))
+def test_two_words_of_a_csv_never_become_one_number(words: list[str]) -> None:
     typed = Words.of(words).typed()
-    known = [w for w in words if w.lower() not in ("", "na", "nan")]
-    if known and all(w in ("0", "1", "-7", "2.0", "1e3") or (w == "007" and "2.0" in known) for w in known):
-        values = [float(w) if w in known else None for w in words]
-        assert isinstance(typed, np.ndarray)
-        assert [None if v != v else v for v in typed.tolist()] == values
-    elif isinstance(typed, Words):
+    known = {word for word in words if word.lower() not in ("", "na", "nan")}
+    if isinstance(typed, Words):
         assert typed.every() == words
+    else:
+        assert isinstance(typed, np.ndarray)
+        assert {w: float(v) for w, v in zip(words, typed, strict=True) if v == v} == {w: float(w) for w in known}
+        assert len(np.unique(typed[~np.isnan(typed.astype(float))])) == len(known)
+    if known and known <= {"0", "1", "-7", "1000"}:
+        assert isinstance(typed, np.ndarray)
+
+
+@pytest.mark.parametrize(
+    "words", [["0", "1"], ["0.0", "1.0"], ["1.00", "2.00"], ["1e+20", "3e+20"], ["0.5", "1", "1.50"], ["0.5", "inf"],
+              ["0.000000000000000000e+00", "1.000000000000000000e+00"]]
+)  # fmt: skip
+def test_numbers_as_programs_write_them_are_numbers(words: list[str]) -> None:
+    assert np.array_equal(Words.of([*words, "NA"]).typed(), [*map(float, words), np.nan], equal_nan=True)  # type: ignore[arg-type]
 
 
 def test_a_csv_of_excel_and_pandas_is_read(tmp_path: Path) -> None:
@@ -186,7 +199,9 @@ def test_a_csv_of_excel_and_pandas_is_read(tmp_path: Path) -> None:
     asked = open_embeddings(file, ColumnChoice(groups=("patient",)))
     assert asked.groups["patient"].values() == [*map(str, ids), None]
     assert Words.of(["01234", "1"]).typed().every() == ["01234", "1"]  # a postal code
-    assert Words.of([str(2**54), ""]).typed().every() == [str(2**54), ""]
+    large = Words.of([str(2**54), "", "NA"]).typed()  # which a float would round
+    assert isinstance(large, Words)
+    assert large.every() == [str(2**54), "", ""]
 
 
 @pytest.mark.parametrize("cell", ["", "NA", "nan", "None", "?", "null"])

@@ -275,6 +275,26 @@ def test_the_classes_are_the_values_that_occur_in_order(
     assert all_doors(tmp_path, columns).classes == classes
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["1e5", "100000", "7", "8"], ["1.0", "1", "2"], ["+1", "1"], ["-0", "0"], ["2e3", "7"], ["007", "7"],
+     ["1.", "1.0", "3"]],
+)  # fmt: skip
+def test_two_words_are_two_values_through_every_door(tmp_path: Path, words: list[str]) -> None:
+    columns = {"label": [words[row % len(words)] for row in range(ROWS)], "site": list(reversed(words)) * ROWS}
+    columns["site"] = columns["site"][:ROWS]
+    read = all_doors(tmp_path, columns)
+    assert read.classes == tuple(sorted(words))
+    assert read.groups == {"site": columns["site"]}
+
+
+def test_words_of_json_stay_words(tmp_path: Path) -> None:
+    columns = {"label": ["1", "NA", "2"] * (ROWS // 3), "site": ["nan", "1.0", "none"] * (ROWS // 3)}
+    read = through("webdataset", tmp_path, columns, ColumnChoice())
+    assert read == through("ingest npz", tmp_path, columns, ColumnChoice())
+    assert (read.classes, read.groups) == (("1", "2", "NA"), {"site": columns["site"]})
+
+
 def test_the_user_says_which_labels_mean_none(tmp_path: Path) -> None:
     columns = {"label": [[-1, 0, 4][row % 3] for row in range(ROWS)]}
     read = all_doors(tmp_path, columns, ColumnChoice(no_label=("-1",)))

@@ -26,7 +26,7 @@ from fedcache.extract.recipe import slug as safe
 from fedcache.store.samples import complete_split
 from fedcache.tables.file_rows import stem_of
 from fedcache.tables.roles import ColumnChoice, Roles, counted, read_roles, unused_sentence
-from fedcache.tables.words import Column, Words, joined_columns, objects_of
+from fedcache.tables.words import Column, joined_columns
 
 READING = 3
 """Version of how the columns of a file are understood, as ``dataset.READING`` is of everything; images that were read
@@ -86,14 +86,6 @@ def with_label(asked: Asked, parts: Sequence[TableRows]) -> Asked:
     if not any(LABEL in part.columns for part in parts):
         return asked
     return replace(asked, choice=replace(asked.choice, label=LABEL))
-
-
-def column_of(values: Sequence[Any]) -> Column:
-    """Values that a program or a text file has, as a column: words that are all numbers are numbers."""
-    if all(value is None or isinstance(value, str) for value in values):
-        typed: Column = Words.of(values).typed()
-        return typed
-    return objects_of(values)
 
 
 def keys_of(kind: str) -> dict[str, str]:

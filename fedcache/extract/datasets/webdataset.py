@@ -3,6 +3,7 @@
 ``000017.jpg`` with ``000017.cls`` or ``000017.json`` beside it, in one tar, a folder of them, ``shard-*.tar`` or
 ``shard-{0000..0009}.tar``. A name ends at its first dot. The label is the number or word in ``.cls``, else a field of
 ``.json`` (``label``, ``class`` or as ``--label-key`` says), else ``.txt``; the other fields of ``.json`` are groups.
+Words of ``.json`` stay words; ``.cls`` has no types and is read as a cell of a CSV is.
 The split is in the names of shards and folders (``train-0000.tar``, ``test/0000.tar``). Shards are read in place and
 must not be compressed; links, devices and broken ends are refused, and other parts of a sample are left out.
 """
@@ -15,7 +16,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,15 @@ import numpy as np
 
 from fedcache.errors import UsageError, shell_word
 from fedcache.extract.datasets import archives, columns, tree
-from fedcache.extract.datasets.columns import LABEL, Asked, TableRows
+from fedcache.extract.datasets.columns import Asked, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.datasets.hf import split_in
 from fedcache.extract.datasets.record_sources import Shards
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import EXTENSIONS, BadImage
 from fedcache.parsing import parse_json
-from fedcache.tables.roles import LABELS
-from fedcache.tables.words import Unread
+from fedcache.tables.roles import LABELS, ColumnChoice, find_column
+from fedcache.tables.words import Words, objects_of
 
 MOST_TEXT = 1 << 20
 """Largest .cls, .txt or .json that is read, in bytes."""
@@ -52,9 +53,8 @@ class _Shard:
     split: int | None
     entries: archives.Entries  # of the images
     keys: tuple[str, ...]  # [n] names of the samples
-    labels: list[Any]  # [n] numbers, words or None
-    fields: list[Mapping[str, Any]]  # [n] other scalar fields of .json
-    nested: Mapping[str, str]  # fields of .json that are lists or objects, and which of both
+    fields: list[Mapping[str, Any]]  # [n] fields of .json
+    texts: dict[str, list[str | None]]  # [n] of .cls and .txt, where a sample has one
 
 
 def key(rest: str, context: Context) -> list[Any]:
@@ -76,11 +76,11 @@ def load(rest: str, context: Context) -> Dataset:
     known = [shard for shard in shards if shard.split is not None]
     left_out = [shard.name for shard in shards if known and shard.split is None]
     shards = known or shards
-    _check_captions([label for shard in shards for label in shard.labels])
     by_split: dict[int | None, list[_Shard]] = {}
     for shard in shards:
         by_split.setdefault(shard.split, []).append(shard)
     parts = [_rows(of_split) for of_split in by_split.values()]
+    asked = _with_label(asked, parts)
     how = f"{len(shards)} shard{'s' if len(shards) > 1 else ''}"
     if left_out:
         how += f"; left out, as no split of theirs is known: {', '.join(left_out[:4])}{', ...' if left_out[4:] else ''}"
@@ -88,7 +88,7 @@ def load(rest: str, context: Context) -> Dataset:
         how += "; not used: " + ", ".join(f"{n:,} .{ending}" for ending, n in left.most_common(6))
     where = paths[0] if len(paths) == 1 else top  # what the dataset is called after
     return columns.assemble(
-        f"webdataset:{rest}", where, parts, asked=columns.with_label(asked, parts), class_names=None, how=how,
+        f"webdataset:{rest}", where, parts, asked=asked, class_names=None, how=how,
         facts=facts, context=context,
     )  # fmt: skip
 
@@ -152,7 +152,7 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
     entries = archives.list_tar(path)
     relative = os.path.relpath(path, top) if path != top else path.name
     images: dict[str, int] = {}
-    texts: dict[str, dict[str, int]] = {}
+    part_of: dict[str, dict[str, int]] = {}
     for i, name in enumerate(entries.names):
         folder, _, base = name.rpartition("/")
         sample, _, ending = base.partition(".")
@@ -168,7 +168,7 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
                 )
             images[whole] = i
         elif ending in LABEL_PARTS:
-            texts.setdefault(whole, {})[ending] = i
+            part_of.setdefault(whole, {})[ending] = i
         else:
             left[ending[:20]] += 1
     if not images:
@@ -181,41 +181,52 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
     kept = entries.take(np.array([images[k] for k in keys], dtype=np.int64))
     archives.check_images(kept)
     reader = archives.ArchiveSource(entries)
-    labels, fields, nested = [], [], dict[str, str]()
-    for sample in keys:
-        label, other = _said(reader, texts.get(sample, {}), asked, path, nested)
-        labels.append(label)
-        fields.append(other)
-    return _Shard(relative, split_in(relative), kept, tuple(keys), labels, fields, nested)
+    fields: list[Mapping[str, Any]] = []
+    texts: dict[str, list[str | None]] = {}
+    for row, sample in enumerate(keys):
+        parts = part_of.get(sample, {})
+        fields.append(_fields(reader, parts, path))
+        for ending in _endings_of_text(parts, fields[-1], asked.choice):
+            texts.setdefault(ending, [None] * len(keys))[row] = _text(reader, parts[ending], path).strip()
+    return _Shard(relative, split_in(relative), kept, tuple(keys), fields, texts)
 
 
-def _said(
-    reader: archives.ArchiveSource, parts: Mapping[str, int], asked: Asked, path: Path, nested: dict[str, str]
-) -> tuple[Any, Mapping[str, Any]]:
-    """The label of a sample and the fields that may be groups; the others are noted in ``nested``."""
-    fields: dict[str, Any] = {}
-    if "json" in parts:
-        try:
-            held = parse_json(_text(reader, parts["json"], path))
-        except ValueError:
-            name = reader.entries.names[parts["json"]]
-            raise UsageError(f"{name} in {path} is not JSON.", "Write it again, or leave it out of the shard") from None
-        if isinstance(held, dict):
-            fields = {str(k): v for k, v in held.items() if isinstance(v, str | int | float | bool)}
-            nested |= {str(k): "lists" for k, v in held.items() if isinstance(v, list)}
-            nested |= {str(k): "objects" for k, v in held.items() if isinstance(v, dict)}
-    if asked.choice.label:
-        if asked.choice.label in ("cls", "txt"):
-            return (
-                _text(reader, parts[asked.choice.label], path).strip() if asked.choice.label in parts else None
-            ), fields
-        return fields.pop(asked.choice.label, None), fields
-    if "cls" in parts:
-        return _text(reader, parts["cls"], path).strip(), fields
-    field = columns.choose(list(fields), LABELS)
-    if field is not None:
-        return fields.pop(field), fields
-    return (_text(reader, parts["txt"], path).strip() if "txt" in parts else None), fields
+def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path) -> dict[str, Any]:
+    """The fields of the .json of a sample. Of lists and objects their type is enough: they are of no use."""
+    if "json" not in parts:
+        return {}
+    try:
+        held = parse_json(_text(reader, parts["json"], path))
+    except ValueError:
+        name = reader.entries.names[parts["json"]]
+        raise UsageError(f"{name} in {path} is not JSON.", "Write it again, or leave it out of the shard") from None
+    found: dict[str, Any] = {}
+    for name, value in held.items() if isinstance(held, dict) else ():
+        long = isinstance(value, dict) or (isinstance(value, list) and len(value) > 1)
+        found[name] = type(value)() if long else value
+    return found
+
+
+def _endings_of_text(parts: Mapping[str, int], fields: Mapping[str, Any], choice: ColumnChoice) -> list[str]:
+    """Of .cls and .txt of a sample those that are read: .txt is a label only if nothing else is."""
+    named = choice.unlabelled or find_column("", fields, choice.label if choice.label in fields else None, LABELS, "")
+    wanted = ["cls", "txt"] if choice.label == "txt" or not ("cls" in parts or named or choice.label) else ["cls"]
+    return [ending for ending in wanted if ending in parts]
+
+
+def _with_label(asked: Asked, parts: Sequence[TableRows]) -> Asked:
+    """What is asked for, with .cls as the labels if samples have it, or .txt if no field is called like labels."""
+    names = {name for part in parts for name in part.columns}
+    choice = asked.choice
+    if choice.label is None and not choice.unlabelled:
+        label = "cls" if "cls" in names else None
+        if label is None and "txt" in names and find_column("", dict.fromkeys(names), None, LABELS, "") is None:
+            label = "txt"
+        choice = replace(choice, label=label)
+    if choice.label in ("cls", "txt"):
+        for part in parts:
+            _check_captions(part.columns.get(choice.label))
+    return replace(asked, choice=choice)
 
 
 def _text(reader: archives.ArchiveSource, i: int, path: Path) -> str:
@@ -228,13 +239,15 @@ def _text(reader: archives.ArchiveSource, i: int, path: Path) -> str:
         raise UsageError(f"{name} in {path} is no text in UTF-8.", "Write it again") from None
 
 
-def _check_captions(labels: Sequence[Any]) -> None:
+def _check_captions(labels: Any) -> None:
     """Refuse texts that are captions and not classes: most samples have one of their own, of several words."""
-    known = [label for label in labels if isinstance(label, str) and label]
-    if len(known) > FEW and 2 * len(set(known)) > len(known) and any(" " in label for label in known):
+    if not isinstance(labels, Words):
+        return
+    known = int((labels.codes >= 0).sum())
+    if known > FEW and 2 * len(labels.words) > known and any(" " in word for word in labels.words):
         raise UsageError(
-            f"{len(set(known)):,} of {len(known):,} samples have a text of their own, such as {known[0][:60]!r}: these "
-            "are captions and no classes.",
+            f"{len(labels.words):,} of {known:,} samples have a text of their own, such as {labels.words[0][:60]!r}: "
+            "these are captions and no classes.",
             "--label-key FIELD   takes a field of .json, and --label-key cls the .cls",
         )
 
@@ -243,13 +256,12 @@ def _rows(shards: Sequence[_Shard]) -> TableRows:
     """The rows of the shards of a split."""
     fields = [held for shard in shards for held in shard.fields]
     names = dict.fromkeys(name for held in fields for name in held)
-    found = {name: columns.column_of([held.get(name) for held in fields]) for name in names}
-    for shard in shards:
-        for name, what in shard.nested.items():
-            found.setdefault(name, Unread((), what, what))
-    labels = [label for shard in shards for label in shard.labels]
-    if any(label is not None for label in labels):
-        found[LABEL] = columns.column_of(labels)
+    found = {name: objects_of([held.get(name) for held in fields]) for name in names}
+    for ending in dict.fromkeys(ending for shard in shards for ending in shard.texts):
+        texts: list[str | None] = []
+        for shard in shards:
+            texts += shard.texts.get(ending, [None] * len(shard.keys))
+        found[ending] = Words.of(texts).typed()
     return TableRows(
         [tree.name_of(f"{s.name.removesuffix('.tar')}/{sample}") for s in shards for sample in s.keys],
         Shards([archives.ArchiveSource(shard.entries) for shard in shards], [len(shard.keys) for shard in shards]),

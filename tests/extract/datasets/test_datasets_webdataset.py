@@ -92,7 +92,7 @@ def test_fields_of_json_are_labels_domains_and_groups(tmp_path, memory) -> None:
             "hospital": i // 7,
             "age": i / 7,
             "ok": i > 3,
-            "box": [1],
+            "box": [1, 2],
         }
         return json.dumps({**held, "domain": "ink"} if i % 5 else held)
 
@@ -166,7 +166,7 @@ def test_fields_that_hold_several_values_are_named(tmp_path, memory) -> None:
         files[f"{i:06d}.json"] = json.dumps(held).encode()
     data = opened(write_tar(tmp_path / "a.tar", files), memory)
     assert "site" in data.groups
-    assert "Not used: boxes (lists), camera (objects)" in data.reading
+    assert "Not used: boxes (lists), camera (objects), none (no row has a value)" in data.reading
 
 
 def test_shards_of_no_known_split_are_left_out_and_named(tmp_path, memory) -> None:
