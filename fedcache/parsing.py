@@ -5,6 +5,7 @@ Also the names of files that are made from words of a user.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import tomllib
@@ -22,6 +23,25 @@ SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 def slug_of(name: str) -> str:
     """A name as that of a folder."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
+
+
+def listed(text: str) -> list[str]:
+    """The words of a list with commas; a word with a comma in it is written in quotes.
+
+    >>> listed('a, "b,c"')
+    ['a', 'b,c']
+    """
+    words = next(csv.reader([text], skipinitialspace=True), [])
+    return [word.strip() for word in words if word.strip()]
+
+
+def in_a_list(words: Iterable[str]) -> str:
+    """The words as ``listed`` takes them.
+
+    >>> in_a_list(["a", "b,c"])
+    'a,"b,c"'
+    """
+    return ",".join(f'"{word}"' if "," in word else word for word in words)
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -336,7 +336,7 @@ TABLE = (
     B("the_user_says_which_labels_mean_none", "labels that mean none stay classes", "tables/labels.py",
       "if word in said]", "if word in ()]"),
     B("class_names_of_the_file_are_read_by_every_door", "class names of Hugging Face are not read",
-      "extract/datasets/hf.py", "names = class_names_of(features)", "names = {}"),
+      "extract/datasets/hf.py", "_table(files, count, class_names_of(features))", "_table(files, count, {})"),
     B("training_and_test_rows_in_one_file_are_read_by_every_door", "a split at the end of a name is not seen",
       "tables/splits.py", "if head and tail.lower() in SPLIT_WORDS:", "if not tail:"),
     B("no_command_runs_the_code_that_a_model_file_names", "a name out of a file is imported",

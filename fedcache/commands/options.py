@@ -20,6 +20,7 @@ from fedcache.config import ADDRESSES, ExtractConfig, Home, PartitionConfig, Tra
 from fedcache.errors import UsageError, all_at_once, shell_word
 from fedcache.federate.methods import METHODS, unknown_method
 from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option
+from fedcache.parsing import listed
 from fedcache.store.own_names import note_named
 
 BACKBONE_OPTIONS = frozenset({"backbone", "backbones", "client_backbones", "weights"})
@@ -374,7 +375,7 @@ def split_list(values: Sequence[str] | None, name: str = "--backbones") -> tuple
     Raises:
         UsageError, for an option that was given and names nothing, as ``,``.
     """
-    found = tuple(part.strip() for value in values or () for part in value.split(",") if part.strip())
+    found = tuple(part for value in values or () for part in listed(value))
     if values and not found:
         raise UsageError(f"{name} {','.join(values)!r} names nothing.", f"{name} NAME,NAME, or leave {name} out")
     return found

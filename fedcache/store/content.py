@@ -308,7 +308,8 @@ def arrange_arrays(
     raw |= {f"{GROUP}{key}": _array(values) for key, values in groups.items()}
     name = name or "-".join(features)
     slug = usable_name(name)
-    choice = ColumnChoice(no_label=_no_label(raw.get("labels")))
+    row_name = "name" if "name" in raw else None
+    choice = ColumnChoice(no_label=_no_label(raw.get("labels")), row_name=row_name)
     content = arrange(assemble(WHERE, raw, choice), name, drop_nan=drop_nan)
     if path is not None:
         return content, Path(path).expanduser()

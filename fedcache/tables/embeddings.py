@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, UsageError
-from fedcache.tables.file_rows import DATA, FileRows, ending_of, is_feature, joined_rows, last_level
+from fedcache.tables.file_rows import DATA, FileRows, ending_of, is_feature, joined_rows, last_level, without_blanks
 from fedcache.tables.foreign_files import REFUSED
 from fedcache.tables.groups import Group
 from fedcache.tables.read import ENDINGS, read_columns
@@ -75,6 +75,7 @@ def open_embeddings(path: Path, choice: ColumnChoice | None = None) -> Embedding
 def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice | None = None) -> Embeddings:
     """What columns mean; ``path`` is for messages. Raises UsageError, for columns that do not fit."""
     choice = choice or ColumnChoice()
+    raw = without_blanks(path, raw)
     raw, splits, unused = _joined_splits(path, raw, choice)
     features, keys = features_of(path, raw, choice.features)
     rows = {len(values) for values in features.values()}

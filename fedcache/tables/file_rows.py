@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError
+
+Held = TypeVar("Held")
 
 FEATURES = ("features", "embeddings", "x", "feature", "embedding", "emb", "embs", "feat", "feats", "vector", "vectors")
 """Columns that are features without being told, in small letters; and ``features/NAME``."""
@@ -23,9 +25,25 @@ DATA = "data"
 
 def last_level(name: str) -> str:
     """The last level of a column's name, in small letters: of ``train/Labels`` in an HDF5 file ``labels``."""
+    name = name.strip().lower()
     if name.startswith(("features/", "text/", "group/")):
-        return name.lower()
-    return name.lower().rpartition("/")[2]
+        return name
+    return name.rpartition("/")[2]
+
+
+def without_blanks(where: Path | str, columns: Mapping[str, Held]) -> dict[str, Held]:
+    """Columns by their names without blanks around them, as after the commas of a CSV.
+
+    Raises UsageError for two columns that are then called the same.
+    """
+    found: dict[str, Held] = {}
+    for name, column in columns.items():
+        if name.strip() in found:
+            raise UsageError(
+                f"{where}: the column {name.strip()!r} is there twice.", "Give every column a name of its own."
+            )
+        found[name.strip()] = column
+    return found
 
 
 def is_feature(name: str) -> bool:
@@ -59,6 +77,12 @@ Parts = Callable[[int], Iterator[NDArray[Any]]]
 """Rows of a column in order, in pieces of about that many."""
 
 
+def refuse_empty(path: Path) -> None:
+    """Raise UsageError for a file without a byte."""
+    if path.is_file() and not path.stat().st_size:
+        raise UsageError(f"{path} is empty.", "Write it again.")
+
+
 @contextmanager
 def explain_damage(path: Path) -> Iterator[None]:
     """Turn what the formats' libraries raise for damaged files, each its own kinds, into a UsageError."""
@@ -67,8 +91,7 @@ def explain_damage(path: Path) -> Iterator[None]:
     except FedcacheError:
         raise
     except Exception as error:
-        if path.is_file() and not path.stat().st_size:
-            raise UsageError(f"{path} is empty.", "Write it again.") from error
+        refuse_empty(path)
         said = " ".join(str(error).split())[:160]
         raise UsageError(
             f"{path} could not be read as {ending_of(path)}: {type(error).__name__}: {said}",

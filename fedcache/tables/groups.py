@@ -102,13 +102,20 @@ def joined(parts: Sequence[Mapping[str, Group]], rows: Sequence[int]) -> dict[st
 
 
 def usable_group_name(name: str) -> str:
-    """The name of a column as that of a group. Raises UsageError for one that is taken or has no letter."""
-    slug = slug_of(name.strip())
-    if slug.lower() in RESERVED or not SAFE.fullmatch(slug):
+    """The name of a column as that of a group: other characters than a-z, A-Z, 0-9, '.', '_' and '-' become '_'.
+
+    Raises UsageError for a name that is taken, and for one without such a letter or digit.
+    """
+    slug = slug_of(name.strip()).lstrip("_")
+    if slug.lower() in RESERVED:
         raise UsageError(
-            f"A group cannot be called {name!r}: {', '.join(RESERVED)} are columns of every store."
-            if slug.lower() in RESERVED
-            else f"A group cannot be called {name!r}.",
-            "A name begins with a letter or digit and has at most 128 characters.",
+            f"A group cannot be called {name!r}: {', '.join(RESERVED)} are columns of every store.",
+            "Rename the column.",
+        )
+    if not SAFE.fullmatch(slug):
+        raise UsageError(
+            f"A group cannot be called {name!r}.",
+            "Rename the column. The name of a group has the characters a-z, A-Z, 0-9, '.', '_' and '-', at least one "
+            "letter or digit, and at most 128 characters.",
         )
     return slug

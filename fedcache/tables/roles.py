@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError, shell_word, unknown
 from fedcache.option_info import DATA, option
+from fedcache.parsing import in_a_list
 from fedcache.tables.equal_strings import numbered
 from fedcache.tables.file_rows import DATA as DATA_COLUMN
-from fedcache.tables.file_rows import FEATURES, FileRows, is_feature, last_level, some_names, stem_of
+from fedcache.tables.file_rows import FEATURES, FileRows, is_feature, last_level, some_names, stem_of, without_blanks
 from fedcache.tables.groups import Group, usable_group_name
 from fedcache.tables.labels import Coded, distinct_names, read_domains, read_labels, unlabelled_sentence, with_names
 from fedcache.tables.splits import SPLITS, find_splits, sounds_like_a_split
-from fedcache.tables.words import Unread, Words, shape_of, sorted_words, vector
+from fedcache.tables.words import Unread, Words, as_words, shape_of, sorted_words, vector
 
 LABELS = (
     "labels", "label", "y", "target", "targets", "class", "cls", "category", "fine_label", "fine_labels",
@@ -72,8 +73,8 @@ class ColumnChoice:
             "--split-key": self.split,
             "--name-key": self.row_name,
             "--domain-key": self.domain,
-            "--group-key": None if self.groups is None else ",".join(self.groups),
-            "--no-label": ",".join(self.no_label) or None,
+            "--group-key": None if self.groups is None else in_a_list(self.groups),
+            "--no-label": in_a_list(self.no_label) or None,
         }
         words = [word for key, name in one_each.items() if name is not None for word in (key, name)]
         return [*words, "--unlabelled"] if self.unlabelled else words
@@ -130,9 +131,11 @@ def read_roles(
     Raises UsageError for columns that make no sense.
     """
     roles = dict(taken or {})
+    raw = without_blanks(where, raw)
     columns = {key: values for key, values in raw.items() if key not in roles}
     label_key = _label_column(where, columns, choice, count)
-    domain_key = find_column(where, columns, choice.domain, _of_rows(columns, DOMAINS, count), "--domain-key")
+    domain_key = find_column(where, columns, choice.domain, (), "--domain-key")
+    domain_key = domain_key or find_column(where, _of_rows(columns, count), None, DOMAINS, "--domain-key")
     class_key = _class_names_column(columns, label_key, count)
     if class_key is not None and classes is None:
         classes = words_in(columns[class_key])
@@ -159,11 +162,11 @@ def read_roles(
     for key, role in ((label_key, "class"), (domain_key, "domain"), (name_key, "name")):
         roles |= {} if key is None else {key: role}
     roles |= dict.fromkeys(split_keys, "split")
-    groups, unused = groups_of(where, raw, roles, count, choice.groups)
+    groups, unused, sorters = groups_of(where, raw, roles, count, choice.groups)
     may_be_labels = {}
     if label_key is None and not choice.unlabelled:
-        declared = [*(choice.groups or ()), *(key.removeprefix(GROUP) for key in raw if key.startswith(GROUP))]
-        may_be_labels = _may_be_labels(groups, declared)
+        declared = [*(choice.groups or ()), *(key for key in raw if key.startswith(GROUP))]
+        may_be_labels = _may_be_labels(sorters, declared)
     return Roles(
         labels=coded.codes,
         classes=coded.words,
@@ -175,7 +178,7 @@ def read_roles(
         unused=unused,
         label_key=label_key,
         may_be_labels=may_be_labels,
-        notes=[*said, *unlabelled_sentence(coded), *notes, *groups_sentence(groups)],
+        notes=[*said, *unlabelled_sentence(coded), *notes, *groups_sentence(groups), *_renamed(sorters, groups)],
     )
 
 
@@ -184,17 +187,30 @@ def find_column(
 ) -> str | None:
     """The column that is asked for, else the first of a usual name, in capitals or not; None where there is none.
 
-    Of an HDF5 file, whose names have levels, the last level is compared. Raises UsageError for a column that is asked
-    for by ``option`` and that the file does not have.
+    Of an HDF5 file, whose names have levels, the last level is compared. Of several columns of one usual name the one
+    that is written exactly so is taken. Raises UsageError for a column that is asked for by ``option`` and that the
+    file does not have, and for several columns of one name none of which is written so.
     """
     if asked is not None:
+        if asked not in raw and asked.strip() in raw:
+            return asked.strip()
         if asked not in raw:
             name = where.name if isinstance(where, Path) else where
             hint = f"{name} has the columns {some_names(raw)}."
             raise UsageError(unknown("column", asked, raw, hint=hint).message + f" It was given with {option}.", hint)
         return asked
-    lowered = {last_level(key): key for key in reversed([*raw])}
-    return next((lowered[name] for name in usual if name in lowered), None)
+    found: dict[str, list[str]] = {}
+    for key in raw:
+        found.setdefault(last_level(key), []).append(key)
+    name = next((name for name in usual if name in found), None)
+    if name is None:
+        return None
+    if len(found[name]) > 1 and name not in found[name]:
+        raise UsageError(
+            f"{where}: {' and '.join(found[name])} may each be the column {name}.",
+            f"{option} NAME says which one it is." if option else "Rename one of them.",
+        )
+    return name if name in found[name] else found[name][0]
 
 
 def need_labels(where: Path | str, may_be_labels: Mapping[str, int], also: str = "") -> FedcacheError:
@@ -222,10 +238,20 @@ def counted(n: int) -> str:
 # Labels and domains
 
 
-def _of_rows(columns: Mapping[str, Any], usual: Sequence[str], count: int) -> list[str]:
-    """The usual names of columns that have a value for each row."""
-    fit = [last_level(key) for key, values in columns.items() if vector(values).shape == (count,)]
-    return [name for name in usual if name in fit]
+def _of_rows(columns: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """The columns that can have a value for each row, and are not empty."""
+    found = {}
+    for key, values in columns.items():
+        column = vector(values)
+        if isinstance(column, Unread) or column.shape != (count,):
+            continue
+        if isinstance(column, Words):
+            empty = not any(word.strip() for word in column.counts())
+        else:
+            empty = column.dtype.kind == "f" and bool(np.isnan(column).all())
+        if not empty:
+            found[key] = values
+    return found
 
 
 def _label_column(where: Path | str, columns: Mapping[str, Any], choice: ColumnChoice, count: int) -> str | None:
@@ -239,7 +265,7 @@ def _label_column(where: Path | str, columns: Mapping[str, Any], choice: ColumnC
     marked = {key: values for key, values in columns.items() if isinstance(values, Words) and values.declared}
     key = find_column(where, columns, choice.label, (), "--label-key")
     key = key or find_column(where, marked, None, LABELS, "--label-key")
-    key = key or find_column(where, columns, None, _of_rows(columns, LABELS, count), "--label-key")
+    key = key or find_column(where, _of_rows(columns, count), None, LABELS, "--label-key")
     key = key or find_column(where, columns, None, LABELS, "--label-key")
     if key is None and len(marked) > 1:
         raise UsageError(f"{where} has several columns of classes: {', '.join(marked)}.", "--label-key NAME names one")
@@ -284,7 +310,7 @@ def words_in(values: Any) -> list[str]:
     """The words of a column one after another, as class names are listed."""
     if isinstance(values, Words):
         return values.every()
-    return list(map(str, np.asarray(values).ravel().tolist()))
+    return [word or "" for word in as_words(np.asarray(values).ravel())]
 
 
 def _labels(
@@ -341,7 +367,7 @@ def _domains(
 
 
 def _may_be_labels(groups: Mapping[str, Group], declared: Sequence[str]) -> dict[str, int]:
-    """Groups that may be the labels, and how many values each has: words before numbers, few values before many."""
+    """Columns that may be the labels, and how many values each has: words before numbers, few values before many."""
     found = {}
     for name, group in groups.items():
         if name not in declared and len(group.words) > 1:
@@ -429,7 +455,7 @@ def find_names(
     A column that only sounds like names, and repeats or has empty rows, is none. Integers are filled up with zeros, so
     that rows stay in their order. Raises UsageError for names of another shape.
     """
-    key = find_column(where, raw, asked, NAMES[:1], "--name-key")
+    key = find_column(where, raw, asked, (), "--name-key")
     if key is not None:
         values = vector(raw[key])
         if isinstance(values, Unread | FileRows) or values.shape != (count,):
@@ -438,7 +464,7 @@ def find_names(
             )
         return key, _names(values), []
     said: list[str] = []
-    for key in (key for name in NAMES[1:] for key in raw if last_level(key) == name):
+    for key in (key for name in NAMES for key in raw if last_level(key) == name):
         values = vector(raw[key])
         if isinstance(values, Unread | FileRows) or values.shape != (count,):
             continue
@@ -463,8 +489,8 @@ def _names(values: Any) -> tuple[str, ...]:
 
 def groups_of(
     where: Path | str, raw: Mapping[str, Any], taken: Mapping[str, str], count: int, asked: Sequence[str] | None
-) -> tuple[dict[str, Group], dict[str, str]]:
-    """Groups by name, and why each column that is nothing else is none.
+) -> tuple[dict[str, Group], dict[str, str], dict[str, Group]]:
+    """Groups by name, why each column that is nothing else is none, and all columns that sort the rows, by column.
 
     ``taken`` are columns with another meaning, and the meaning. Raises UsageError for one that the user asks for, or
     that begins with ``group/``, and that cannot be a group.
@@ -476,26 +502,40 @@ def groups_of(
             raise UsageError(f"{where}: {name} is the {taken[name]} of each row, which every store has.", hint)
     found: dict[str, Group] = {}
     left: dict[str, str] = {}
+    sorters: dict[str, Group] = {}
     for key, values in raw.items():
         if (key in taken and key not in (asked or ())) or (asked is not None and key not in asked):
             continue
         try:
-            name = usable_group_name(key.removeprefix(GROUP))
-            if name in found:
-                raise UsageError(f"The group {name!r} is there twice.", "Give every column a name of its own.")
             group = _group(vector(values), count)
             # Sentences, paths and times sort nothing, and may say who a row is of.
             if asked is None and not key.startswith(GROUP) and _differs_in_every_row(group):
-                left[key] = (
-                    f"{len(group.words):,} different values in {count:,} rows; --group-key {shell_word(key)} keeps it"
-                )
+                kept = shell_word(key)
+                left[key] = f"{len(group.words):,} different values in {count:,} rows; --group-key {kept} keeps it"
                 continue
+            sorters[key] = group
+            name = usable_group_name(key.removeprefix(GROUP))
+            if name in found or (name != key and name in raw and name not in taken and name in (asked or raw)):
+                raise UsageError(f"Another column is the group {name}.", "Give every column a name of its own.")
             found[name] = group
         except FedcacheError as error:
             if asked is not None or key.startswith(GROUP):
                 raise UsageError(f"{where}: {key} cannot be a group: {error.message}", error.hint) from error
             left[key] = _short(error.message)
-    return found, left
+    return found, left, sorters
+
+
+def _renamed(sorters: Mapping[str, Group], groups: Mapping[str, Group]) -> list[str]:
+    """Which groups are called otherwise than their columns."""
+    other = {key.removeprefix(GROUP): group for key, group in sorters.items() if key.removeprefix(GROUP) not in groups}
+    lines = []
+    for key, group in other.items():
+        name = next((name for name, kept in groups.items() if kept is group), None)
+        if name is not None:
+            lines.append(
+                f"{key} is the group {name}: names of groups have the characters a-z, A-Z, 0-9, '.', '_', '-'."
+            )
+    return lines
 
 
 def _group(values: Any, count: int) -> Group:

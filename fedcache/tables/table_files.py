@@ -15,6 +15,7 @@ from fedcache.optional import need_arrow
 from fedcache.parsing import parse_json
 from fedcache.tables.conversion import conversion
 from fedcache.tables.csv_files import dialect_of
+from fedcache.tables.words import Words, as_words, objects_of
 
 TEXT_BLOCK = 8 << 20
 """Bytes of a CSV that are parsed at a time; no row may have more."""
@@ -255,8 +256,7 @@ def _json(path: Path) -> Table:
     elif isinstance(whole, dict):
         held = pa.table(_leaf_columns(path, whole))
     else:
-        names = dict.fromkeys(name for record in whole for name in record)
-        held = pa.table({name: [record.get(name) for record in whole] for name in names})
+        held = _table_of_records(whole)
     types = _checked(path, held.schema)
 
     def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
@@ -292,13 +292,32 @@ def _whole_json(path: Path, start: bytes) -> Any:
 def _json_lines(path: Path) -> Any:
     pa = arrow()
     reading = pa.json.ReadOptions(block_size=TEXT_BLOCK)
-    rows = pa.json.read_json(path, read_options=reading)
+    try:
+        rows = pa.json.read_json(path, read_options=reading)
+    except pa.ArrowInvalid as error:
+        if "changed from" not in str(error):
+            raise
+        # A column of words and numbers, which arrow does not read.
+        with path.open("rb") as file:
+            return _table_of_records([parse_json(line) for line in file if line.strip()])
     dates = [f.name for f in rows.schema if pa.types.is_timestamp(f.type)]
     if not dates:
         return rows
     # Words that look like dates stay as they are written.
     words = pa.json.ParseOptions(explicit_schema=pa.schema([(name, pa.string()) for name in dates]))
     return pa.json.read_json(path, read_options=reading, parse_options=words)
+
+
+def _table_of_records(records: Sequence[dict[str, Any]]) -> Any:
+    """Records as a table; a column of words and numbers is one of words."""
+    pa = arrow()
+    columns = {}
+    for name in dict.fromkeys(name for record in records for name in record):
+        values = [record.get(name) for record in records]
+        column = objects_of(values)
+        mixed = isinstance(column, Words) and len({type(value) for value in values if value is not None}) > 1
+        columns[name] = pa.array(as_words(column) if mixed else values)
+    return pa.table(columns)
 
 
 def _leaf_columns(path: Path, held: dict[str, Any]) -> dict[str, list[Any]]:

@@ -362,6 +362,8 @@ class GatheredColumn:
         pa, self.kind = arrow(), str(column.type)
         if pa.types.is_dictionary(column.type) and not are_words(column.type.value_type):
             column = column.dictionary_decode()
+        if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
+            column = column.cast(pa.string() if pa.types.is_string_view(column.type) else pa.binary())
         kind = column.type
         if are_words(kind) or pa.types.is_dictionary(kind):
             self._add_words(column if pa.types.is_dictionary(kind) else column.dictionary_encode(), str)

@@ -266,9 +266,12 @@ def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Co
                 for part, length in zip(parts, lengths, strict=True)
             ]
         )
+    listed = {part.words for part in parts if isinstance(part, Words) and part.declared}
+    if len(listed) == 1 and all(isinstance(part, Words) and part.declared for part in parts):
+        return Words(np.concatenate([part.codes for part in parts if isinstance(part, Words)]), listed.pop(), True)
     words: list[str | None] = []
     for part, length in zip(parts, lengths, strict=True):
-        words += [None] * length if part is None else _as_words(part)
+        words += [None] * length if part is None else as_words(part)
     return Words.of(words)
 
 
@@ -279,7 +282,7 @@ def _fits_float(column: Column) -> bool:
     return column.dtype.kind == "f" or not len(column) or int(np.abs(column.astype(np.float64)).max()) < 1 << 53
 
 
-def _as_words(column: Column) -> list[str | None]:
+def as_words(column: Column) -> list[str | None]:
     """The values of a column as words; None where there is none."""
     if isinstance(column, Unread):
         return [None] * column.shape[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from command import fedcache, ok
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcache.errors import Exit, FedcacheError, shell_word
+from fedcache.errors import Exit, FedcacheError
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import Embeddings, open_embeddings
 from fedcache.tables.groups import Group
@@ -193,7 +194,8 @@ def test_a_word_that_may_mean_nothing_is_a_class_and_the_user_is_told(tmp_path: 
     found = of_npz(tmp_path, y=labels)
     assert found.classes == tuple(sorted(("cat", word, "dog")))
     (note,) = found.notes
-    assert note == f"{word} is a class, of 4 rows. If it means that no label is known: --no-label {shell_word(word)}"
+    option = f"--no-label {shlex.quote(word)}"
+    assert note == f"{word} is a class, of 4 rows. If it means that no label is known: {option}"
     found = of_npz(tmp_path, ColumnChoice(no_label=(word,)), y=labels)
     assert (found.classes, found.labels[:3].tolist()) == (("cat", "dog"), [0, -1, 1])
     assert found.notes == [f"4 of 12 rows are unlabelled: 4 with {word}."]

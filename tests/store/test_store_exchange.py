@@ -334,7 +334,6 @@ def test_hostile_and_broken_files_are_refused_in_words(
         {"X": np.ones((3, 2)), "y": np.array([0, 1, 2]), "classes": np.array(["a", "b"])},
         {"X": np.ones((3, 2)), "y": np.array(["a", "c", "a"]), "classes": np.array(["a", "b"])},
         {"X": np.ones((3, 2)), "split": np.array([0, 1, 3])},
-        {"X": np.ones((3, 2)), "name": np.array(["a", "b"])},
     ],
 )
 def test_columns_that_do_not_fit_each_other_are_named(tmp_path: Path, columns: dict[str, Any]) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import shlex
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from command import fedcache, ok
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -26,6 +30,8 @@ from fedcache.errors import Exit
 from fedcache.extract.datasets import open_dataset
 from fedcache.extract.datasets.dataset import Dataset
 from fedcache.extract.digests import DigestMemory
+from fedcache.extract.planning.torch_embeddings import open_any
+from fedcache.parsing import in_a_list
 from fedcache.store.content import arrange
 from fedcache.store.samples import HELD_OUT
 from fedcache.store.store import Store
@@ -117,11 +123,12 @@ def of_dataset(spec: str, choice: ColumnChoice) -> Read:
     words = {
         "label": choice.label,
         "split": choice.split,
-        "group": None if choice.groups is None else ",".join(choice.groups),
-        "no-label": ",".join(choice.no_label),
+        "group": None if choice.groups is None else in_a_list(choice.groups),
+        "no-label": in_a_list(choice.no_label),
         "unlabelled": "yes" if choice.unlabelled else None,
     }
-    said = "&".join(f"{word}={value}" for word, value in words.items() if value)
+    escaped = {word: value.replace("%", "%25").replace("&", "%26") for word, value in words.items() if value}
+    said = "&".join(f"{word}={value}" for word, value in escaped.items())
     path = Path(spec.partition(":")[2])
     found: Dataset = open_dataset(f"{spec}?{said}" if said else spec, memory=DigestMemory(path.parent / "digests"))
     splits = None if HELD_OUT in found.reading else found.split.tolist()
@@ -439,6 +446,175 @@ def test_a_column_that_may_be_the_labels_is_named_by_every_door(tmp_path: Path) 
     assert all_doors(tmp_path / "none", columns, ColumnChoice(unlabelled=True)).may_be_labels == {}
 
 
+@pytest.mark.parametrize("name", ["病院", "_species", "cell type", "R&D", "a,b", "100%", "domains of life?"])
+def test_any_column_of_few_values_may_be_the_labels(tmp_path: Path, name: str) -> None:
+    columns: Columns = {name: [["flu", "cold", "none"][row % 3] for row in range(ROWS)]}
+    assert all_doors(tmp_path, columns).may_be_labels == {name: 3}
+    (tmp_path / "chosen").mkdir()
+    assert all_doors(tmp_path / "chosen", columns, ColumnChoice(label=name)).classes == ("cold", "flu", "none")
+
+
+def test_the_column_that_is_suggested_can_be_named(tmp_path: Path) -> None:
+    for name in ("cell type", "R&D", "a,b"):
+        write_npz(tmp_path / "i.npz", {"images": IMAGES, "X": FEATURES}, {name: ["a", "b"] * (ROWS // 2)})
+        for words in (("ingest", tmp_path / "i.npz", "--name", "mine"),
+                      ("extract", "--dataset", f"arrays:{tmp_path / 'i.npz'}", "--backbones", "pixels", "--size", "8",
+                       "--workers", 0)):  # fmt: skip
+            said = fedcache(*words)
+            assert said.code == Exit.USAGE
+            (suggested,) = re.findall(r"--label-key ('[^']*'|\S+)", said.err.split("labels:")[1].split(";")[0])[:1]
+            chosen = ok(*words, "--label-key", *shlex.split(suggested), *["--replace"][: words[0] == "ingest"])
+            assert Store.open(chosen.data["path"]).samples.classes == ("a", "b")
+
+
+def test_groups_are_called_like_their_columns_or_it_is_said(tmp_path: Path) -> None:
+    site = ["x", "y"] * (ROWS // 2)
+    other = ["u", "u", "v"] * (ROWS // 3)
+    columns: Columns = {"label": [row % 2 for row in range(ROWS)], "a b": other, "a_b": site, "_site": site,
+                        "h\u00f4pital": other, "a,b": site}  # fmt: skip
+    read = all_doors(tmp_path, columns)
+    assert read.groups == {"a_b": site, "site": site, "h_pital": other}
+    assert read.unused == {"a b", "a,b"}
+    (tmp_path / "asked").mkdir()
+    assert all_doors(tmp_path / "asked", columns, ColumnChoice(groups=("a,b",))).groups == {"a_b": site}
+    write_npz(tmp_path / "e.npz", {"X": FEATURES}, columns)
+    assert any(
+        note.startswith("h\u00f4pital is the group h_pital") for note in open_embeddings(tmp_path / "e.npz").notes
+    )
+
+
+def test_of_two_columns_of_one_name_the_exact_one_is_taken(tmp_path: Path) -> None:
+    columns: Columns = {"Label": ["x", "y"] * (ROWS // 2), "label": ["a", "b", "c"] * (ROWS // 3)}
+    read = all_doors(tmp_path, columns)
+    assert (read.classes, read.groups) == (("a", "b", "c"), {"Label": columns["Label"]})
+    neither = {"Label": columns["Label"], "LABEL": columns["label"]}
+    for door in DOORS:
+        refused(
+            lambda door=door: through(door, tmp_path, neither, ColumnChoice()), "may each be the column", "--label-key"
+        )
+
+
+# Shapes and names of columns
+
+
+@pytest.mark.parametrize("names", [("label ", " split", "site "), (" Label", "is_test ", " site")])
+def test_blanks_around_names_are_no_part_of_them(tmp_path: Path, names: tuple[str, str, str]) -> None:
+    values = ([row % 3 for row in range(ROWS)], [row % 2 for row in range(ROWS)], ["x", "y"] * (ROWS // 2))
+    read = all_doors(tmp_path, dict(zip(names, values, strict=True)))
+    assert (read.classes, read.splits, list(read.groups)) == (("0", "1", "2"), [0, 1] * (ROWS // 2), ["site"])
+
+
+def test_an_empty_column_is_not_the_labels_if_another_one_is(tmp_path: Path) -> None:
+    columns: Columns = {"label": [None] * ROWS, "class": ["a", "b"] * (ROWS // 2)}
+    assert all_doors(tmp_path, columns).classes == ("a", "b")
+
+
+def test_a_table_of_numbers_beside_the_labels_is_not_the_labels(tmp_path: Path) -> None:
+    pairs = [[row, row + 1] for row in range(ROWS)]
+    columns: Columns = {"labels": pairs, "category": ["a", "b"] * (ROWS // 2)}
+    for door in DOORS:
+        if door != "ingest h5":
+            read = through(door, tmp_path, columns, ColumnChoice())
+            assert (read.classes, read.groups, read.unused) == (("a", "b"), {}, {"labels"}), door
+
+
+def test_names_that_repeat_name_no_rows(tmp_path: Path) -> None:
+    columns: Columns = {"label": [row % 2 for row in range(ROWS)], "name": ["x", "y", "z"] * (ROWS // 3)}
+    assert all_doors(tmp_path, columns).groups == {"name": columns["name"]}
+
+
+def test_what_a_table_of_arrow_holds_is_the_same_to_every_door_that_reads_one(tmp_path: Path) -> None:
+    codes = [row % 3 for row in range(ROWS)]
+    words = [["ant", "bee", "cat"][code] for code in codes]
+    kinds = {
+        "decimal": (pa.array([Decimal(code) for code in codes], pa.decimal128(5, 0)), ("0", "1", "2")),
+        "binary": (pa.array([word.encode() for word in words], pa.binary()), ("ant", "bee", "cat")),
+        "string view": (pa.array(words, pa.string_view()), ("ant", "bee", "cat")),
+        "lists of one": (pa.array([[word] for word in words]), ("ant", "bee", "cat")),
+        "dictionary": (pa.array(words).dictionary_encode(), ("ant", "bee", "cat")),
+    }
+    for kind, (column, classes) in kinds.items():
+        for name, content in (("e", {"embedding": FEATURES.tolist()}), ("h", PICTURES), ("t", {"text": TEXTS})):
+            pq.write_table(pa.table({**content, "label": column, "site": column}), tmp_path / f"{name}.parquet")
+        for read in (
+            of_embeddings(tmp_path / "e.parquet", ColumnChoice()),
+            of_dataset(f"hf:{tmp_path / 'h.parquet'}", ColumnChoice()),
+            of_dataset(f"texts:{tmp_path / 't.parquet'}", ColumnChoice()),
+        ):
+            assert (read.classes, read.labels, list(read.groups)) == (classes, codes, ["site"]), kind
+
+
+def test_words_and_numbers_in_one_column_of_json_are_words(tmp_path: Path) -> None:
+    label = [[1, "1", "x", 2.5, None, True][row % 6] for row in range(ROWS)]
+    rows = [{"embedding": FEATURES[row].tolist(), "path": f"{row:04d}.png", "label": label[row]} for row in range(ROWS)]
+    for row, png in enumerate(PNGS):
+        (tmp_path / f"{row:04d}.png").write_bytes(png)
+    (tmp_path / "e.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "e.json").write_text(json.dumps(rows))
+    listed = "\n".join(json.dumps({key: row[key] for key in ("path", "label")}) for row in rows)
+    (tmp_path / "list.jsonl").write_text(listed)
+    for read in (
+        of_embeddings(tmp_path / "e.jsonl", ColumnChoice()),
+        of_embeddings(tmp_path / "e.json", ColumnChoice()),
+        of_dataset(f"folder:{tmp_path / 'list.jsonl'}", ColumnChoice()),
+        through("webdataset", tmp_path, {"label": label}, ColumnChoice()),
+    ):
+        assert (read.classes, read.labels[:6]) == (("1", "2.5", "True", "x"), [0, 0, 3, 1, -1, 2])
+
+
+@pytest.mark.parametrize("label", [["0.5", "1.0", "inf"], ["[1, 0]", "[0, 1]", "[0, 0]"]])
+def test_measurements_and_lists_in_a_csv_are_no_classes(tmp_path: Path, label: list[str]) -> None:
+    columns: Columns = {"label": label * (ROWS // 3)}
+    for door in ("ingest csv", "folder csv", "texts csv"):
+        refused(lambda door=door: through(door, tmp_path, columns, ColumnChoice()), "label")
+    columns = {"label": ["a", "b"] * (ROWS // 2), "box": label * (ROWS // 3)}
+    for door in ("ingest csv", "folder csv", "texts csv"):
+        read = through(door, tmp_path, columns, ColumnChoice())
+        assert (read.groups, read.unused) == ({}, {"box"}), door
+
+
+def test_a_column_called_label_is_a_group_of_a_table_without_labels(tmp_path: Path) -> None:
+    columns: Columns = {"label": ["a", "b"] * (ROWS // 2), "empty": [None] * ROWS}
+    read = all_doors(tmp_path, columns, ColumnChoice(unlabelled=True))
+    assert (read.classes, read.groups, read.unused) == ((), {"label": columns["label"]}, {"empty"})
+
+
+def test_lines_may_end_in_a_carriage_return_and_files_may_not_be_empty(tmp_path: Path) -> None:
+    columns: Columns = {"label": ["a", "b"] * (ROWS // 2)}
+    for door in ("ingest csv", "folder csv", "texts csv"):
+        path = DOORS[door][1](tmp_path, columns)
+        path.write_bytes(path.read_bytes().replace(b"\r\n", b"\r"))
+        kind = DOORS[door][0]
+        read = of_dataset(f"{kind}:{path}", ColumnChoice()) if kind else of_embeddings(path, ColumnChoice())
+        assert read.classes == ("a", "b")
+    for door, (kind, make) in DOORS.items():
+        path = make(tmp_path, columns)
+        path.write_bytes(b"")
+        spec = f"{kind}:{path}"
+        refused(lambda spec=spec, path=path: of_dataset(spec, ColumnChoice()) if spec[0] != ":" else
+                of_embeddings(path, ColumnChoice()), "is empty"), door  # fmt: skip
+
+
+def test_rows_of_one_split_and_of_no_split_are_refused(tmp_path: Path) -> None:
+    more = {"y_train": [0] * 16, "y_test": [1] * 8}
+    for kind, name, array in (("", "X", FEATURES), ("arrays", "x", IMAGES), ("rows", "rows", FEATURES)):
+        arrays = {name: array, f"{name}_train": array[:16], f"{name}_test": array[16:]}
+        write_npz(tmp_path / "e.npz", arrays, more)
+        read: Callable[[], Read] = lambda: of_embeddings(tmp_path / "e.npz", ColumnChoice())  # noqa: E731
+        if kind:
+            read = lambda kind=kind: of_dataset(f"{kind}:{tmp_path / 'e.npz'}", ColumnChoice())  # noqa: E731
+        refused(read, "split in their name and others without")
+
+
+def test_a_column_without_a_split_beside_splits_is_named_as_not_used(tmp_path: Path) -> None:
+    columns: Columns = {"y_train": [0, 1] * 8, "y_test": [1, 0] * 4, "y": [0] * 5}
+    for kind, name, array in (("", "X", FEATURES), ("arrays", "x", IMAGES), ("rows", "rows", FEATURES)):
+        write_npz(tmp_path / "e.npz", {f"{name}_train": array[:16], f"{name}_test": array[16:]}, columns)
+        path = tmp_path / "e.npz"
+        read = of_dataset(f"{kind}:{path}", ColumnChoice()) if kind else of_embeddings(path, ColumnChoice())
+        assert (read.classes, read.unused) == (("0", "1"), {"y"})
+
+
 # Class names
 
 
@@ -473,6 +649,21 @@ def test_class_names_of_the_file_are_read_by_every_door(tmp_path: Path) -> None:
         of_dataset(f"texts:{tmp_path / 't.parquet'}", ColumnChoice()),
     ):
         assert (read.classes, read.labels) == expected
+
+
+def test_class_names_of_several_files_are_those_of_each(tmp_path: Path) -> None:
+    names = ["walrus", "crane", "ant"]
+    (tmp_path / "h").mkdir()
+    for split, rows in (("train", slice(0, 16)), ("test", slice(16, ROWS))):
+        table = pa.table({"image": PICTURES["image"][rows], "label": [row % 2 for row in range(ROWS)][rows]})
+        pq.write_table(named_codes(table, names), tmp_path / "h" / f"{split}.parquet")
+    read = of_dataset(f"hf:{tmp_path / 'h'}", ColumnChoice())
+    assert (read.classes, set(read.labels)) == (tuple(names), {0, 1})
+
+
+def test_class_names_that_are_numbers_are_whole_numbers(tmp_path: Path) -> None:
+    torch.save({"X": torch.tensor(FEATURES), "y": [0, 1, 2] * (ROWS // 3), "class_names": [2, 1, 0]}, tmp_path / "e.pt")
+    assert open_any(tmp_path / "e.pt", ColumnChoice()).classes == ("2", "1", "0")
 
 
 # Shapes and splits in the names of arrays

@@ -78,8 +78,11 @@ def refuse_compressed(path: Path, tool: str = "") -> FedcacheError:
     )
 
 
-def list_zip(path: Path) -> Entries:
-    """The files of a zip; CorruptionError for a damaged or hostile archive."""
+def list_zip(path: Path, *, capitals: bool = False) -> Entries:
+    """The files of a zip; CorruptionError for a damaged or hostile archive.
+
+    ``capitals`` says that names may differ in capitals alone, as those of arrays, which are no files when unpacked.
+    """
     before = path.stat()
     try:
         with zipfile.ZipFile(path) as archive:
@@ -110,7 +113,7 @@ def list_zip(path: Path) -> Entries:
     )
     if int(entries.packed.sum()) > before.st_size:
         raise _damaged(path, "its entries overlap (together they are longer than the file)", "Do not unpack it")
-    return _checked(entries)
+    return _checked(entries, capitals=capitals)
 
 
 def list_tar(path: Path) -> Entries:
@@ -164,10 +167,10 @@ def _members(path: Path) -> Iterator[tarfile.TarInfo]:
                 raise tarfile.ReadError(f"the header at byte {archive.offset:,} is broken or the end is missing")
 
 
-def _checked(entries: Entries) -> Entries:
+def _checked(entries: Entries, *, capitals: bool = False) -> Entries:
     seen: dict[str, str] = {}
     for name in entries.names:
-        other = seen.setdefault(name.casefold(), name)
+        other = seen.setdefault(name if capitals else name.casefold(), name)
         if other is not name:
             raise _hostile(entries.path, name, f"clashes with {other!r}")
     return entries

@@ -129,7 +129,7 @@ def _whole(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDA
 
 
 def _npz(path: Path, context: Context) -> dict[str, FileArray]:
-    entries = archives.list_zip(path)
+    entries = archives.list_zip(path, capitals=True)
     archives.check_images(entries)
     _check_sums(path, entries, context)
     found = {}

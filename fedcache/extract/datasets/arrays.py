@@ -28,7 +28,8 @@ from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.datasets.row_sources import RowLayout, layout_of
 from fedcache.extract.digests import stat_key
 from fedcache.extract.inputs import IMAGES
-from fedcache.tables.roles import CLASS_NAMES, words_in
+from fedcache.tables.file_rows import refuse_empty
+from fedcache.tables.roles import CLASS_NAMES, find_column, words_in
 from fedcache.tables.splits import by_split
 from fedcache.tables.words import Column, Unread, as_column
 
@@ -95,7 +96,7 @@ def load_arrays(reading: Reading, spec: str, asked: Asked, facts: list[Any], con
     if len(tables) > 1:
         # Where splits are in the names of columns, those without one belong to no rows, but for the class names.
         _, others = tables.pop()
-        listed = columns.choose(list(others), CLASS_NAMES)
+        listed = find_column(path, others, None, CLASS_NAMES, "")
         if listed is not None:
             class_names = words_in(as_column(others.pop(listed).column(f"{path}, {listed}")))
         unused = dict.fromkeys(others, "no split in its name")
@@ -122,6 +123,7 @@ def locate(place: str) -> Path:
             f"{path} is no {', '.join(SUFFIXES)} file.",
             "np.savez('images.npz', images=images, labels=labels)   makes one",
         )
+    refuse_empty(path)
     return path
 
 
@@ -129,7 +131,7 @@ def _rows_of(held: _Columns, asked: Asked, reading: Reading) -> str | None:
     """The column of images or rows: named, of a usual name, or the only one that can be nothing else."""
     if asked.content:
         return asked.content if asked.content in held else None
-    usual = columns.choose(list(held), reading.usual)
+    usual = find_column(reading.holds, held, None, reading.usual, "--images-key")
     if usual is not None and len(held[usual].shape) > 1:
         return usual
     like = [name for name, array in held.items() if reading.fits(array)]

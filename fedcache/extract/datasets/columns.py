@@ -23,6 +23,7 @@ from fedcache.extract import inputs
 from fedcache.extract.datasets import dataset
 from fedcache.extract.datasets.dataset import SPLIT_WORDS, TRAIN, Context, Dataset, Source
 from fedcache.extract.recipe import slug as safe
+from fedcache.parsing import listed
 from fedcache.store.samples import complete_split
 from fedcache.tables.file_rows import stem_of
 from fedcache.tables.roles import ColumnChoice, Roles, counted, read_roles, unused_sentence
@@ -96,6 +97,8 @@ def keys_of(kind: str) -> dict[str, str]:
 def parse_rest(rest: str, kind: str = "arrays") -> Asked:
     """``FILE?images=A&label=B&group=C,D``; a path that exists as it is written has no columns behind a question mark.
 
+    In the name of a column ``&`` is written %26 and ``%`` is written %25.
+
     Raises UsageError for another word than those of ``keys_of``, or one given twice.
     """
     keys = keys_of(kind)
@@ -115,7 +118,7 @@ def parse_rest(rest: str, kind: str = "arrays") -> Asked:
             raise UsageError(
                 f"{rest!r} gives {word} {'twice' if word in found else 'no value'}.", "For example ?label=grade"
             )
-        found[word] = value
+        found[word] = value.replace("%26", "&").replace("%25", "%")
     choice = ColumnChoice(
         label=found.get("label"),
         split=found.get("split"),
@@ -129,7 +132,7 @@ def parse_rest(rest: str, kind: str = "arrays") -> Asked:
 
 
 def _several(words: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in words.split(",") if word.strip())
+    return tuple(listed(words))
 
 
 def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
@@ -150,22 +153,8 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
                 "Of several datasets as domains each names its own: a=arrays:a.npz?label=grade,b=arrays:b.npz?label=y",
             )
     mark = "&" if parse_rest(rest, kind).place != rest else "?"
-    return f"{spec}{mark}{'&'.join(f'{words[option]}={value}' for option, value in given.items())}"
-
-
-def choose(
-    names: Sequence[str], usual: Sequence[str], asked: str = "", where: str = "", option: str = ""
-) -> str | None:
-    """The column that is meant: the one asked for, else the first of a usual name, else None.
-
-    Raises UsageError when the one asked for is not there.
-    """
-    if asked:
-        if asked not in names:
-            raise unknown(f"column of {where}", asked, names, hint=f"{option} NAME takes one of these")
-        return asked
-    lowered = {name.lower().rpartition("/")[2]: name for name in reversed(names)}  # of an HDF5 file the last level
-    return next((lowered[word] for word in usual if word in lowered), None)
+    written = {words[option]: value.replace("%", "%25").replace("&", "%26") for option, value in given.items()}
+    return f"{spec}{mark}{'&'.join(f'{word}={value}' for word, value in written.items())}"
 
 
 def joined_parts(parts: Sequence[TableRows]) -> tuple[dict[str, Column], NDArray[np.uint8] | None, dict[str, str]]:
@@ -283,8 +272,8 @@ def dataset_of_rows(
         how += ", no labels"
         likely = next(iter(roles.may_be_labels), None)
         if likely is not None:
-            how += f"; {likely} has {counted(roles.may_be_labels[likely])}, and may be the labels:"
-            how += f" --label-key {shell_word(likely)}"
+            option = f"--label-key {shell_word(likely)}"
+            how += f"; {likely} has {counted(roles.may_be_labels[likely])}, and may be the labels: {option}"
     elif roles.label_key != LABEL:
         how += f", labels from {roles.label_key}"
     notes = [

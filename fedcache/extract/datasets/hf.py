@@ -10,12 +10,10 @@ with their names: ``hf:PATH/CONFIG``. Images are columns of bytes or of {bytes, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.datasets import columns, tree
@@ -27,10 +25,10 @@ from fedcache.extract.digests import stat_key
 from fedcache.optional import need_arrow, needed_library
 from fedcache.parsing import parse_json
 from fedcache.tables.file_rows import explain_damage
-from fedcache.tables.labels import with_names
+from fedcache.tables.roles import find_column
 from fedcache.tables.splits import SPLIT_WORDS, split_named
-from fedcache.tables.table_files import class_names_of, hugging_face_features, usable_features
-from fedcache.tables.table_readers import GatheredColumn
+from fedcache.tables.table_files import Table, class_names_of, hugging_face_features, usable_features
+from fedcache.tables.table_readers import read_others
 from fedcache.tables.words import Column, Unread
 
 SUFFIXES = (".parquet", ".arrow")
@@ -244,10 +242,14 @@ def _image_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: 
         return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
     like = [f.name for f in schema if holds_bytes(f.type)]
-    chosen = columns.choose(list(schema.names), (), asked.content, str(path), "--images-key")
+    chosen = find_column(path, dict.fromkeys(schema.names), asked.content or None, (), "--images-key")
     if chosen is None:
         marked = [name for name in like if features.get(name, {}).get("_type") == "Image"] or like
-        chosen = marked[0] if len(marked) == 1 else columns.choose(marked, columns.IMAGES)
+        chosen = (
+            marked[0]
+            if len(marked) == 1
+            else find_column(path, dict.fromkeys(marked), None, columns.IMAGES, "--images-key")
+        )
     if chosen is None or chosen not in like:
         shown = ", ".join(f"{f.name} {f.type}" for f in list(schema)[:8])
         what = "several columns that may be images" if chosen is None and like else "no column of images"
@@ -258,41 +260,25 @@ def _image_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: 
     return chosen
 
 
-def _is_scalar(field: Any) -> bool:
-    """Whether a column can be labels or a group: words, numbers, booleans and days, and nothing that brings code."""
+def _is_extension(field: Any) -> bool:
+    """Whether a column has a type that may bring code."""
     import pyarrow as pa
 
-    kind = field.type
-    if isinstance(kind, pa.BaseExtensionType) or b"ARROW:extension:name" in (field.metadata or {}):
-        return False
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    t = pa.types
-    return any(
-        is_kind(kind)
-        for is_kind in (t.is_integer, t.is_floating, t.is_boolean, t.is_string, t.is_large_string, t.is_temporal)
-    )
-
-
-def _kind_of(field: Any) -> str:
-    """The type of a column in a few words."""
-    return str(field.type).partition("<")[0] or "another type"
+    return isinstance(field.type, pa.BaseExtensionType) or b"ARROW:extension:name" in (field.metadata or {})
 
 
 def _rows(files: Sequence[RecordFile], split: int | None, image: str, features: dict[str, dict[str, Any]]) -> TableRows:
     """The rows of a split: all columns but the images are read."""
     held: dict[str, Column] = {}
-    names = class_names_of(features)
+    names = []
     for field in files[0].schema:
-        if field.name == image:
-            continue
-        if not _is_scalar(field):
-            held[field.name] = Unread((), str(field.type), f"{_kind_of(field)}, no single value a row")
-            continue
-        column = _column(files, field.name)
-        listed = names.get(field.name)
-        if listed and isinstance(column, np.ndarray):
-            column = with_names(column, listed, f"{files[0].path}: {field.name}")
-        held[field.name] = column
+        if field.name != image and _is_extension(field):
+            held[field.name] = Unread((), str(field.type), "an extension type")
+        elif field.name != image:
+            names.append(field.name)
+    count = sum(file.rows for file in files)
+    if names:
+        held |= read_others(_table(files, count, class_names_of(features)), names)[0]
     sources: list[Source] = []
     for file in files:
         stat = file.path.stat()
@@ -301,19 +287,22 @@ def _rows(files: Sequence[RecordFile], split: int | None, image: str, features: 
         sources.append(
             ArrowRows(file.path, stamp, image) if arrow else ParquetRows(file.path, stamp, image, file.groups)
         )
-    count = sum(file.rows for file in files)
     return TableRows(columns.row_names(count, split), Shards(sources, [file.rows for file in files]), held, split)
 
 
-def _column(files: Sequence[RecordFile], name: str) -> Column:
-    """A column of all files."""
-    import pyarrow.parquet as pq
+def _table(files: Sequence[RecordFile], count: int, class_names: dict[str, list[str]]) -> Table:
+    """The files of a split as one table."""
 
-    found = GatheredColumn()
-    for file in files:
-        with explain_damage(file.path):
-            arrow = file.path.suffix == ".arrow"
-            table = open_arrow(file.path) if arrow else pq.read_table(file.path, columns=[name], partitioning=None)
-            for chunk in table.column(name).chunks:
-                found.add(chunk)
-    return found.column(text=False)
+    def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
+        import pyarrow.parquet as pq
+
+        for file in files:
+            with explain_damage(file.path):
+                if file.path.suffix == ".arrow":
+                    yield from open_arrow(file.path).select(list(columns)).to_batches(rows)
+                    continue
+                with pq.ParquetFile(file.path) as opened:
+                    yield from opened.iter_batches(rows, columns=list(columns))
+
+    types = {field.name: field.type for field in files[0].schema}
+    return Table(files[0].path, types, batches, count, class_names=class_names)

@@ -151,7 +151,9 @@ def _cells(where: str, raw: bytes) -> dict[str, list[str]]:
     """Columns of words by name. Raises UsageError for rows of another length, and for names that repeat."""
     text, dialect = decoded(raw, Path(where))
     try:
-        lines = [line for line in csv.reader(io.StringIO(text), delimiter=dialect.separator, strict=True) if line]
+        lines = [
+            line for line in csv.reader(io.StringIO(text, newline=""), delimiter=dialect.separator, strict=True) if line
+        ]
     except csv.Error as error:
         raise UsageError(f"{where} is not a CSV: {error}.", FIRST_LINE) from None
     lines = lines[dialect.skip :]

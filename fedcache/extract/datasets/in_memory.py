@@ -9,7 +9,7 @@ program that is run again finds its store, and a dataset that gives other pixels
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from fedcache.extract.datasets.row_sources import layout_of
 from fedcache.extract.datasets.specs import HELD
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import from_pillow
-from fedcache.tables.roles import LABELS
+from fedcache.tables.roles import LABELS, find_column
 from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS
 from fedcache.tables.words import Column, objects_of
 
@@ -151,12 +151,17 @@ def _split_item(item: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
         return item[0], item[1], {}
     if isinstance(item, Mapping):
         names = [str(name) for name in item]
-        image, label = columns.choose(names, columns.IMAGES), columns.choose(names, LABELS)
+        image, label = _named(names, columns.IMAGES), _named(names, LABELS)
         if image is None:
             raise UsageError(f"Item {row} has the keys {', '.join(names[:8])}.", "Expected image and label among them")
         others = {n: v for n, v in item.items() if n not in (image, label) and isinstance(v, str | int | float | bool)}
         return item[image], None if label is None else item[label], others
     return item, None, {}
+
+
+def _named(names: Sequence[str], usual: Sequence[str]) -> str | None:
+    """The key of an item that has a usual name."""
+    return find_column("An item", dict.fromkeys(names), None, usual, "")
 
 
 def pixels_of(image: Any, row: int) -> bytes | NDArray[np.uint8]:

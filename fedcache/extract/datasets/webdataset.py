@@ -15,7 +15,7 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ from fedcache.extract.datasets.record_sources import Shards
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import EXTENSIONS, BadImage
 from fedcache.parsing import parse_json
-from fedcache.tables.roles import LABELS, ColumnChoice, find_column
+from fedcache.tables.file_rows import last_level, refuse_empty
+from fedcache.tables.roles import LABELS, ColumnChoice
 from fedcache.tables.words import Words, objects_of
 
 MOST_TEXT = 1 << 20
@@ -149,6 +150,7 @@ def _matching(text: str) -> list[str]:
 
 def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Shard:
     """The samples of a shard; only images, labels and .json are looked at, others are counted in ``left``."""
+    refuse_empty(path)
     entries = archives.list_tar(path)
     relative = os.path.relpath(path, top) if path != top else path.name
     images: dict[str, int] = {}
@@ -209,9 +211,16 @@ def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path
 
 def _endings_of_text(parts: Mapping[str, int], fields: Mapping[str, Any], choice: ColumnChoice) -> list[str]:
     """Of .cls and .txt of a sample those that are read: .txt is a label only if nothing else is."""
-    named = choice.unlabelled or find_column("", fields, choice.label if choice.label in fields else None, LABELS, "")
-    wanted = ["cls", "txt"] if choice.label == "txt" or not ("cls" in parts or named or choice.label) else ["cls"]
-    return [ending for ending in wanted if ending in parts]
+    if choice.label is None:
+        has_label = choice.unlabelled or "cls" in parts or _is_labelled(fields)
+    else:
+        has_label = choice.label != "txt"
+    return [ending for ending in ("cls", "txt") if ending in parts and (ending == "cls" or not has_label)]
+
+
+def _is_labelled(names: Iterable[str]) -> bool:
+    """Whether a field is called like labels."""
+    return any(last_level(name) in LABELS for name in names)
 
 
 def _with_label(asked: Asked, parts: Sequence[TableRows]) -> Asked:
@@ -220,7 +229,7 @@ def _with_label(asked: Asked, parts: Sequence[TableRows]) -> Asked:
     choice = asked.choice
     if choice.label is None and not choice.unlabelled:
         label = "cls" if "cls" in names else None
-        if label is None and "txt" in names and find_column("", dict.fromkeys(names), None, LABELS, "") is None:
+        if label is None and "txt" in names and not _is_labelled(names):
             label = "txt"
         choice = replace(choice, label=label)
     if choice.label in ("cls", "txt"):

@@ -147,7 +147,7 @@ def test_other_columns_are_groups_by_name_and_nested_ones_are_not(tmp_path, memo
         "day": ("2019-04-14", "2019-04-15"),
     }  # fmt: skip
     assert data.groups["writer"].codes.tolist()[3:6] == [0, -1, 1]
-    assert "score (floats that are not whole), boxes (list, no single value a row)" in data.reading
+    assert "score (floats that are not whole), boxes (lists)" in data.reading
     other = opened(path, memory, "?label=coarse&group=site")
     assert (other.classes, list(other.groups)) == (("thing", "animal"), ["site"])
 
