@@ -41,9 +41,10 @@ class Group:
             return cls.of_words(column)
         if column.dtype.kind == "f":
             known = ~np.isnan(column)
-            # Beyond 2^53 a float no longer tells whole numbers apart.
-            if not ((np.abs(column[known]) < 1 << 53) & (column[known] == np.rint(column[known]))).all():
+            if not (np.isfinite(column[known]) & (column[known] == np.rint(column[known]))).all():
                 raise UsageError("Floats that are not whole sort no rows.", "Give words, or integers.")
+            if not (np.abs(column[known]) < 1 << 53).all():
+                raise UsageError("Floats above 2^53, which are rounded, sort no rows.", "Give words, or integers.")
             column = np.where(known, column, 0).astype(np.int64)
         elif column.dtype.kind in "iub":
             known = np.ones(len(column), bool)

@@ -43,8 +43,12 @@ def with_names(column: Column, names: Sequence[str], where: str) -> Words:
         target = [place[word] for word in group.words]
     else:
         target = []
+        are_names = isinstance(column, Words) and any(word in place for word in group.words)
         for word in group.words:
-            index = int(word) if is_integer(word) else {"False": 0, "True": 1}.get(word, len(names))
+            if are_names:
+                index = place.get(word, len(names))
+            else:
+                index = int(word) if is_integer(word) else {"False": 0, "True": 1}.get(word, len(names))
             if not -1 <= index < len(names):
                 shown = ", ".join(names[:4]) + (", .." if len(names) > 4 else "")
                 raise UsageError(
@@ -88,7 +92,8 @@ def read_labels(where: str, column: Any, count: int, no_label: Sequence[str]) ->
 
 def read_domains(where: str, column: Any, count: int) -> Coded:
     """The domain of each row, -1 where it has none; errors as of ``read_labels``."""
-    return _coded(where, _one_per_row(where, column, count))
+    hint = "--domain-key NAME takes another column."
+    return _coded(where, _one_per_row(where, column, count, hint), "domains", hint)
 
 
 def unlabelled_sentence(coded: Coded) -> list[str]:
@@ -100,32 +105,32 @@ def unlabelled_sentence(coded: Coded) -> list[str]:
     return [f"{rows:,} of {len(coded.codes):,} rows are unlabelled: {', '.join(parts)}."]
 
 
-def _one_per_row(where: str, column: Any, count: int) -> Any:
+def _one_per_row(where: str, column: Any, count: int, another: str = ANOTHER_COLUMN) -> Any:
     column = vector(column)
     hint = "Give every row one label."
     if len(column.shape) == 2 and column.shape[0] == count:
         hint = "Give every row one label. Where every row has exactly one 1, in numpy: labels.argmax(1)"
     elif isinstance(column, Unread):
-        hint = "labels.astype(str)   makes plain words" if column.kind == "objects" else ANOTHER_COLUMN
+        hint = "labels.astype(str)   makes plain words" if column.kind == "objects" else another
         raise UsageError(f"{where} holds {column.why}, expected {count:,} integers or words.", hint)
     elif column.shape == (count,):
         return column
     raise UsageError(f"{where} is {shape_of(column)}, expected one integer or word for each of {count:,} rows.", hint)
 
 
-def _coded(where: str, column: Any) -> Coded:
+def _coded(where: str, column: Any, what: str = "labels", hint: str = ANOTHER_COLUMN) -> Coded:
     if isinstance(column, Words) and column.declared:
-        return Coded(column.codes, column.words, _empty_rows(column.codes))
+        return Coded(column.codes, column.words, _empty_rows(column.codes, "with -1 or no value"))
     try:
         group = Group.of(column)
     except UsageError as error:
-        raise UsageError(f"{where} holds no labels. {error.message}", ANOTHER_COLUMN) from error
-    return Coded(group.codes, group.words, _empty_rows(group.codes))
+        raise UsageError(f"{where} holds no {what}. {error.message}", hint) from error
+    return Coded(group.codes, group.words, _empty_rows(group.codes, "empty"))
 
 
-def _empty_rows(codes: NDArray[np.int32]) -> dict[str, int]:
+def _empty_rows(codes: NDArray[np.int32], what: str) -> dict[str, int]:
     empty = int((codes < 0).sum())
-    return {"empty": empty} if empty else {}
+    return {what: empty} if empty else {}
 
 
 def _without_words(coded: Coded, dropped: Sequence[int]) -> Coded:

@@ -136,6 +136,9 @@ def read_roles(
     label_key = _label_column(where, columns, choice, count)
     domain_key = find_column(where, columns, choice.domain, (), "--domain-key")
     domain_key = domain_key or find_column(where, _of_rows(columns, count), None, DOMAINS, "--domain-key")
+    # A column of another kind, such as measurements, is taken too, so that it is refused.
+    unread = {key: values for key, values in columns.items() if values.shape == (count,)}
+    domain_key = domain_key or find_column(where, unread, None, DOMAINS[:1], "--domain-key")
     class_key = _class_names_column(columns, label_key, count)
     if class_key is not None and classes is None:
         classes = words_in(columns[class_key])
@@ -148,7 +151,8 @@ def read_roles(
     split_key = find_column(where, columns, choice.split, SPLITS, "--split-key")
     split_keys: tuple[str, ...] = ()
     if splits is None:
-        others = {key: values for key, values in columns.items() if key not in (label_key, domain_key)}
+        other_roles = {label_key, domain_key} - {choice.split}
+        others = {key: values for key, values in columns.items() if key not in other_roles}
         found = find_splits(str(where), others, choice.split, split_key, choice.groups or (), count)
         split_keys = found.keys
         splits = found.codes
@@ -178,7 +182,14 @@ def read_roles(
         unused=unused,
         label_key=label_key,
         may_be_labels=may_be_labels,
-        notes=[*said, *unlabelled_sentence(coded), *notes, *groups_sentence(groups), *_renamed(sorters, groups)],
+        notes=[
+            *said,
+            *_chosen_labels(columns, label_key),
+            *unlabelled_sentence(coded),
+            *notes,
+            *groups_sentence(groups),
+            *_renamed(sorters, groups),
+        ],
     )
 
 
@@ -223,11 +234,8 @@ def need_labels(where: Path | str, may_be_labels: Mapping[str, int], also: str =
     more = f", and {len(may_be_labels) - 6} more columns may be labels" if len(may_be_labels) > 6 else ""
     return UsageError(
         f"{where} has no column called {', '.join(LABELS[:7])} or {LABELS[7]}; {shown}{more}.",
-        f"{CHOOSE_LABELS} --label-key {shell_word(likely)}{also}; or say that there are none: --unlabelled",
+        f"Name the column of labels: --label-key {shell_word(likely)}{also}; or say that there are none: --unlabelled",
     )
-
-
-CHOOSE_LABELS = "Name the column of labels:"
 
 
 def counted(n: int) -> str:
@@ -270,6 +278,14 @@ def _label_column(where: Path | str, columns: Mapping[str, Any], choice: ColumnC
     if key is None and len(marked) > 1:
         raise UsageError(f"{where} has several columns of classes: {', '.join(marked)}.", "--label-key NAME names one")
     return key or next(iter(marked), None)
+
+
+def _chosen_labels(columns: Mapping[str, Any], label_key: str | None) -> list[str]:
+    """Which column is the labels, where another one is called like labels too."""
+    others = [key for key in columns if key != label_key and last_level(key) in LABELS]
+    if label_key is None or not others:
+        return []
+    return [f"The labels are {label_key}, and not {', '.join(others)}."]
 
 
 def _class_names_column(columns: Mapping[str, Any], label_key: str | None, count: int) -> str | None:
@@ -470,7 +486,7 @@ def find_names(
             continue
         names = _names(values) if isinstance(values, Words) or values.dtype.kind in "iu" else ()
         if "" not in names and len(set(names)) == count:
-            return key, names, said
+            return key, names, [*said, f"{key} names the rows."]
         said.append(f"{key} repeats or is empty, so it names no rows.")
     return None, numbered(count), said
 

@@ -300,7 +300,7 @@ def _asked_splits(where: str, key: str, column: Any, count: int) -> FoundSplits:
         shown = " and ".join(group.words)
         raise UsageError(
             f"{where}: {key} holds {shown}, and its name does not say which of them are the test rows.",
-            "Call the column is_test or is_train, or write the words train and test into it.",
+            "Call the column is_test or is_train (--split-key is_test), or write the words train and test into it.",
         )
     if not is_code:
         raise _strange(where, key, group, codes, CODES | SPLIT_WORDS)

@@ -760,6 +760,38 @@ def test_features_of_two_splits_are_those_of_the_file(tmp_path: Path) -> None:
     assert (store.samples.split == [1] * 8 + [0] * 16).all()
 
 
+def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
+    label = ["ant", "bee", "lion"] * (ROWS // 3)
+    write_npz(tmp_path / "e.npz", {"X": FEATURES, "classes": np.array(["ant", "bee"])}, {"label": label})
+    refused(lambda: of_embeddings(tmp_path / "e.npz", ColumnChoice()), "'lion'", "ant, bee")
+    measured = {"label": label, "domain": [0.5, 1.0] * (ROWS // 2)}
+    large = {"label": [2.0**60, 2.0**61] * (ROWS // 2)}
+    for door in ("ingest npz", "arrays npz", "rows npz", "hf", "texts parquet"):
+        refused(lambda door=door: through(door, tmp_path, measured, ColumnChoice()), ": domain holds", "--domain-key")
+        refused(lambda door=door: through(door, tmp_path, large, ColumnChoice()), "2^53" if "npz" in door else "label")
+
+
+def test_a_command_that_fails_is_not_advised_again(tmp_path: Path) -> None:
+    write_npz(tmp_path / "e.npz", {"X": FEATURES}, {"label": [0, 1] * (ROWS // 2), "split": ["a", "b"] * (ROWS // 2)})
+    for words in ((), ("--label-key", "nothing"), ("--split-key", "nothing"), ("--split-key", "label")):
+        said = fedcache("ingest", tmp_path / "e.npz", "--name", "mine", *words)
+        assert said.code == Exit.USAGE
+        assert "Then:" not in said.err
+
+
+def test_files_without_a_split_in_their_name_are_named_if_no_other_has_training_rows(tmp_path: Path) -> None:
+    (tmp_path / "h").mkdir()
+    (tmp_path / "w").mkdir()
+    columns: Columns = {"label": [0, 1] * (ROWS // 2)}
+    for name in ("site_a", "site_val", "test_site"):
+        write_parquet(tmp_path / "h" / f"{name}.parquet", PICTURES, columns)
+        write_tar(tmp_path / "w" / f"{name}.tar", columns)
+    refused(
+        lambda: of_dataset(f"hf:{tmp_path / 'h'}", ColumnChoice()), "site_a.parquet would be left out", "train-0000"
+    )
+    refused(lambda: of_dataset(f"webdataset:{tmp_path / 'w'}", ColumnChoice()), "site_a.tar would be", "train-0000")
+
+
 # What a user is told, and that nothing is written before
 
 

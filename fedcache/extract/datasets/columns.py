@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from fedcache.extract.datasets.dataset import SPLIT_WORDS, TRAIN, Context, Datas
 from fedcache.extract.recipe import slug as safe
 from fedcache.parsing import listed
 from fedcache.store.samples import complete_split
-from fedcache.tables.file_rows import stem_of
+from fedcache.tables.file_rows import some_names, stem_of
 from fedcache.tables.roles import ColumnChoice, Roles, counted, read_roles, unused_sentence
 from fedcache.tables.words import Column, joined_columns
 
@@ -155,6 +155,16 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
     mark = "&" if parse_rest(rest, kind).place != rest else "?"
     written = {words[option]: value.replace("%", "%25").replace("&", "%26") for option, value in given.items()}
     return f"{spec}{mark}{'&'.join(f'{word}={value}' for word, value in written.items())}"
+
+
+def refuse_without_training(where: Path, splits: Iterable[int | None], left_out: Sequence[str]) -> None:
+    """Refuse files of which some name a split, none of them training, while others name none. Raises UsageError."""
+    if left_out and TRAIN not in splits:
+        raise UsageError(
+            f"{where}: the names of some files say a split, and none of them train; {some_names(left_out, 4)} would be "
+            "left out.",
+            "Put train into the names of the files of training rows, as in train-0000.",
+        )
 
 
 def joined_parts(parts: Sequence[TableRows]) -> tuple[dict[str, Column], NDArray[np.uint8] | None, dict[str, str]]:

@@ -63,6 +63,7 @@ def load(rest: str, context: Context) -> Dataset:
     path, facts = _locate(asked.place, context), key(rest, context)
     need_arrow(f"hf:{asked.place}")
     files, left_out = _files(path, context)
+    columns.refuse_without_training(path, [file.split for file in files], left_out)
     features = _features(files[0], path)
     image = _image_column(files[0].schema, features, asked, path)
     by_split: dict[int | None, list[RecordFile]] = {}
@@ -174,8 +175,12 @@ def _files(path: Path, context: Context) -> tuple[list[RecordFile], list[str]]:
     files = [_open(path / name, splits[name]) for name in known or names]
     for file in files:
         if not file.schema.equals(files[0].schema):
+            here = {f"{field.name} {field.type}" for field in file.schema}
+            there = {f"{field.name} {field.type}" for field in files[0].schema}
+            other = ", ".join(sorted(here ^ there)) or "in another order"
             raise UsageError(
-                f"{file.path} has other columns than {files[0].path}.", "Files of one dataset have the same columns"
+                f"{file.path} has other columns than {files[0].path}: {other}.",
+                "Files of one dataset have the same columns, of the same types",
             )
     return files, [name for name in names if known and splits[name] is None]
 

@@ -76,6 +76,7 @@ def load(rest: str, context: Context) -> Dataset:
     shards = [_read_shard(top, path, asked, left) for path in paths]
     known = [shard for shard in shards if shard.split is not None]
     left_out = [shard.name for shard in shards if known and shard.split is None]
+    columns.refuse_without_training(top, [shard.split for shard in known], left_out)
     shards = known or shards
     by_split: dict[int | None, list[_Shard]] = {}
     for shard in shards:

@@ -38,7 +38,7 @@ from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store
 from fedcache.tables.conversion import BEGIN
-from fedcache.tables.roles import CHOOSE_LABELS, ColumnChoice, need_labels
+from fedcache.tables.roles import ColumnChoice, need_labels
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def ingest_file(
         content = arrange(found, name, drop_nan=drop_nan, observer=observer)
     except FedcacheError as error:
         # Where the answer is another command or an option, the same command does not help.
-        mended = file.is_file() and not error.hint.startswith(("fedcache extract", CHOOSE_LABELS, BEGIN))
-        hint = f"{error.hint}\nThen:  {again}" if mended else error.hint
+        another = error.hint.startswith(("fedcache extract", BEGIN)) or " --" in f" {error.hint} {error.message}"
+        hint = f"{error.hint}\nThen:  {again}" if file.is_file() and not another else error.hint
         if error.hint == NOT_FINITE_HINT:
             hint = f"Mend these rows of the file, or leave them out:  {again} --drop-nan"
         raise FedcacheError(error.code, error.message, hint) from error
