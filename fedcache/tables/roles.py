@@ -206,8 +206,8 @@ def find_column(
         if asked not in raw and asked.strip() in raw:
             return asked.strip()
         if asked not in raw:
-            name = where.name if isinstance(where, Path) else where
-            hint = f"{name} has the columns {some_names(raw)}."
+            file = where.name if isinstance(where, Path) else where
+            hint = f"{file} has the columns {some_names(raw)}."
             raise UsageError(unknown("column", asked, raw, hint=hint).message + f" It was given with {option}.", hint)
         return asked
     found: dict[str, list[str]] = {}

@@ -240,19 +240,21 @@ def _codes_of(
 def _flags(where: str, raw: Mapping[str, Any], groups: Sequence[str], count: int) -> FoundSplits:
     """The splits of columns of truth values, such as is_test and is_val."""
     flags: dict[str, NDArray[np.bool_]] = {}
-    for key in raw:
-        if _flag_of(key) is not None:
-            every = key.lower() not in BARE_FLAGS
-            codes = _codes_of(where, key, raw[key], TRUTH, groups, count, every=every)
-            if codes is not None:
-                flags[key] = codes == 1
-    if all(key.lower() in BESIDE_OTHERS for key in flags):
-        return NO_SPLITS
-    return _of_flags(where, flags, {key: _flag_of(key) for key in flags}, count)
+    meanings: dict[str, int] = {}
+    for key in sorted(raw, key=lambda key: key.lower() in BESIDE_OTHERS):
+        meaning = _flag_of(key)
+        if meaning is None or (key.lower() in BESIDE_OTHERS and not flags):
+            continue
+        every = key.lower() not in BARE_FLAGS
+        codes = _codes_of(where, key, raw[key], TRUTH, groups, count, every=every)
+        if codes is not None:
+            flags[key] = codes == 1
+            meanings[key] = meaning
+    return _of_flags(where, flags, meanings, count) if flags else NO_SPLITS
 
 
 def _of_flags(
-    where: str, flags: Mapping[str, NDArray[np.bool_]], meanings: Mapping[str, int | None], count: int
+    where: str, flags: Mapping[str, NDArray[np.bool_]], meanings: Mapping[str, int], count: int
 ) -> FoundSplits:
     """The splits where each column marks the rows of one; the other rows are of the first split that none marks.
 
@@ -281,7 +283,7 @@ def _of_flags(
             "Mark every row once, or take one column alone: --split-key NAME",
         )
     codes[without] = free[0] if free else UNKNOWN
-    marked = ", ".join(f"{SPLIT_NAMES[code]} where {key} is true" for key, code in meanings.items() if code is not None)
+    marked = ", ".join(f"{SPLIT_NAMES[code]} where {key} is true" for key, code in meanings.items())
     return FoundSplits(tuple(flags), codes.astype(np.uint8), [f"Splits: {marked}; {_rows_of_splits(codes)}."])
 
 

@@ -413,6 +413,14 @@ def test_a_name_that_does_not_say_it_is_refused(tmp_path: Path, name: str) -> No
         refused(lambda door=door: through(door, tmp_path, columns, ColumnChoice(split=name)), "does not say", "is_test")
 
 
+@pytest.mark.parametrize("values", [[0, 1, 2], ["yes", "no", None], [True, True, False]])
+def test_val_and_is_valid_alone_mark_no_rows(tmp_path: Path, values: list[Any]) -> None:
+    # A value, and whether a row is usable.
+    columns: Columns = dict.fromkeys(("val", "is_valid"), values * (ROWS // 3))
+    read = all_doors(tmp_path, {"label": [row % 2 for row in range(ROWS)], **columns})
+    assert (read.splits, list(read.groups)) == (None, ["val", "is_valid"])
+
+
 @pytest.mark.parametrize("columns", [{"split": ["train"]}, {"is_test": [False]}, {"is_train": ["yes"]}])
 def test_without_test_rows_a_fifth_of_the_training_rows_is_held_out(tmp_path: Path, columns: Columns) -> None:
     table = {"label": [row % 2 for row in range(ROWS)], **{name: values * ROWS for name, values in columns.items()}}

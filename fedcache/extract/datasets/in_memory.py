@@ -90,8 +90,9 @@ def _by_split(source: Any) -> list[tuple[int | None, Any]]:
                 f"The dictionary has the keys {', '.join(map(repr, list(source)[:5]))}, and no splits alone.",
                 f"Expected {_EXPECTED}",
             )
-        coded = [(SPLIT_WORDS[str(name).lower()], _checked(items)) for name, items in source.items()]
-        return sorted(coded, key=lambda part: SPLIT_NAMES[part[0]])
+        parts = [(SPLIT_WORDS[str(name).lower()], _checked(items)) for name, items in source.items()]
+        parts.sort(key=lambda part: SPLIT_NAMES[part[0]])
+        return [*parts]
     return [(None, _checked(source))]
 
 

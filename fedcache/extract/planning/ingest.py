@@ -85,7 +85,7 @@ def ingest_file(
         content = arrange(found, name, drop_nan=drop_nan, observer=observer)
     except FedcacheError as error:
         # Where the answer is another command or an option, the same command does not help.
-        another = error.hint.startswith(("fedcache extract", BEGIN)) or " --" in f" {error.hint} {error.message}"
+        another = error.hint.startswith(("fedcache extract", BEGIN)) or "--" in error.message + error.hint
         hint = f"{error.hint}\nThen:  {again}" if file.is_file() and not another else error.hint
         if error.hint == NOT_FINITE_HINT:
             hint = f"Mend these rows of the file, or leave them out:  {again} --drop-nan"
