@@ -17,7 +17,7 @@ from fedcache.extract import backbones as registry
 from fedcache.extract.augment import parse_policy
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
 from fedcache.extract.datasets import Dataset, holds_of, in_memory, open_dataset, peek
-from fedcache.extract.datasets.columns import with_keys
+from fedcache.extract.datasets.columns import in_a_spec, with_keys
 from fedcache.extract.datasets.dataset import Context, counted, trained_and_tested
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning import plan as planning
@@ -101,7 +101,7 @@ def extract(
     say_dataset(data, spec, config.augment, observer)
     if data.may_be_labels:
         likely = next(iter(data.may_be_labels))
-        raise need_labels(spec, data.may_be_labels, f", in a spec {spec.partition('?')[0]}?label={likely}")
+        raise need_labels(spec, data.may_be_labels, f", in a spec {spec.partition('?')[0]}?label={in_a_spec(likely)}")
     path = store or place_of_data(home, data, observer)
     if dry_run:
         return estimate(path, data, planned, config, home, observer, skipped, fresh=fresh)

@@ -526,7 +526,7 @@ def groups_of(
             group = _group(vector(values), count)
             # Sentences, paths and times sort nothing, and may say who a row is of.
             if asked is None and not key.startswith(GROUP) and _differs_in_every_row(group):
-                kept = shell_word(key)
+                kept = shell_word(in_a_list([key]))
                 left[key] = f"{len(group.words):,} different values in {count:,} rows; --group-key {kept} keeps it"
                 continue
             sorters[key] = group

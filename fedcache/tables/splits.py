@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,7 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import FedcacheError, UsageError
+from fedcache.errors import FedcacheError, UsageError, shell_word
+from fedcache.parsing import in_a_list
 from fedcache.tables.file_rows import FileRows, last_level
 from fedcache.tables.groups import RESERVED, Group
 from fedcache.tables.words import Unread, Words, shape_of, vector
@@ -167,13 +167,14 @@ def _refuse_unused_splits(where: str, raw: Mapping[str, Any], groups: Sequence[s
     for key, column in raw.items():
         if key in groups or key.startswith("group/") or not isinstance(vector(column), Words):
             continue
-        group = _values(column, count)
-        codes = _read(group, SPLIT_WORDS) if group is not None else np.zeros(0, np.int64)
+        values = _values(column, count)
+        codes = _read(values, SPLIT_WORDS) if values is not None else np.zeros(0, np.int64)
         if {TRAIN, TEST} <= set(np.unique(codes).tolist()) and UNKNOWN not in codes:
+            as_group = shell_word(in_a_list([key]))
             raise UsageError(
                 f"{where}: {key} holds words of splits alone ({_rows_of_splits(codes)}), and its name is not one of a "
                 "split.",
-                f"--split-key {shlex.quote(key)} takes it, and --group-key {shlex.quote(key)} keeps it as a group.",
+                f"--split-key {shell_word(key)} takes it, and --group-key {as_group} keeps it as a group.",
             )
 
 
@@ -271,7 +272,7 @@ def _of_flags(
         if clash.any():
             raise UsageError(
                 f"{where}: {', '.join(flags)} contradict each other, first in row {int(np.argmax(clash)):,}.",
-                f"Mark every row once, or take one column alone: --split-key {shlex.quote(next(iter(flags)))}",
+                f"Mark every row once, or take one column alone: --split-key {shell_word(next(iter(flags)))}",
             )
         codes[truth] = code
     free = [code for code in (TRAIN, TEST, VALIDATION) if code not in meanings.values()]
@@ -350,7 +351,7 @@ def _otherwise(key: str) -> str:
     another = "--split-key NAME takes another column"
     if key.lower() in RESERVED:
         return f"{another}; without the column a fifth of the rows is held out."
-    return f"{another}, and --group-key {shlex.quote(key)} keeps this one as a group."
+    return f"{another}, and --group-key {shell_word(in_a_list([key]))} keeps this one as a group."
 
 
 def split_named(tokens: Sequence[str]) -> int | None:

@@ -135,6 +135,11 @@ def _several(words: str) -> tuple[str, ...]:
     return tuple(listed(words))
 
 
+def in_a_spec(column: str) -> str:
+    """The name of a column as a spec has it: ``&`` is written %26, and ``%`` %25."""
+    return column.replace("%", "%25").replace("&", "%26")
+
+
 def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
     """A spec with the columns that options name written behind it, by option: ``{"--label-key": "grade"}``.
 
@@ -153,7 +158,7 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
                 "Of several datasets as domains each names its own: a=arrays:a.npz?label=grade,b=arrays:b.npz?label=y",
             )
     mark = "&" if parse_rest(rest, kind).place != rest else "?"
-    written = {words[option]: value.replace("%", "%25").replace("&", "%26") for option, value in given.items()}
+    written = {words[option]: in_a_spec(value) for option, value in given.items()}
     return f"{spec}{mark}{'&'.join(f'{word}={value}' for word, value in written.items())}"
 
 

@@ -3,9 +3,9 @@
 ``000017.jpg`` with ``000017.cls`` or ``000017.json`` beside it, in one tar, a folder of them, ``shard-*.tar`` or
 ``shard-{0000..0009}.tar``. A name ends at its first dot. The label is the number or word in ``.cls``, else a field of
 ``.json`` (``label``, ``class`` or as ``--label-key`` says), else ``.txt``; the other fields of ``.json`` are groups.
-Words of ``.json`` stay words; ``.cls`` has no types and is read as a cell of a CSV is.
-The split is in the names of shards and folders (``train-0000.tar``, ``test/0000.tar``). Shards are read in place and
-must not be compressed; links, devices and broken ends are refused, and other parts of a sample are left out.
+Words of ``.json`` stay words; ``.cls`` has no types and is read as a cell of a CSV is. The split is in the names of
+shards and folders (``train-0000.tar``, ``test/0000.tar``). Shards are read in place and must not be compressed; links,
+devices and broken ends are refused, and other parts of a sample are left out.
 """
 
 from __future__ import annotations
