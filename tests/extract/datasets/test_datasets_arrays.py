@@ -222,7 +222,7 @@ def test_class_names_are_those_of_the_file(tmp_path: Path, memory: DigestMemory)
 
 
 def test_labels_and_splits_that_make_no_sense_are_refused(tmp_path: Path, memory: DigestMemory) -> None:
-    for labels, words in ((LABELS + 0.5, "not whole"), (LABELS + 2.0**63, "not whole")):
+    for labels, words in ((LABELS + 0.5, "not whole"), (LABELS + 2.0**63, "2^53")):
         refused(lambda labels=labels: opened(write(tmp_path / "l.npz", x=RGB, y=labels), memory), words, "--label-key")
     for split in (np.array(["train", "trian"] * 10), np.array([0, 3] * 10)):
         refused(lambda split=split: opened(write(tmp_path / "s.npz", x=RGB, split=split), memory), "split")
