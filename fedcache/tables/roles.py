@@ -525,12 +525,14 @@ def groups_of(
         try:
             group = _group(vector(values), count)
             # Sentences, paths and times sort nothing, and may say who a row is of.
-            if asked is None and not key.startswith(GROUP) and _differs_in_every_row(group):
+            many = asked is None and not key.startswith(GROUP) and _differs_in_every_row(group)
+            if not many:
+                sorters[key] = group
+            name = usable_group_name(key.removeprefix(GROUP))
+            if many:
                 kept = shell_word(in_a_list([key]))
                 left[key] = f"{len(group.words):,} different values in {count:,} rows; --group-key {kept} keeps it"
                 continue
-            sorters[key] = group
-            name = usable_group_name(key.removeprefix(GROUP))
             if name in found or (name != key and name in raw and name not in taken and name in (asked or raw)):
                 raise UsageError(f"Another column is the group {name}.", "Give every column a name of its own.")
             found[name] = group
