@@ -14,22 +14,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedcache.errors import UsageError, shell_word
 from fedcache.federate.partition.dirichlet_shares import Rule, counts_or_error, deal_by_rule, present
 from fedcache.federate.partition.fill_up import FILL
-from fedcache.federate.partition.rows import (
-    FEWER,
-    Dealt,
-    MatchedTests,
-    RowPool,
-    Streams,
-    fewer_shots,
-    first_per_class,
-    need_rows,
-)
+from fedcache.federate.partition.rows import FEWER, Dealt, MatchedTests, RowPool, Streams, first_per_class, need_rows
 from fedcache.federate.partition.scheme import (
     DOMAIN,
     Argument,
+    InfeasibleError,
     Scheme,
     Values,
     alpha_argument,
@@ -53,8 +44,8 @@ def deal_feature_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         train.append(first_per_class(pool, rows, shots))
         short += [f"{pool.columns.domains[domain]}/{name}" for name in _short(pool, rows, shots)]
         least = min(least, *map(len, pool.by_class(rows)))
-    notes = [f"{FEWER} {shots} training rows: {_some(short)}; {fewer_shots(least)}"] if short else []
-    return Dealt(train, _balanced_tests(pool, args), _names(pool), notes)
+    notes = [f"{FEWER} {shots} training rows: {_some(short)}"] if short else []
+    return Dealt(train, _balanced_tests(pool, args), _names(pool), notes, enough_shots=least if short else None)
 
 
 def deal_feature_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
@@ -117,7 +108,9 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     else:
         rest = np.setdiff1d(pool.test, np.concatenate(held))
         test = [first_per_class(pool, rest, count_of(args, "tests"))] * len(train)
-    return Dealt(train, test, notes=_label_shift_notes(pool, args, quota, train))
+    asked = round(count_of(args, "shots") * ratio * count_of(args, "clients"))
+    enough = _enough_shots(args, int(quota.min())) if (quota < asked).any() else None
+    return Dealt(train, test, notes=_label_shift_notes(pool, args, quota, train), enough_shots=enough)
 
 
 def _label_shift_notes(pool: RowPool, args: Values, quota: np.ndarray, train: Sequence[np.ndarray]) -> list[str]:
@@ -131,35 +124,35 @@ def _label_shift_notes(pool: RowPool, args: Values, quota: np.ndarray, train: Se
         notes.append(
             f"{int((quota < asked).sum())} of {len(quota)} classes have {FEWER} the {asked} rows asked for (least "
             f"{int(quota.min())}): {mean:.1f} training rows a client instead of "
-            f"{count_of(args, 'shots') * len(quota)}; {_label_shift_remedy(args, int(quota.min()))}"
+            f"{count_of(args, 'shots') * len(quota)}"
         )
     return notes
 
 
-def _label_shift_remedy(args: Values, least: int) -> str:
-    """What gives every client the rows it was asked to have: fewer shots, or more data or fewer clients."""
+def _enough_shots(args: Values, least: int) -> int:
+    """The most shots for which a class of ``least`` rows has enough."""
     rows_per_shot = number_of(args, "ratio") * count_of(args, "clients")
     shots = count_of(args, "shots") - 1
     while shots and round(shots * rows_per_shot) > least:
         shots -= 1
-    return fewer_shots(shots, " or deal to fewer --clients")
+    return shots
 
 
 def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
-    """The chosen domains. Raises UsageError, unless they are two or more, each with training and test rows."""
+    """The chosen domains. Raises InfeasibleError, unless they are two or more, each with training and test rows."""
     names = _names(pool)
     if len(names) < 2:
-        raise UsageError(
+        raise InfeasibleError(
             f"Scheme {scheme.name} makes each domain a client: found {len(names)} ({', '.join(names)}), expected at "
             "least 2.",
-            "One domain is dealt by --scheme label-shift.",
+            "",
         )
     for split, rows in (("train", pool.train), ("test", pool.test)):
         empty = [name for name, code in zip(names, pool.domains, strict=True) if not len(pool.of_domain(rows, code))]
         if empty:
-            others = ",".join(name for name in names if name not in empty)
-            hint = f"--domain {shell_word(others)}" if others else "See the counts per split: fedcache inspect"
-            raise UsageError(f"Scheme {scheme.name}: no {split} rows with ok = 1 in {', '.join(empty)}.", hint)
+            others = tuple(name for name in names if name not in empty)
+            why = f"Scheme {scheme.name}: no {split} rows with ok = 1 in {', '.join(empty)}."
+            raise InfeasibleError(why, "", {"domain": others} if len(others) > 1 else {})
     return pool.domains
 
 

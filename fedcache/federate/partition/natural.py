@@ -252,6 +252,7 @@ def _divided(
     names: list[str] = []
     train: list[np.ndarray] = []
     test: list[np.ndarray] = []
+    enough: list[int] = []
     for word, own, tested in zip(members.words, members.train, members.test, strict=True):
         values = scheme.resolve({**given, "domain": None})
         # Every value has streams of its own, so that one more value moves no other draw.
@@ -271,9 +272,19 @@ def _divided(
         if within:
             test += list(dealt.test) if dealt.test is not None else [sub.test] * count
         notes += [f"{word}: {note}" for note in dealt.notes]
+        if dealt.enough_shots is not None:
+            enough.append(dealt.enough_shots)
     if within:
         common = sorted_once(np.concatenate([*test, members.test.rows[:0]]))
-    return Dealt(train, test if within else None, names, notes, common=common, pool=members.train.rows)
+    return Dealt(
+        train,
+        test if within else None,
+        names,
+        notes,
+        common=common,
+        pool=members.train.rows,
+        enough_shots=min(enough, default=None),
+    )
 
 
 NATURAL = Scheme(

@@ -26,7 +26,7 @@ from fedcache.federate.partition.chosen_tests import leaks, tests_of_clients
 from fedcache.federate.partition.client_table import Client, ClientTable, Validation
 from fedcache.federate.partition.natural import NATURAL, OF_INSIDE
 from fedcache.federate.partition.row_lists import NumberedNames, RowLists, sorted_once
-from fedcache.federate.partition.rows import TEST, TRAIN, Columns, RowPool, Streams, make_pool
+from fedcache.federate.partition.rows import FEWER, TEST, TRAIN, Columns, RowPool, Streams, make_pool
 from fedcache.federate.partition.scheme import Argument, InfeasibleError, Scheme, Value, checked_seed
 from fedcache.federate.partition.schemes import SCHEMES as OF_POOLS
 from fedcache.federate.partition.validation import with_validation
@@ -306,7 +306,7 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
     values = how.resolve(args)
     seed = checked_seed(seed)
     try:
-        return _deal(how, columns, values, seed)
+        return _deal(how, columns, values, seed, advise=True)
     except InfeasibleError as error:
         raise _tried(error, how, columns, values, seed) from error
 
@@ -340,14 +340,22 @@ def _tried(
         return InfeasibleError(message, "See how many rows each value has:  fedcache inspect")
     if error.hint and not error.instead:
         return error
-    even = SCHEMES["iid"]
-    asked = values.get("clients")
-    given = {"clients": asked if isinstance(asked, int) else len(columns.domains), "domain": values["domain"]}
+    domain = values["domain"]
+    assert domain is None or isinstance(domain, tuple)
+    given: dict[str, Value] = {"domain": domain}
+    if all(a.name != "clients" for a in how.arguments) and len(domain or columns.domains) < 2:
+        simpler = SCHEMES["label-shift"]
+        what = "Deal the rows of one domain to several clients instead"
+    else:
+        simpler = SCHEMES["iid"]
+        what = "Deal the rows evenly instead"
+        asked = values.get("clients")
+        given["clients"] = asked if isinstance(asked, int) else len(columns.domains)
     try:
-        command = even.command(_followed(even, columns, even.resolve(given), given, seed))
-    except FedcacheError as other:
-        return other
-    return InfeasibleError(message, f"Deal the rows evenly instead:  {command} {SEED} {seed}")
+        command = simpler.command(_followed(simpler, columns, simpler.resolve(given), given, seed))
+    except FedcacheError as refused:
+        return refused if refused.hint else InfeasibleError(message, "See the counts per split:  fedcache inspect")
+    return InfeasibleError(message, f"{what}:  {command} {SEED} {seed}")
 
 
 def _followed(
@@ -377,8 +385,38 @@ def _advising(
     return InfeasibleError(message, f"{how.command({**values, **instead})} {SEED} {seed}", instead)
 
 
-def _deal(how: Scheme, columns: Columns, values: Mapping[str, Value], seed: int) -> Partition:
-    """The partition of resolved arguments. Raises as ``make``; an InfeasibleError with advice that nobody has tried."""
+def _with_remedy(
+    notes: Sequence[str], enough: int, how: Scheme, columns: Columns, values: Mapping[str, Value], seed: int
+) -> list[str]:
+    """Notes of which the last one about too few rows says what to do: arguments that were tried, or more rows.
+
+    Args:
+        notes: of the partition.
+        enough: the most ``shots`` for which all classes have enough rows, 0 for none.
+        how: the scheme.
+        columns: of the dataset.
+        values: arguments of the scheme.
+        seed: of the partition.
+    """
+    inner = SCHEMES[str(values["inside"])] if how is NATURAL else how
+    fewer = ", or deal to fewer --clients" if any(a.name == "clients" for a in inner.arguments) else ""
+    remedy = f"extract more images{fewer}"
+    if enough:
+        with suppress(FedcacheError):
+            found = _followed(how, columns, values, {"shots": enough}, seed)
+            tried = _deal(how, columns, {**values, **found}, seed)
+            if not any(FEWER in note for note in tried.notes):
+                options = " ".join(how.argument(name).option(value) for name, value in sorted(found.items()))
+                remedy = f"{options} deals what it asks for"
+    place = max(i for i, note in enumerate(notes) if FEWER in note)
+    return [*notes[:place], f"{notes[place]}; {remedy}", *notes[place + 1 :]]
+
+
+def _deal(how: Scheme, columns: Columns, values: Mapping[str, Value], seed: int, *, advise: bool = False) -> Partition:
+    """The partition of resolved arguments. Raises as ``make``; an InfeasibleError with advice that nobody has tried.
+
+    With ``advise`` a note about too few rows says what to do.
+    """
     scheme = how.name
     streams = Streams(seed, scheme)
     domain = values["domain"]
@@ -393,6 +431,8 @@ def _deal(how: Scheme, columns: Columns, values: Mapping[str, Value], seed: int)
     test = pool.test[~trained[pool.test]] if dealt.common is None else dealt.common
     dealt_from = pool.dealt if dealt.pool is None else dealt.pool
     notes = [*pool.notes, *dealt.notes]
+    if advise and dealt.enough_shots is not None:
+        notes = _with_remedy(notes, dealt.enough_shots, how, columns, values, seed)
     if not len(test) and dealt.test is not None and any(len(rows) for rows in dealt.test):
         test = sorted_once(np.concatenate(dealt.test))
         notes.append("no test split: the global test rows are those of all clients together")

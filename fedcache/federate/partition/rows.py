@@ -110,12 +110,8 @@ class Dealt:
     notes: Sequence[str] = ()  # what a reader of the partition should know
     common: np.ndarray | None = None  # int64, ascending: the global test rows; None for the test split
     pool: np.ndarray | None = None  # int64: the rows that could have been dealt; None for those of the pool
-
-
-def fewer_shots(shots: int, otherwise: str = "") -> str:
-    """What to do where classes run out of rows: ``shots``, the most that all have, or ``otherwise`` if that is 0."""
-    more = f"extract more images{',' if otherwise else ''}{otherwise}"
-    return f"--shots {shots} deals what it asks for" if shots else more
+    # the most ``shots`` for which all classes have enough rows, 0 for none; None where no class has too few
+    enough_shots: int | None = None
 
 
 def make_pool(

@@ -8,7 +8,7 @@ deals pieces of classes, and ``few-shot`` a few images of every class.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,7 +18,7 @@ from fedcache.federate.partition.dirichlet_shares import Rule, counts_or_error, 
 from fedcache.federate.partition.domain_shift import FEATURE_LABEL_SHIFT, FEATURE_SHIFT, LABEL_SHIFT
 from fedcache.federate.partition.fill_up import FILL
 from fedcache.federate.partition.row_lists import RowLists
-from fedcache.federate.partition.rows import FEWER, Dealt, RowPool, Streams, fewer_shots, need_rows
+from fedcache.federate.partition.rows import FEWER, Dealt, RowPool, Streams, need_rows
 from fedcache.federate.partition.scheme import (
     DOMAIN,
     LARGEST_COUNT,
@@ -225,17 +225,17 @@ def _few_shot_disjoint(classes: list[np.ndarray], args: Values, streams: Streams
     train = []
     for of_client in np.split(shuffled, np.cumsum(classes_per_client(count, clients))[:-1]):
         train.append(np.concatenate([drawn[c] for c in of_client]))
-    return Dealt(train, notes=_short(classes, shots, 1))
+    return _few_shot(train, classes, shots, 1)
 
 
-def _short(classes: list[np.ndarray], shots: int, times: int) -> list[str]:
-    """A note where classes have fewer than ``times`` x ``shots`` rows, with the shots that all of them have."""
+def _few_shot(train: Sequence[np.ndarray], classes: list[np.ndarray], shots: int, times: int) -> Dealt:
+    """Clients, with a note where classes have fewer than ``times`` x ``shots`` rows."""
     sizes = [len(rows) for rows in classes]
     short, least = sum(size < times * shots for size in sizes), min(sizes)
     if not short:
-        return []
+        return Dealt(train)
     asked = f"{FEWER} the {times * shots} rows asked for (least {least})"
-    return [f"{short} of {len(classes)} classes have {asked}; {fewer_shots(least // times, ' or fewer --clients')}"]
+    return Dealt(train, notes=[f"{short} of {len(classes)} classes have {asked}"], enough_shots=least // times)
 
 
 def classes_per_client(classes: int, clients: int) -> list[int]:
@@ -277,8 +277,8 @@ def _few_shot_dirichlet(classes: list[np.ndarray], args: Values, streams: Stream
         return Rule(quota, clients, number_of(args, "alpha"), exact=False)
 
     counts = counts_or_error(FEW_SHOT, args, streams, rule_of)
-    notes = _short(classes, count_of(args, "shots"), count_of(args, "clients"))
-    return Dealt(deal_rows(classes, counts, streams("rows")), notes=notes)
+    train = deal_rows(classes, counts, streams("rows"))
+    return _few_shot(train, classes, count_of(args, "shots"), count_of(args, "clients"))
 
 
 def _few_shot_infeasible(args: Values, why: str, instead: dict[str, Value]) -> InfeasibleError:

@@ -16,10 +16,12 @@ from partition_rows import columns_from
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.partition.natural import with_column
-from fedcache.federate.partition.partition import SCHEMES, Columns, InfeasibleError, make
+from fedcache.federate.partition.partition import SCHEMES, Columns, InfeasibleError, Partition, make
+from fedcache.federate.partition.rows import FEWER
 from fedcache.runs.partitions import typed_arguments
 
 COMMAND = re.compile(r"fedcache partition --[^\n]*")
+ADVICE = re.compile(r"; ((?:--\S+ \S+ )+)deals what it asks for")
 
 
 def advised(error: FedcacheError) -> list[str]:
@@ -27,13 +29,18 @@ def advised(error: FedcacheError) -> list[str]:
     return [found for found in COMMAND.findall(error.hint) if "--scheme" in found]
 
 
+def words_of(options: list[str]) -> dict[str, Any]:
+    """Arguments of options of schemes, as words."""
+    found: dict[str, Any] = {}
+    for option, value in zip(options[::2], options[1::2], strict=True):
+        name, word = value.split("=", 1) if option == "--option" else (option[2:].replace("-", "_"), value)
+        found[name] = word
+    return found
+
+
 def run_command(command: str, columns: Columns) -> None:
     """Deal as a command says that names options of schemes alone."""
-    words = shlex.split(command)[2:]
-    given_words: dict[str, Any] = {}
-    for option, value in zip(words[::2], words[1::2], strict=True):
-        name, word = value.split("=", 1) if option == "--option" else (option[2:].replace("-", "_"), value)
-        given_words[name] = word
+    given_words = words_of(shlex.split(command)[2:])
     scheme, seed = given_words.pop("scheme"), int(given_words.pop("partition_seed", 0))
     chosen, arguments = with_column(scheme, given_words)
     assert chosen is not None
@@ -55,12 +62,14 @@ SIZES = st.lists(st.lists(st.integers(0, 40), min_size=2, max_size=2), min_size=
 @settings(deadline=None)
 @given(
     sizes=SIZES,
-    inside=st.sampled_from([None, "label-shift", "iid", "dirichlet", "lda", "shards", "few-shot", "flesd"]),
+    inside=st.sampled_from([None, *(name for name in SCHEMES if name != "natural")]),
     clients=st.integers(1, 6),
     alpha=st.sampled_from([0.1, 1.0, 50.0]),
     more=st.integers(1, 12),
     seed=st.integers(0, 9),
 )
+@example(sizes=[[60, 60], [55, 70]], inside="label-shift", clients=5, alpha=1.0, more=10, seed=0)
+@example(sizes=[[20, 20], [20, 20]], inside="feature-shift", clients=2, alpha=1.0, more=4, seed=0)
 @example(sizes=[[8, 8], [1, 1]], inside="label-shift", clients=2, alpha=1.0, more=4, seed=0)
 @example(sizes=[[15, 15], [7, 7], [30, 30]], inside="iid", clients=30, alpha=1.0, more=4, seed=3)
 @example(sizes=[[9, 9], [20, 20]], inside="lda", clients=2, alpha=0.1, more=4, seed=2)
@@ -98,19 +107,64 @@ def test_what_is_advised_works(
 
 
 def check(scheme: str, columns: Columns, arguments: dict[str, Any], seed: int) -> None:
-    """Either it works, or what the refusal advises does."""
-    refused = None
+    """What a warning advises gives every client the rows asked for, and what a refusal advises works."""
     try:
-        make(scheme, columns, seed=seed, **arguments)
+        made = make(scheme, columns, seed=seed, **arguments)
     except FedcacheError as error:
         refused = error
-    if refused is None:
+    else:
+        check_warnings(made, columns, arguments)
         return
     assert refused.hint
     for command in advised(refused):
         run_command(command, columns)
     if isinstance(refused, InfeasibleError) and refused.instead:
         make(scheme, columns, seed=seed, **{**arguments, **refused.instead})
+
+
+def check_warnings(made: Partition, columns: Columns, arguments: dict[str, Any]) -> None:
+    for note in made.notes:
+        advice = ADVICE.search(note)
+        if advice is None:
+            continue
+        changed = words_of(shlex.split(advice.group(1)))
+        enough = make(made.scheme, columns, seed=made.seed, **{**arguments, **typed_arguments(made.scheme, changed)})
+        assert not any(FEWER in note for note in enough.notes), (advice.group(1), enough.notes)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("shots", [2, 5, 10])
+@pytest.mark.parametrize("inside", ["label-shift", "few-shot", "feature-shift", None])
+def test_the_advice_of_a_warning_gives_every_client_what_it_is_asked_for(
+    inside: str | None, shots: int, seed: int
+) -> None:
+    columns = rows_of_values([[60, 62, 58], [50, 55, 61], [50, 49, 53], [57, 51, 60]])
+    for clients in (2, 5):
+        if inside is None:
+            check("feature-shift", columns, {"shots": 10 * shots}, seed)
+        else:
+            own = {a.name for a in SCHEMES[inside].arguments}
+            asked = {"by": "domain", "inside": inside, "clients": clients, "shots": shots}
+            check("natural", columns, {k: v for k, v in asked.items() if k != "clients" or k in own}, seed)
+
+
+def test_the_command_that_a_warning_advises_works_with_the_column(own_home: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    columns = {
+        "labels": np.arange(1200) % 3,
+        "split": np.where(np.arange(1200) % 5 == 4, "test", "train"),
+        "hospital": np.array(["a", "b", "c", "d"])[rng.integers(0, 4, 1200)],
+    }
+    np.savez(tmp_path / "four.npz", **{"features/mine": rng.normal(size=(1200, 4)).astype("f4"), **columns})
+    ok("ingest", tmp_path / "four.npz", "--name", "four")
+    words = ("partition", "--dataset", "four", "--by", "hospital", "--scheme", "label-shift")
+    told = fedcache(*words)
+    assert told.code == 0
+    advice = ADVICE.search(told.err.replace("\n", " "))
+    assert advice is not None
+    again = fedcache(*words, *shlex.split(advice.group(1)), "--replace")
+    assert again.code == 0
+    assert FEWER not in again.err
 
 
 def test_the_command_for_two_unequal_domains_is_one_that_works(own_home: Path, tmp_path: Path) -> None:
