@@ -256,8 +256,8 @@ class Taken:
 
 def import_command(path: Path, backbone: str, prefix: str) -> str:
     """The command that keeps the weights under one prefix of a file."""
-    key = shell_word(prefix.rstrip("."))
-    return f"fedcache backbones import {shell_word(path)} --as {shell_word(backbone)} --key {key}"
+    key = prefix.rstrip(".")
+    return f"fedcache backbones import {shell_word(path)} --as {shell_word(backbone)} --key {shell_word(key)}"
 
 
 def load_strict(
