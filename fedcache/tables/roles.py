@@ -530,8 +530,9 @@ def groups_of(
                 sorters[key] = group
             name = usable_group_name(key.removeprefix(GROUP))
             if many:
-                kept = shell_word(in_a_list([key]))
-                left[key] = f"{len(group.words):,} different values in {count:,} rows; --group-key {kept} keeps it"
+                listed = in_a_list([key])
+                words = f"{len(group.words):,} different values in {count:,} rows"
+                left[key] = f"{words}; --group-key {shell_word(listed)} keeps it"
                 continue
             if name in found or (name != key and name in raw and name not in taken and name in (asked or raw)):
                 raise UsageError(f"Another column is the group {name}.", "Give every column a name of its own.")

@@ -170,11 +170,11 @@ def _refuse_unused_splits(where: str, raw: Mapping[str, Any], groups: Sequence[s
         values = _values(column, count)
         codes = _read(values, SPLIT_WORDS) if values is not None else np.zeros(0, np.int64)
         if {TRAIN, TEST} <= set(np.unique(codes).tolist()) and UNKNOWN not in codes:
-            as_group = shell_word(in_a_list([key]))
+            listed = in_a_list([key])
             raise UsageError(
                 f"{where}: {key} holds words of splits alone ({_rows_of_splits(codes)}), and its name is not one of a "
                 "split.",
-                f"--split-key {shell_word(key)} takes it, and --group-key {as_group} keeps it as a group.",
+                f"--split-key {shell_word(key)} takes it, and --group-key {shell_word(listed)} keeps it as a group.",
             )
 
 
