@@ -65,6 +65,8 @@ class UploadTensor:
     # whether it holds numbers of the client's training rows: whole, not negative, no more than it has
     counts_rows: bool = False
     statistic: Statistic | None = None  # of which rows' statistic it is; None for anything else, such as weights
+    # whether the server adds it to its tensor of the same name; what it puts in that one's place is no step
+    is_step: bool = False
 
     @staticmethod
     def like(t: Tensor) -> UploadTensor:

@@ -60,7 +60,8 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """A step for every trained tensor, BatchNorm's statistics, and a_i."""
-    sent = {n: UploadTensor.like(server[n]) for n in fedavg.sent_names(ctx.hp)}
+    moved = model.trained(ctx.hp)
+    sent = {n: replace(UploadTensor.like(server[n]), is_step=n in moved) for n in fedavg.sent_names(ctx.hp)}
     return {**sent, LENGTH: UploadTensor((1,), ctx.env.dtype)}
 
 

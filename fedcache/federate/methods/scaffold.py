@@ -25,8 +25,9 @@ from torch import Tensor
 
 from fedcache.federate.engine.context import Ctx, dot, over
 from fedcache.federate.engine.local_training import batch_sizes, train
+from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Hp, HParam, Tree, model, server_tensors
+from fedcache.federate.methods.common import ClientData, Hp, HParam, Tree, model
 from fedcache.federate.methods.common.switches import FEAT_POST, MODEL, TRAINING, declare, init_param, without
 
 PLAIN = (
@@ -84,6 +85,13 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     return kept, up
 
 
+def uploads(server: Tree, ctx: Ctx) -> Uploads:
+    """The weights, and by how much c_i has changed."""
+    weights = {n: UploadTensor.like(server[n]) for n in fedavg.sent_names(ctx.hp)}
+    changes = {n: replace(UploadTensor.like(server[n]), is_step=True) for n in variates(ctx.hp)}
+    return {**weights, **changes}
+
+
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """x by lr_g, c by the share of the clients that took part; BatchNorm's statistics are averaged."""
     share, lr_g = len(ctx.ids) / ctx.env.clients, ctx.number("lr_g")
@@ -117,7 +125,7 @@ METHOD = replace(
     init=init,
     enter=enter,
     fit=fit,
-    uploads=server_tensors(lambda hp: (*fedavg.sent_names(hp), *variates(hp))),
+    uploads=uploads,
     pool=lambda _hp: {"": "uniform"},
     aggregate=aggregate,
     paper_count=paper_count,

@@ -61,18 +61,17 @@ class UploadLayout:
         self.names = sorted(
             n for n, t in expected.items() if t.dtype.is_floating_point and (n in taken or n not in counted)
         )
-        self.base = {
-            n: broadcast[n].double()
-            for n in self.names
-            if n in broadcast and tuple(broadcast[n].shape) == expected[n].shape and rules[n] in ("mean", "uniform")
-        }
+        self.base = {}
+        for name in self.names:
+            replaces = rules[name] in ("mean", "uniform") and not expected[name].is_step
+            if replaces and name in broadcast and tuple(broadcast[name].shape) == expected[name].shape:
+                self.base[name] = broadcast[name].double()
 
     def vector(self, up: Tree, rows: float) -> Tensor:
         """[d] float64 of an upload by a client with that many rows."""
         parts = []
         for name in self.names:
-            t = up[name].double()
-            t = t - self.base[name] if name in self.base else t
+            t = self.change(name, up[name].double())
             parts.append((t / rows if self.rules[name] == "sum" else t).flatten())
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
@@ -88,14 +87,9 @@ class UploadLayout:
             out[name] = (t + self.base[name] if name in self.base else t).to(self.expected[name].dtype)
         return out
 
-    def size_of_change(self, name: str, t: Tensor) -> float:
-        """The largest number of a tensor, or of its difference from the broadcast where that is smaller.
-
-        The server adds some uploads to its model (fednova, scaffold), and puts others in the place of it.
-        """
-        if name not in self.base:
-            return largest_number(t)
-        return min(largest_number(t), largest_number(t.double() - self.base[name]))
+    def change(self, name: str, t: Tensor) -> Tensor:
+        """A tensor of an upload, as its difference from the broadcast where the server puts it in that one's place."""
+        return t.double() - self.base[name] if name in self.base else t
 
     @property
     def size(self) -> int:
@@ -248,7 +242,7 @@ class BufferedUploads(UploadPipeline):
         for name in layout.names:
             if self.expected[name].statistic is not None:
                 continue
-            sizes = [layout.size_of_change(name, kept.tree[name]) for kept in self._kept]
+            sizes = [largest_number(layout.change(name, kept.tree[name])) for kept in self._kept]
             safe = largest_to_train_from(self.expected[name].dtype)
             for place, size in enumerate(sizes):
                 others = sorted(sizes[:place] + sizes[place + 1 :])

@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import difference, federation, gap, go, run, run_points
+from federation import difference, federation, gap, go, run, run_points, small
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.methods import METHODS
+from fedcache.federate.trust.buffered_uploads import UploadLayout
 from fedcache.federate.trust.noise import simulated_normals
 from fedcache.federate.trust.policy import parse_policy
 from fedcache.federate.trust.privacy import Privacy, parse_privacy
@@ -75,6 +76,45 @@ def test_labels_are_flipped_for_attackers_alone():
     honest = go("fedncm", {}, replace(data, y=y), clients, participation=None)
     assert gap(out.server, honest.server) < 1e-12
     assert len(lied) == len(clients) // 2
+
+
+STILL = {"lr": 0.0, "bn": False, "mu": 0.0, "eta": 0.0, "alpha": 0.0, "beta": 0.0, "lambda": 0.0}
+"""Settings with which no client moves away from what it was sent."""
+
+
+def moves(name):
+    """Whether the method's clients train what they were sent, at a rate, and its server averages what they send."""
+    method = METHODS[name]
+    hp = method.resolve("paper")
+    trains = method.gradient and not method.one_shot and not method.central and "lr" in hp
+    return trains and not {"mean", "uniform"}.isdisjoint(method.pool(hp).values())
+
+
+SILENT = {"local-prompt", "local-supervised", "min-local", "solo", "supcon"}
+"""Methods whose clients send nothing."""
+MOVING = [name for name in METHODS if moves(name) and name not in {*SILENT, "fedavg-scratch", "fednova"}]
+"""Without fedavg-scratch, whose statistics of batches move, and fednova, which sends the number of steps as well."""
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_an_upload_of_a_client_that_does_not_move_is_no_change(name):
+    # The norm of a change is what --max-update-norm, --dp-clip and robust rules look at.
+    legal = {h.name: h for h in METHODS[name].hparams}
+    still = {k: v for k, v in STILL.items() if k in legal and legal[k].low in (None, 0.0)}
+    out = go(name, {**small(name), **still}, trust=parse_policy(on_bad_update="reject", max_update_norm=1e-6))
+    assert [record.diagnostics["rejected"] for record in out.records] == [0.0] * len(out.records)
+
+
+@pytest.mark.parametrize("name", ["fednova", "scaffold"])
+def test_a_step_is_no_difference_from_what_was_sent(name):
+    out = go(name, small(name))
+    expected = METHODS[name].uploads(out.server, out.deployed(None).ctx)
+    layout = UploadLayout(expected, out.server, dict.fromkeys(expected, "uniform"))
+    steps = [n for n, t in expected.items() if t.is_step]
+    assert any(bool(out.server[n].abs().max() > 0) for n in steps)
+    unmoved = {n: out.server.get(n, torch.zeros(t.shape)) for n, t in expected.items()}
+    unmoved |= {n: torch.zeros_like(out.server[n]) for n in steps}
+    assert torch.equal(layout.vector(unmoved, 5.0), torch.zeros(layout.size, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
