@@ -4,7 +4,7 @@
 
 Each suite names the paths that it depends on. It runs where one of them differs from main, and every suite runs where
 tools/, the Makefile, .ci/ or what all tests share differ. What is skipped is printed with its reason; `make nightly`
-runs everything in full. Suites of one row run one after another, the rows beside each other.
+runs everything in full.
 """
 
 from __future__ import annotations
@@ -48,21 +48,28 @@ def _touches(changed: frozenset[str], beginnings: Sequence[str]) -> bool:
     return any(path.startswith(tuple(beginnings)) for path in changed)
 
 
-# Federations and clusters wait for one another more than they compute, so they have a row of their own.
-ROWS = (
-    (Suite("test-engines", ("fedcache/", "tests/engines/", "pyproject.toml")),),
-    (
+STAGES = (
+    ((
         Suite("long", PACKAGE),
         Suite("numeric", ("fedcache/heads/", "fedcache/federate/", "fedcache/models/", "tests/heads/")),
         Suite("notebooks", ("docs/", "examples/", "README.md", "fedcache/__init__.py", "fedcache/api.py",
                             "fedcache/commands/")),
-        Suite("browser", ("fedcache/report/", "fedcache/ui/", "tests/browser/")),
-        Suite("docs", ("docs/", "mkdocs.yml", "README.md", "fedcache/")),
-        Suite("lint-files", (".github/", "Dockerfile", "CITATION.cff")),
-        Suite("audit", INSTALLED),
-        Suite("smoke-wheel-quick", (*INSTALLED, "README.md", "fedcache/__init__.py")),
+    ),),
+    # Federations and clusters wait for one another more than they compute: what needs one core runs beside them.
+    (
+        (Suite("test-engines", ("fedcache/", "tests/engines/", "pyproject.toml")),),
+        (
+            Suite("docs", ("docs/", "mkdocs.yml", "README.md", "fedcache/")),
+            Suite("browser", ("fedcache/report/", "fedcache/ui/", "tests/browser/")),
+            Suite("lint-files", (".github/", "Dockerfile", "CITATION.cff")),
+            Suite("audit", INSTALLED),
+            Suite("smoke-wheel-quick", (*INSTALLED, "README.md", "fedcache/__init__.py")),
+        ),
     ),
 )  # fmt: skip
+"""Stages run one after another, the rows of a stage beside each other, the suites of a row one after another."""
+
+SUITES = tuple(suite for stage in STAGES for row in stage for suite in row)
 
 
 def run_row(row: Sequence[Suite]) -> list[str]:
@@ -87,17 +94,18 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
     asked = parser.parse_args()
     changed = None if asked.all else changed_files()
-    chosen = []
-    for row in ROWS:
-        chosen.append([suite for suite in row if not suite.reason(changed)])
-        for suite in row:
-            if reason := suite.reason(changed):
-                print(f"-- make {suite.target}: skipped, as {reason}", flush=True)
+    chosen = {suite.target for suite in SUITES if not suite.reason(changed)}
+    for suite in SUITES:
+        if reason := suite.reason(changed):
+            print(f"-- make {suite.target}: skipped, as {reason}", flush=True)
     if asked.list:
-        print("runs:", *(suite.target for row in chosen for suite in row))
+        print("runs:", *(suite.target for suite in SUITES if suite.target in chosen))
         return 0
-    with ThreadPoolExecutor(len(chosen)) as pool:
-        failed = [target for targets in pool.map(run_row, chosen) for target in targets]
+    failed = []
+    for stage in STAGES:
+        rows = [[suite for suite in row if suite.target in chosen] for row in stage]
+        with ThreadPoolExecutor(len(rows)) as pool:
+            failed += [target for targets in pool.map(run_row, rows) for target in targets]
     if failed:
         print(f"failed: {', '.join(failed)}")
     return int(bool(failed))

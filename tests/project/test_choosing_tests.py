@@ -105,7 +105,7 @@ def test_every_module_of_the_package_has_tests_that_quick_would_run() -> None:
 
 
 def test_a_suite_is_skipped_only_where_nothing_it_depends_on_differs() -> None:
-    targets = {suite.target: suite for row in SUITES.ROWS for suite in row}
+    targets = {suite.target: suite for suite in SUITES.SUITES}
     browser = targets["browser"]
     assert browser.reason(frozenset({"fedcache/ui/server.py"})) == ""
     assert browser.reason(frozenset({"tests/support/command.py"})) == ""
@@ -117,10 +117,9 @@ def test_a_suite_is_skipped_only_where_nothing_it_depends_on_differs() -> None:
 
 def test_every_suite_is_a_target_and_every_path_is_there() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for row in SUITES.ROWS:
-        for suite in row:
-            assert f"\n{suite.target}:" in makefile
-            assert [path for path in suite.paths if not (ROOT / path).exists()] == [], suite.target
+    for suite in SUITES.SUITES:
+        assert f"\n{suite.target}:" in makefile
+        assert [path for path in suite.paths if not (ROOT / path).exists()] == [], suite.target
 
 
 def test_a_night_goes_on_after_what_has_passed_and_runs_again_what_failed(monkeypatch, tmp_path, capsys) -> None:
