@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
-	@echo "make test     install into $(VENV), then lint, types and the fast tests (4 minutes on two cores)"
+	@echo "make test     install into $(VENV), then lint, types and the fast tests (5 minutes on two cores)"
 	@echo "make quick    the tests that your change reaches, in seconds"
 	@echo "make numeric  the tests of numbers, with the kernels of older processors (a minute on two cores)"
 	@echo "make slow     the tests that take minutes (kill -9 and resume, the whole offline job)"
@@ -75,8 +75,7 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-docs: $(VENV)/.dev
-	$(BIN)/python tools/make_docs.py
+docs: pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean --quiet
 
 unit: $(VENV)/.dev
@@ -110,11 +109,10 @@ $(VENV)/.browser: pyproject.toml | $(BIN)/python
 	$(call INSTALL,'.[dev$(comma)docs$(comma)browser]')
 	@touch $@
 
-browser: $(VENV)/.browser
+browser: $(VENV)/.browser pages
 	@command -v chromium chromium-browser google-chrome >/dev/null || \
 	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y chromium; } || \
 	  { echo "make browser needs Chromium: apt-get install chromium"; exit 1; }
-	$(BIN)/python tools/make_docs.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser tests/browser
 
 # Flower pins older versions of rich and typer, so it has an environment of its own: what differs lies there, and what it

@@ -6,28 +6,19 @@ bits are compared by ``python tools/golden.py compare``, on one machine.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from draws import FULL
+from loaded_files import tool
 
 from fedcache.federate.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 
 
-def tool():
-    if "golden" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("golden", ROOT / "tools" / "golden.py")
-        golden = sys.modules["golden"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(golden)
-    return sys.modules["golden"]
-
-
-golden = tool()
+golden = tool("golden")
 
 
 @pytest.fixture(scope="session")

@@ -496,8 +496,8 @@ Checks run on every upload over sites, and in one process with `--aggregate`, `-
 
 Weights, steps and other tensors that are no statistics are compared with the uploads of the other clients in the same
 round, if there are three or more. An upload is rejected when one of its tensors holds a number above 65,536 (float32)
-and above 1,000 times the median of the other uploads. Where the server averages uploads, this must be true of the
-number and of its difference from what the client was sent. Up to 65,536 the square of a product of a weight and a
+and above 1,000 times the median of the other uploads. Where the server puts the mean of uploads in the place of a tensor,
+the numbers are differences from what the client was sent. Up to 65,536 the square of a product of a weight and a
 feature is a number that may be sent, so honest clients can train from the model. The comparison is left out under
 `--on-bad-update fail` with a robust rule, which withstands such an upload.
 

@@ -4,7 +4,8 @@
 
 The steps run all cases, new examples of property tests, every law broken, random changes of the code and of the files
 of a home. Each step's output is kept in .nightly/COMMIT/STEP.log, its result and time in .nightly/COMMIT/steps.json,
-and a table of all in .nightly/COMMIT/report.md. A step that fails does not stop the others. Exits 1 if one failed.
+and a table of all in .nightly/COMMIT/report.md. A step that fails does not stop the others. A
+checkout with changes begins anew each time, as it may have changed again. Exits 1 if a step failed.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = (
-    "lint", "types", "docs", "audit", "unit", "long", "numeric", "browser", "notebooks", "test-engines", "lint-files",
+    "lint", "types", "docs", "audit", "unit", "slow", "numeric", "browser", "notebooks", "test-engines", "lint-files",
     "smoke-wheel", "trust",
 )  # fmt: skip
-"""Targets of the Makefile, the quick ones first."""
+"""Targets of the Makefile, the quick ones first. ``trust`` runs the durability tests."""
+
+
+CHANGED = "-changed"
 
 
 def steps() -> dict[str, list[str]]:
@@ -40,8 +44,8 @@ def steps() -> dict[str, list[str]]:
 
 
 def commit() -> str:
-    """The commit of the checkout, with ``-changed`` where files differ from it."""
-    words = ["git", "describe", "--always", "--abbrev=12", "--dirty=-changed", "--exclude=*"]
+    """The commit of the checkout, with ``CHANGED`` where files differ from it."""
+    words = ["git", "describe", "--always", "--abbrev=12", f"--dirty={CHANGED}", "--exclude=*"]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -81,7 +85,8 @@ def main() -> int:
     name = commit()
     folder = ROOT / ".nightly" / name
     kept = folder / "steps.json"
-    done: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.is_file() and not asked.fresh else {}
+    goes_on = kept.is_file() and not asked.fresh and not name.endswith(CHANGED)
+    done: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if goes_on else {}
     for step, words in steps().items():
         if done.get(step, {}).get("result") == "passed":
             print(f"{step}: passed before", flush=True)

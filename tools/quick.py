@@ -130,6 +130,8 @@ def main() -> int:
     parser.add_argument("files", nargs="*", metavar="FILE", help="changed files; default: what git says")
     parser.add_argument("--list", action="store_true", help="print the test files and run none")
     asked = parser.parse_args()
+    if missing := [file for file in asked.files if not (ROOT / file).is_file()]:
+        parser.error(f"there is no file {', '.join(missing)} below {ROOT}")
     changed = asked.files or changed_paths()
     chosen, left_out, methods = choose(changed)
     print(f"{len(changed)} changed files, {len(chosen)} test files:", *chosen, sep="\n  ")

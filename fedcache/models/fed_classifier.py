@@ -172,12 +172,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         scores that add up to 1.
         """
         scores = self._scores(X, groups)
-        temperature = self.model_.facts.temperature or 1.0
-        if self.temperature is not None:
-            check_temperature(self.temperature)
-            temperature = self.temperature
-        probability: NDArray[np.float64] = torch.from_numpy(scores / temperature).softmax(-1).numpy()
-        return probability
+        return Predictor((self.model_,), temperature=self.temperature).mean_probability(scores[np.newaxis])
 
     def predict(self, X: Any, groups: Any = None) -> Labels:
         """Labels [N] of the highest scores; ``groups`` as in ``decision_function``."""

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
+from loaded_files import tool
+
 ROOT = Path(__file__).parents[2]
-
-
-def tool(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
 
 
 break_laws, make_trust = tool("break_laws"), tool("make_trust")

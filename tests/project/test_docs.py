@@ -13,12 +13,13 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 from command import fedcache
 from command_lines import commands, refused
+from loaded_files import load_file, tool
 
 import fedcache as fc
 from fedcache.errors import Exit
@@ -32,18 +33,7 @@ INDENTED = re.compile(r"^ {4}(fedcache .*)$", re.MULTILINE)
 INLINE = re.compile(r"`(fedcache [^`\n]+)`")
 
 
-def loaded(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:  # dataclasses look their module up while it is executed
-        patch.setitem(__import__("sys").modules, path.stem, module)
-        spec.loader.exec_module(module)
-    return module
-
-
-MAKE_DOCS = loaded(ROOT / "tools" / "make_docs.py")
+MAKE_DOCS = tool("make_docs")
 MEANINGS = MAKE_DOCS.MEANINGS
 PAGES = sorted(
     path
@@ -51,11 +41,6 @@ PAGES = sorted(
     if "design" not in path.parts and not MAKE_DOCS.is_made(path.relative_to(ROOT).as_posix())
 )
 """The pages that people write. `make docs` makes the others, and checks the links of all."""
-
-
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    return MAKE_DOCS
 
 
 def text(path: Path) -> str:
@@ -72,8 +57,8 @@ def test_every_include_of_a_page_is_one_that_the_build_expands() -> None:
     assert {"examples/own_method.py", "fedcache/extract/backbones/torchvision.py"} <= shown
 
 
-def test_every_command_has_an_example_and_every_option_a_meaning(tool: ModuleType) -> None:
-    for command in tool.all_commands():
+def test_every_command_has_an_example_and_every_option_a_meaning() -> None:
+    for command in MAKE_DOCS.all_commands():
         says, example = command.told
         assert says, command.name
         assert example.startswith(f"fedcache {command.name}"), f"{command.name}: its docstring ends with no Example:"
@@ -106,28 +91,46 @@ def lines(page: str) -> Iterator[tuple[str, bool]]:
     yield from ((found, False) for found in INLINE.findall(outside) if "[" not in found)
 
 
-def wrong_lines(pages: Mapping[str, str]) -> list[str]:
-    """Command lines of pages, by name, that the parser refuses."""
+def check_lines(pages: Mapping[str, str]) -> int:
+    """Parse every command line of pages, by name; how many there are."""
     wrong = []
+    seen = 0
     for name, page in pages.items():
         for line, whole in lines(page):
             for words in commands(line) if "fedcache " in line else ():
                 problem = refused(words)
+                seen += 1
                 if problem and (whole or not problem.startswith("Missing")):  # a literal may name a command alone
                     wrong.append(f"{name}: {line.strip()}: {problem}")
-    return wrong
+    assert not wrong
+    return seen
+
+
+def check_addresses(pages: Mapping[str, str]) -> int:
+    """Look at every address of another host in pages, by name; how many there are."""
+    seen = 0
+    for name, page in pages.items():
+        for address in re.findall(r"\]\(([a-z]+:[^)\s]*)\)|<(https?:[^>\s]*)>", page):
+            parts = urlsplit(address[0] or address[1])
+            seen += 1
+            assert parts.scheme in ("https", "http", "mailto"), (name, address)
+            assert "." in parts.netloc or parts.scheme == "mailto", (name, address)
+    return seen
+
+
+def test_command_lines_and_addresses_of_pages_that_people_write() -> None:
+    written = {path.name: path.read_text(encoding="utf-8") for path in PAGES}
+    assert check_lines(written) > 250
+    assert check_addresses(written) > 10
 
 
 @pytest.mark.slow
-def test_every_command_line_can_be_parsed() -> None:
-    assert not wrong_lines({path.name: path.read_text(encoding="utf-8") for path in PAGES})
-
-
-@pytest.mark.slow
-def test_every_command_line_of_a_made_page_can_be_parsed(tool: ModuleType) -> None:
-    made = tool.pages()
-    assert not wrong_lines(made)
-    assert all(tool.is_made(f"docs/{name}") for name in made)
+def test_command_lines_and_addresses_of_all_pages() -> None:
+    made = MAKE_DOCS.pages()
+    assert all(MAKE_DOCS.is_made(f"docs/{name}") for name in made)
+    every = made | {path.name: path.read_text(encoding="utf-8") for path in PAGES}
+    assert check_lines(every) > 300
+    assert check_addresses(every) > 20
 
 
 def test_the_parser_refuses_what_is_not_there() -> None:
@@ -252,7 +255,7 @@ def test_the_method_of_the_example_works(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_method_of_the_example_can_be_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = loaded(ROOT / "examples" / "own_method.py").METHOD
+    method = load_file(ROOT / "examples" / "own_method.py").METHOD
     monkeypatch.setitem(METHODS, method.name, method)  # as if its name stood in the list
     store = small_store(tmp_path)
     parts = fc.partition(store, "dirichlet", clients=5, alpha=0.3)

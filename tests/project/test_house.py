@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from loaded_files import tool
 
 import fedcache as fc
 
@@ -24,12 +23,7 @@ INSIDE_FUNCTIONS = 40  # each to keep torch out of start-up
 
 @pytest.fixture(scope="module")
 def house() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("house", ROOT / "tools" / "house.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return tool("house")
 
 
 @pytest.mark.slow

@@ -10,17 +10,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from loaded_files import tool
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("coverage") is None, reason="coverage is not installed")
-
-
-def tool(name):
-    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
-    made = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
 
 
 mutants_of = tool("mutants").mutants_of

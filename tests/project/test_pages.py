@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
-from urllib.parse import urlsplit
 
 import latex2mathml.converter
 import pytest
+from loaded_files import tool
 from methods_tried import tried
 
 from fedcache.federate.methods import NAMES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-
-
-def tool(name: str) -> ModuleType:
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
 
 
 RUN = tool("run_pages")
@@ -156,7 +143,7 @@ def test_the_accuracies_of_a_page_are_those_of_the_ranking(method_pages: dict[st
     assert checked > 100
 
 
-# notebooks and addresses
+# notebooks
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.name)
@@ -170,14 +157,3 @@ def test_the_page_of_a_notebook_has_its_cells_and_what_they_print(path: Path) ->
         assert shown in page, again
     assert page.count("```python\n") == sum(cell["cell_type"] == "code" for cell in cells), again
     assert page.count("```text\n") >= 4
-
-
-def test_addresses_of_other_hosts_are_addresses() -> None:
-    seen = 0
-    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
-        for address in re.findall(r"\]\(([a-z]+:[^)\s]*)\)|<(https?:[^>\s]*)>", page.read_text(encoding="utf-8")):
-            parts = urlsplit(address[0] or address[1])
-            seen += 1
-            assert parts.scheme in ("https", "http", "mailto"), (page.name, address)
-            assert "." in parts.netloc or parts.scheme == "mailto", (page.name, address)
-    assert seen > 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import sys
@@ -11,11 +10,11 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
+from loaded_files import tool
 
 ROOT = Path(__file__).resolve().parents[2]
 GITHUB = ROOT / ".github"
@@ -23,17 +22,8 @@ PUBLIC = {"pypi.org", "files.pythonhosted.org"}
 NAMED = ("pyproject.toml", "CITATION.cff", "CHANGELOG.md", "uv.lock", "mkdocs.yml", "fedcache/__init__.py")
 
 
-def loaded(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-RELEASE = loaded("release")
-SMOKE = loaded("smoke_wheel")
+RELEASE = tool("release")
+SMOKE = tool("smoke_wheel")
 
 
 def parsed(path: Path) -> Any:

@@ -240,7 +240,7 @@ class Taken:
     left: tuple[str, ...]  # names of tensors that are of no use
 
     def sentence(self, path: Path, backbone: str) -> str:
-        """What a user is told of it; "" where everything in the file is used under the names of the model."""
+        """A message for the user; "" if the whole file is used and its names are those of the model."""
         if not self.prefix and not self.also and not self.left:
             return ""
         where = f"its tensors under {self.prefix.rstrip('.')}" if self.prefix else "its tensors without a prefix"

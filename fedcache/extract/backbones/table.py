@@ -101,7 +101,7 @@ cut off and without a text tower. Numbers, so that nothing is loaded to look one
 def declared(name: str) -> Backbone | None:
     """The row of a name that fedcache itself declares; None for models of libraries and of users.
 
-    Raises UsageError for a name that begins as a declared one and goes on otherwise.
+    Raises UsageError for a name that starts with a declared name and is not declared itself.
     """
     if name.startswith(RANDOM):
         return random.derive(name)

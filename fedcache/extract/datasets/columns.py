@@ -163,7 +163,7 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
 
 
 def refuse_without_training(where: Path, splits: Iterable[int | None], left_out: Sequence[str]) -> None:
-    """Refuse files of which some name a split, none of them training, while others name none. Raises UsageError."""
+    """Refuse files if some names say a split, none says training, and other names say none. Raises UsageError."""
     if left_out and TRAIN not in splits:
         raise UsageError(
             f"{where}: the names of some files say a split, and none of them train; {some_names(left_out, 4)} would be "

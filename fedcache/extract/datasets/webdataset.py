@@ -116,7 +116,7 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
         )
     for one in found:
         if not one.is_file():
-            raise UsageError(f"There is no shard {one}.", f"ls {shell_word(one.parent)}   lists those that are there.")
+            raise UsageError(f"There is no shard {one}.", f"ls {shell_word(one.parent)}   lists its shards.")
         if archives.is_compressed_tar(one):
             raise archives.refuse_compressed(one)
     return top, found

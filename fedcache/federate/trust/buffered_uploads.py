@@ -231,9 +231,9 @@ class BufferedUploads(UploadPipeline):
     def _reject_far_out(self, layout: UploadLayout) -> None:
         """Reject uploads that would make the model one from which no honest client can train.
 
-        Such an upload has a tensor that exceeds ``largest_to_train_from``, and ``FAR_FROM_OTHERS`` times the median of
-        the other uploads, both in what it holds and in what it changes of the broadcast. Statistics have checks of
-        their own, and clipping bounds the uploads of a private run.
+        Such an upload has a tensor whose change (``UploadLayout.change``) exceeds ``largest_to_train_from``, and
+        ``FAR_FROM_OTHERS`` times the median of the other uploads. Statistics have checks of their own, and clipping
+        bounds the uploads of a private run.
         """
         robust = self.policy.rule.text != "mean" and self.policy.on_bad == "fail"  # the rule withstands such uploads
         if len(self._kept) < COMPARABLE or self.policy.privacy is not None or robust:
@@ -249,7 +249,7 @@ class BufferedUploads(UploadPipeline):
                 # The upper median, so that a client which sends next to nothing makes no other one far out.
                 usual = others[len(others) // 2]
                 if size > max(safe, FAR_FROM_OTHERS * usual):
-                    why = f"{name} holds {size:.2g}, and the median of the other uploads is {usual:.2g}"
+                    why = f"{name} changes by {size:.2g}, and by a median of {usual:.2g} in the other uploads"
                     reasons.setdefault(self._kept[place].client, why)
         self._reject(lambda kept: None if self._lies_on_purpose(kept) else reasons.get(kept.client))
 

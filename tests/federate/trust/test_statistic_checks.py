@@ -119,7 +119,13 @@ TRAINED = ("fedproto", "fedpcl")
 FEW = ("features", "large")
 """Rows for what differs little: other settings of a method in the short draw, and methods that are trained."""
 
-HONEST = [(name, i, rows) for name, i in SENDING for rows in (FEW if name in TRAINED or (i > 0 and not FULL) else ROWS)]
+
+def rows_for(name, which):
+    another_setting = which > 0 and not FULL
+    return FEW if name in TRAINED or another_setting else ROWS
+
+
+HONEST = [(name, which, rows) for name, which in SENDING for rows in rows_for(name, which)]
 
 
 @pytest.mark.parametrize(("name", "which", "rows"), HONEST)
