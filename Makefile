@@ -6,12 +6,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start hundreds of processes: where compiled files may not be written, each compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test quick lint types unit numeric slow durability long durability-full trust engines test-engines test-gpu audit browser pages docs outputs notebooks everything nightly results bench bench-gpu wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
+.PHONY: help demo test quick check-method lint types unit numeric slow durability long durability-full trust engines test-engines test-gpu audit browser pages docs outputs notebooks everything nightly results bench bench-gpu wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
 	@echo "make test     install into $(VENV), then lint, types and the fast tests (5 minutes on two cores)"
 	@echo "make quick    the tests that your change reaches, in seconds"
+	@echo "make check-method NAME=fedprox  golden figures, page and tests of one method"
 	@echo "make numeric  the tests of numbers, with the kernels of older processors (a minute on two cores)"
 	@echo "make slow     the tests that take minutes (kill -9 and resume, the whole offline job)"
 	@echo "make durability  kills, damage, liars: the long tests of what is promised, a few of each"
@@ -67,6 +68,10 @@ test: $(VENV)/.dev
 
 quick: $(VENV)/.dev
 	$(BIN)/python tools/quick.py
+
+# make check-method NAME=fedprox
+check-method: $(VENV)/.dev
+	$(BIN)/python tools/check_method.py $(NAME)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, over
 from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.method import Defaults, Method, Uploads, UploadTensor
+from fedcache.federate.engine.method import Defaults, Method, MethodPage, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import MASKED
@@ -71,4 +71,18 @@ METHOD = Method(
     gradient=False,
     one_shot=True,
     paper_count=None,
+    page=MethodPage(
+        family="One round, closed form",
+        formula=r"""
+            \mu_c = \frac{\sum_i S_{ic} + s\, m}{\sum_i n_{ic} + s}, \qquad
+            \hat y = \mathrm{arg}\min_c\ \lVert x - \mu_c \rVert
+        """,
+        terms="""
+            $S_{ic}$, $n_{ic}$: sum and number of client $i$'s rows of class $c$; $m$: mean of all rows; $s$: `shrink`.
+        """,
+        when="""
+            Where some classes have few rows on all clients together. `shrink=0` is `fedncm` with `metric=euclid`.
+        """,
+        cite=("legate2023guiding",),
+    ),
 )

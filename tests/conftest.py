@@ -26,6 +26,13 @@ hypothesis.settings.register_profile("full", derandomize=False, print_blob=True,
 hypothesis.settings.load_profile("full" if FULL else "short")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--update-golden``, which tests/test_golden.py reads."""
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the golden figures of the selected methods (one process)"
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of the full draw are left out of the short one, and how many examples tests draw is reported."""
     if not FULL and (later := [item for item in items if item.get_closest_marker("full") is not None]):

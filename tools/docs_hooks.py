@@ -36,8 +36,11 @@ def _expanded(item: Any, docs: Path) -> Any:
     if not item.endswith("/"):
         return item
     if item == "methods/":
-        named = {family.title: [f"methods/{name}.md" for name in family.methods] for family in method_families.read()}
-        return [f"{item}README.md", *({title: pages} for title, pages in named.items())]
+        pages = {
+            family: [f"methods/{name}.md" for name in method_families.methods_of(family)]
+            for family in method_families.ABOUT
+        }
+        return [f"{item}README.md", *({family: named} for family, named in pages.items())]
     others = sorted(p.name for p in (docs / item).glob("*.md") if p.name != "README.md")
     return [f"{item}README.md", *(f"{item}{name}" for name in others)]
 

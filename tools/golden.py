@@ -759,6 +759,18 @@ def table_of(name: str, stage: Stage, ending: str = "") -> dict[str, Figures]:
     return {case.name: kept(case, figures[case.name]) for case in cases}
 
 
+def write_in_table(name: str, cases: Mapping[str, Figures]) -> None:
+    """Replace the cases of a method in the table, and drop those of methods that are gone."""
+    table = {**json.loads(TABLE.read_text()), **cases}
+    lines = [
+        f"{json.dumps(case)}: {json.dumps(table[case])}"
+        for method in methods()
+        for case in table
+        if case.partition("/")[0] == method and (method != name or case in cases)
+    ]
+    TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
 # --- The command line.
 
 
@@ -782,9 +794,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return compare(args)
     if args.command == "table":
         with stage() as place:
-            made = {name: table_of(name, place) for name in methods()}
-        lines = (f"{json.dumps(k)}: {json.dumps(v)}" for cases in made.values() for k, v in cases.items())
-        TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+            for name in methods():
+                write_in_table(name, table_of(name, place))
         print(f"{TABLE}: {TABLE.stat().st_size:,} bytes")
         return 0
     import fedcache

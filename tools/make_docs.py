@@ -81,36 +81,39 @@ def methods() -> dict[str, str]:
     says = [
         "# Methods",
         "",
-        "By family, and within a family in the order in which one would try them. Which to begin with: "
+        "By family. Which to begin with: "
         "[which method](../which-method.md), from [a comparison of all](../frozen-bench.md). `fedcache methods list` "
         "prints them with what a client sends; `fedcache methods info NAME` prints a page. To add one: [a method of "
         "your own](../add-a-method.md).",
     ]
-    for family in method_families.read():
-        listed = [(f"[{name}]({name}.md)", METHODS[name].summary, METHODS[name].paper) for name in family.methods]
-        says += ["", f"## {family.title}", "", family.about, "", *table(("method", "what it does", "paper"), listed)]
+    for family, about in method_families.ABOUT.items():
+        named = method_families.methods_of(family)
+        listed = [(f"[{name}]({name}.md)", METHODS[name].summary, METHODS[name].paper) for name in named]
+        introduction = method_families.line(about)
+        says += ["", f"## {family}", "", introduction, "", *table(("method", "what it does", "paper"), listed)]
     return {"README.md": text_of(*says), **{f"{name}.md": method_page(name) for name in METHODS}}
 
 
 def method_page(name: str) -> str:
     """The documentation page of a method, in Markdown; the same text for the same code."""
-    family = method_families.family_of(name)
-    said, papers = family.methods[name], method_families.papers()
+    page = method_families.page_of(name)
+    papers = method_families.papers()
+    terms = method_families.line(page.terms)
     return text_of(
         f"# {name}",
         "",
         METHODS[name].summary,
         "",
-        f"{METHODS[name].paper}. Family: [{family.title.lower()}](README.md#{anchor(family.title)}).",
+        f"{METHODS[name].paper}. Family: [{page.family.lower()}](README.md#{anchor(page.family)}).",
         "",
         "```math",
-        said.formula,
+        inspect.cleandoc(page.formula),
         "```",
         "",
-        *([said.terms, ""] if said.terms else []),
+        *([terms, ""] if terms else []),
         "## When to use it",
         "",
-        said.when,
+        method_families.line(page.when),
         "",
         "```sh",
         f"fedcache train --method {name}",
@@ -127,7 +130,7 @@ def method_page(name: str) -> str:
         "## Cite",
         "",
         "```bibtex",
-        *"\n\n".join(papers[key] for key in said.cite).splitlines(),
+        *"\n\n".join(papers[key] for key in page.cite).splitlines(),
         "```",
         "",
         *exactly(METHODS[name]),

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Collection
 from fractions import Fraction
 from typing import Any
 
 from fedcache.federate.engine.method import Method
-from fedcache.federate.methods import METHODS
+from fedcache.federate.methods import METHODS, NAMES
 from fedcache.report.methods.catalogue import COUNTS, PATH, evaluate, sources_digest
 from fedcache.report.methods.facts import facts_in_list, traffic_of
 from fedcache.report.methods.sizes import Sizes
@@ -53,10 +54,11 @@ def entry(method: Method) -> dict[str, Any]:
     return {**facts_in_list(method), "counts": counts}
 
 
-def write() -> None:
-    """Write the catalogue, one method a line."""
-    entries = [json.dumps(entry(METHODS[name]), ensure_ascii=False) for name in METHODS]
-    lines = ",\n".join(entries)
+def write(names: Collection[str] = NAMES) -> None:
+    """Count the traffic of these methods and write the catalogue, one method a line; other entries stay as they are."""
+    stored = {found["name"]: found for found in json.loads(PATH.read_bytes())["methods"]}
+    entries = [entry(METHODS[name]) if name in names or name not in stored else stored[name] for name in NAMES]
+    lines = ",\n".join(json.dumps(found, ensure_ascii=False) for found in entries)
     PATH.write_text(f'{{"sources": "{sources_digest()}",\n"methods": [\n{lines}\n]}}\n', encoding="utf-8")
 
 

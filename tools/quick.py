@@ -98,6 +98,15 @@ def tests_of(module: Path) -> list[Path]:
     return found or [file for file in test_files() if file.parent.name in module.parts]
 
 
+def files_over_methods() -> list[str]:
+    """Test files with a case for each method."""
+    return [
+        file.relative_to(ROOT).as_posix()
+        for file in test_files()
+        if file.name == "test_golden.py" or "from methods_tried import tried" in file.read_text(encoding="utf-8")
+    ]
+
+
 def choose(changed: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """Test files to run, test files that are left out, and changed methods."""
     chosen = [path for path in changed if Path(path).name.startswith("test_") and (ROOT / path).is_file()]

@@ -85,6 +85,9 @@ def methods_info(name: Name) -> CommandResult:
         "origin": origin or "fedcache",
         "paper": m.paper,
         "summary": m.summary,
+        "when": "" if m.page is None else " ".join(m.page.when.split()),
+        "family": "" if m.page is None else m.page.family,
+        "uneven_rows": m.uneven_rows,
         "objective": facts.objective(m.name),
         "needs": sorted(m.needs),
         "fidelity": facts.fidelities(m),
@@ -109,6 +112,7 @@ def methods_info(name: Name) -> CommandResult:
         f"A client sends {sends['up']:,} scalars ({sends['up_bytes']:,} bytes; the paper counts"
         f" {sends['paper_up']:,}) and receives {sends['down']:,} in a round{first}, at {sizes.source}{among}.",
         "",
+        *(["When to use it: " + " ".join(m.page.when.split()), ""] if m.page is not None else []),
         facts.objective(m.name),
     ]
     # A column for values that were tuned, where some were.

@@ -338,10 +338,11 @@ def classes_that_lie_apart_are_learnt(trial: Trial) -> None:
 
 
 def _takes_plain_steps(trial: Trial) -> bool:
-    """Whether one step of SGD on all rows can be asked of it, of one model that all clients train."""
+    """Whether clients train one model, one step of SGD on all rows is possible, and all rows should count the same."""
     method, declared = trial.method, {h.name: h for h in trial.method.hparams}
     return (
         method.gradient
+        and not method.uneven_rows
         and not method.central
         and "public" not in method.needs
         and {"opt", "lr", "batch", "epochs"} <= set(declared)
@@ -355,7 +356,7 @@ def all_rows_count_the_same(trial: Trial) -> None:
     """One step of SGD by every client on all its rows, averaged, is one step on the rows of all clients.
 
     So a client with twice the rows has twice the weight. A method in which every client counts as one, or whose loss
-    is not a mean over rows, names this law as an exception.
+    is not a mean over rows, says so in its field ``uneven_rows``.
     """
     words: dict[str, Value] = {
         "opt": "sgd",

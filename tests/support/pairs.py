@@ -15,20 +15,6 @@ from fedcache.federate.methods import METHODS
 Case = tuple[str, dict[str, Any]]
 Law = TypeVar("Law", bound=Callable[..., None])
 
-NOT_BY_ROWS = {
-    "fedavg-scratch": "BatchNorm: a row's loss depends on the batch it is in",
-    "fedavg-simclr": "a row is contrasted with the other rows of its batch",
-    "fedprox-simclr": "a row is contrasted with the other rows of its batch",
-    "feddisco": "clients of uneven classes weigh less",
-    "feddyn": "clients are averaged with equal weights",
-    "fedlc": "a row's margin follows from the classes of its client's other rows",
-    "fedclip": "a row is contrasted with the texts of the other rows of its batch",
-    "fedtpg": "clients are averaged with equal weights, and tell apart their own classes alone",
-    "fst-cbdg": "each client draws rows of its own for the classes it has few of",
-    "scaffold": "the control variates of clients are averaged with equal weights",
-}
-"""Methods with one model that plain steps train, in which rows do not count the same, and why."""
-
 
 def fitting(case: Case, execution: str) -> Case | None:
     """The case as an execution can serve it (``gram`` takes SGD), or None."""

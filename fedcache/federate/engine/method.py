@@ -230,6 +230,38 @@ def personal_model(_hp: Hp) -> Protocol:
     return "personalised"
 
 
+Family = Literal[
+    "One round, closed form",
+    "Many rounds, one model",
+    "A model for each client",
+    "Prototypes and contrast",
+    "With class texts",
+    "Prompts",
+    "Training the encoder itself",
+    "References",
+]
+"""The headings under which the documentation lists the methods."""
+
+
+@dataclass(frozen=True)
+class MethodPage:
+    """Text of a method's documentation page that cannot be derived from its code. Line breaks in it do not count.
+
+    Attributes:
+        family: heading of the list of methods.
+        formula: equations in LaTeX.
+        when: when to use the method, and when not; Markdown, formulas between dollar signs.
+        cite: keys of docs/papers.bib.
+        terms: the symbols of the formula that the family's introduction does not explain.
+    """
+
+    family: Family
+    formula: str
+    when: str
+    cite: tuple[str, ...]
+    terms: str = ""
+
+
 @dataclass(frozen=True)
 class Method:
     """A federated method.
@@ -298,6 +330,9 @@ class Method:
             the first one of a run.
         settle: (hp, constants of the run) -> hp, with a number for ``auto`` where that follows from what the run reads.
         check: (hp, ctx) -> None; raises when the switches and the data do not fit.
+        uneven_rows: why rows of different clients count differently in one full step of every client; "" where they
+            count the same, so that the averaged step is the step on all rows together.
+        page: text of the documentation page; None for a method outside fedcache.
     """
 
     name: str
@@ -341,6 +376,8 @@ class Method:
     notice: Callable[[Tree, Ctx], str] = lambda _up, _ctx: ""
     settle: Settle = as_given
     check: Callable[[Hp, Ctx], None] = lambda _hp, _ctx: None
+    uneven_rows: str = ""
+    page: MethodPage | None = None
     lifts: InitVar[tuple[str, ...] | None] = None
 
     def __post_init__(self, lifts: tuple[str, ...] | None) -> None:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.methods import fedncm
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Statistic, Tree, Uploads, UploadTensor
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Statistic, Tree, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import add_up, class_sums
 from fedcache.heads.ridge import factored, gram, solve, unpack
@@ -121,4 +121,24 @@ METHOD = replace(
     additive=lambda _hp: False,
     diagnose=cleaned,
     paper_count=lambda D, C, _clients, _hp: (D * (D + 1) // 2 + C * D, C * (D + 1)),
+    page=MethodPage(
+        family="One round, closed form",
+        formula=r"""
+            \begin{aligned}
+            W_k &= C_k^{-1} X_k^\top Y_k, \qquad C_k = X_k^\top X_k + \gamma I \\
+            W &= \big(I - R_u C_v + R_u C_v (C_u + C_v)^{-1} C_v\big) W_u \\
+            &\quad + \big(I - R_v C_u + R_v C_u (C_u + C_v)^{-1} C_u\big) W_v, \qquad R = C^{-1} \\
+            W &\leftarrow W + K \gamma\, (C - K \gamma I)^{-1} W
+            \end{aligned}
+        """,
+        terms="""
+            The second equation merges the solutions of two clients; the third, after all $K$ are merged, takes the
+            ridge out again.
+        """,
+        when="""
+            Where each client shall have a model of its own before anything is sent. The result is `fed3r` without a
+            ridge: where rows are fewer than features, `fed3r` with a ridge is safer.
+        """,
+        cite=("he2025afl",),
+    ),
 )  # fmt: skip

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import Batch, keep_optimiser
 from fedcache.federate.methods import tpfl
-from fedcache.federate.methods.common import ClientData, Ctx, Tree, is_zero, prompts
+from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, is_zero, prompts
 from fedcache.federate.methods.common.prompts import AUG
 from fedcache.heads.prompt import l_aug
 
@@ -86,4 +86,19 @@ METHOD = replace(
     hparams=(*tpfl.METHOD.hparams, *AUG),
     enter=enter,
     fit=fit,
+    page=MethodPage(
+        family="Prompts",
+        formula=r"""
+            L = \ell_{\mathrm{con}} + \mu \Big(\mathrm{mean}_c\, \ell_{\mathrm{aug}}(t_c)
+                + \mathrm{mean}_i\, \ell_{\mathrm{aug}}(z_i)\Big),
+                \qquad \ell_{\mathrm{aug}}(z) = -\log \frac{e^{\cos(z, z_g) / \Gamma}}{e^{\cos(z, z_g) / \Gamma}
+                + e^{\cos(z, z_{\mathrm{prev}}) / \Gamma}}
+        """,
+        terms=r"""
+            $z_g$: with the received prompts; $z_{\mathrm{prev}}$: with the client's own of its last round. The rest
+            is `tpfl`.
+        """,
+        when="As `tpfl`, where clients differ much.",
+        cite=("zhao2023tpfl",),
+    ),
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import Batch, keep_optimiser, train
 from fedcache.federate.methods import tpfl_feat
-from fedcache.federate.methods.common import ClientData, Ctx, Tree, is_zero, over
+from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, is_zero, over
 from fedcache.federate.methods.common.prompts import AUG, pull_temperature, scheduled
 from fedcache.federate.methods.tpfl_feat import NAMES, images, texts
 from fedcache.heads.prompt import l_aug
@@ -57,4 +57,14 @@ METHOD = replace(
     hparams=(*tpfl_feat.METHOD.hparams, *AUG),
     enter=enter,
     fit=fit,
+    page=MethodPage(
+        family="Prompts",
+        formula=r"""
+            L = \ell_{\mathrm{con}} + \mu \Big(\mathrm{mean}_c\, \ell_{\mathrm{aug}}(t'_c)
+                + \mathrm{mean}_i\, \ell_{\mathrm{aug}}(z_i)\Big), \qquad z = \frac{f(x) + u}{\lVert f(x) + u \rVert}
+        """,
+        terms=r"$\ell_{\mathrm{aug}}$ as in [atpfl](atpfl.md), on the features of [tpfl-feat](tpfl-feat.md).",
+        when="As `tpfl-feat`, where clients differ much.",
+        cite=("zhao2023tpfl",),
+    ),
 )

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from fedcache.federate.engine.local_training import local
 from fedcache.federate.engine.method import server_tensors
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, Tree, affine, model
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, MethodPage, Tree, affine, model
 from fedcache.federate.methods.common.switches import FEAT_POST, LOGIT_SCALE, TRAINING, declare, init_param
 from fedcache.heads.projection import logits
 
@@ -92,4 +92,17 @@ METHOD = Method(
     one_shot=True,
     central=True,
     paper_count=lambda *_: (0, 0),
+    page=MethodPage(
+        family="References",
+        formula=r"""
+            \min_{W, b}\ -\frac{1}{N} \sum_{(x, y)} \log \mathrm{softmax}_y(W x + b)
+                + \frac{\lambda}{2} \lVert W \rVert^2
+        """,
+        terms=r"Over the rows of all clients, by L-BFGS to convergence; $\lambda$: `l2`.",
+        when="""
+            How good a linear head is when all rows lie in one place. It is no upper bound for closed forms such as
+            `fed3r`.
+        """,
+        cite=("yan2024fstcbdg",),
+    ),
 )  # fmt: skip

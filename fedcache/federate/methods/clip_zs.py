@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, Tree, affine, sends_nothing
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Defaults,
+    HParam,
+    Method,
+    MethodPage,
+    Tree,
+    affine,
+    sends_nothing,
+)
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
 
 
@@ -34,4 +44,15 @@ METHOD = Method(
     gradient=False,
     one_shot=True,
     paper_count=lambda *_: (0, 0),
+    page=MethodPage(
+        family="With class texts",
+        formula=r"""
+            \hat y = \mathrm{arg}\max_c\ s\, f \cdot t_c
+        """,
+        when="""
+            Before everything else: it needs no labels, no clients and no training. What does not beat it is not worth
+            sending.
+        """,
+        cite=("radford2021clip",),
+    ),
 )

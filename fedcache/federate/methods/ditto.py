@@ -22,7 +22,7 @@ from torch import Tensor
 from fedcache.federate.engine.local_training import train
 from fedcache.federate.engine.method import personal_model
 from fedcache.federate.methods import fedavg, solo
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, is_zero, model
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, is_zero, model
 from fedcache.federate.methods.fedprox import proximal
 from fedcache.heads.projection import logits
 
@@ -78,4 +78,16 @@ METHOD = replace(
     predict=predict,
     embed=lambda down, own, x, ctx: model.embed(down, personal(own), x, ctx),
     protocol=personal_model,
+    page=MethodPage(
+        family="A model for each client",
+        formula=r"""
+            v_i \leftarrow \mathrm{arg}\min_v\ F_i(v) + \frac{\lambda}{2} \lVert v - w \rVert^2,
+                \qquad w \text{ by FedAvg}
+        """,
+        when="""
+            Where both a global and personal models are wanted. With `head=linear` it sends little, and is strong
+            where clients differ.
+        """,
+        cite=("li2021ditto",),
+    ),
 )

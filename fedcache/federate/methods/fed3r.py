@@ -39,7 +39,17 @@ from torch import Tensor
 from fedcache.federate.engine.context import RunConstants, generator
 from fedcache.federate.engine.method import StatisticKind
 from fedcache.federate.methods import fedncm
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Statistic, Tree, Uploads, UploadTensor
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Statistic,
+    Tree,
+    Uploads,
+    UploadTensor,
+)
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import add_up, class_sums, predict
 from fedcache.heads.ridge import (
@@ -291,4 +301,20 @@ METHOD = replace(
     settle=settle, diagnose=bandwidth,
     protocol=lambda hp: "personalised" if personal(hp) else "global",
     paper_count=paper_count,
+    page=MethodPage(
+        family="One round, closed form",
+        formula=r"""
+            W = \Big(\sum_i A_i + \lambda I\Big)^{-1} \sum_i B_i, \qquad A_i = Z_i^\top Z_i, \quad B_i = Z_i^\top Y_i
+        """,
+        terms=r"""
+            $Z_i$: the features of client $i$, a row each; $Y_i$: its labels, one-hot; $\lambda$: `lam`, chosen by
+            validation.
+        """,
+        when="""
+            The first method to try for one model for everybody. It is ridge regression on all rows together, whoever
+            holds them. It sends a matrix of features by features, so with very wide features look at FedCOF or
+            FedNCM.
+        """,
+        cite=("fani2024fed3r",),
+    ),
 )  # fmt: skip

@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.methods import fedncm
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Statistic, Tree, Uploads, UploadTensor, model
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    HParam,
+    MethodPage,
+    Statistic,
+    Tree,
+    Uploads,
+    UploadTensor,
+    model,
+)
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
 from fedcache.federate.methods.fedncm import add_up, class_sums
 from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
@@ -81,4 +91,16 @@ METHOD = replace(
     zero_shot=model.by_text,
     text_travels=False,
     paper_count=lambda D, C, _clients, _hp: (D * (D + 1) // 2 + C * D, C * (D + 1)),
+    page=MethodPage(
+        family="With class texts",
+        formula=r"""
+            W = W_0 + (A + \lambda I)^{-1} (\kappa B - A W_0), \qquad W_0 = T^\top,
+                \quad A = \sum_i Z_i^\top Z_i, \quad B = \sum_i Z_i^\top Y_i
+        """,
+        terms=r"Ridge regression that shrinks to the class texts instead of zero; $\kappa$: what a label is worth.",
+        when="""
+            `fed3r` where rows are few and zero-shot is good: `lam` says how many rows the texts are worth. One round.
+        """,
+        cite=("fani2024fed3r", "radford2021clip",),
+    ),
 )  # fmt: skip

@@ -20,6 +20,7 @@ from fedcache.federate.methods.common import (
     Defaults,
     HParam,
     Method,
+    MethodPage,
     Statistic,
     Tree,
     Uploads,
@@ -85,4 +86,14 @@ METHOD = Method(
     one_shot=True,
     sent=sent,
     paper_count=lambda width, classes, clients, _hp: (classes * width, clients * classes * width),
+    page=MethodPage(
+        family="With class texts",
+        formula=r"""
+            \ell = s\, f T^\top + a \sum_i \sum_{j \in O_i} \mathrm{onehot}(j)\, e^{-b\, (1 - f
+                \cdot F_{ij})}, \qquad F_{ij} = \frac{\mu_{ij}}{\lVert \mu_{ij} \rVert}
+        """,
+        terms=r"$\mu_{ij}$: client $i$'s mean feature of class $j$; $O_i$: the classes it has.",
+        when="One round with an upload as small as that of FedNCM, and the texts beside it.",
+        cite=("zhang2022tip",),
+    ),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fedcache.federate.methods.common import MethodPage
 from fedcache.federate.methods.fedadam import server_optimiser
 
 
@@ -16,4 +17,19 @@ def adagrad(v: Tensor, square: Tensor, _rest: float | Tensor) -> Tensor:
     return v + square
 
 
-METHOD = server_optimiser("fedadagrad", "FedAvg whose server divides by all it has moved so far.", adagrad, 0.01, 0.0)
+METHOD = server_optimiser(
+    "fedadagrad",
+    "FedAvg whose server divides by all it has moved so far.",
+    adagrad,
+    0.01,
+    0.0,
+    page=MethodPage(
+        family="Many rounds, one model",
+        formula=r"""
+            v \leftarrow v + \Delta^2, \qquad w \leftarrow w + \eta_g\, \frac{\Delta}{\sqrt{v} + \tau},
+                \qquad \Delta = \sum_i \frac{n_i}{N}\, w_i - w
+        """,
+        when="As `fedadam`, with steps that shorten round by round: for short trainings that shall come to rest.",
+        cite=("reddi2021adaptive",),
+    ),
+)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import Ctx, HParam, Method, Tree, model, over
+from fedcache.federate.methods.common import Ctx, HParam, Method, MethodPage, Tree, model, over
 from fedcache.federate.methods.fedavgm import broadcast
 
 SecondMoment = Callable[[Tensor, Tensor, float | Tensor], Tensor]
@@ -65,7 +65,9 @@ def adam(v: Tensor, square: Tensor, rest: float | Tensor) -> Tensor:
 BETA2 = HParam("beta2", 0.99, "float", "decay of the second moment", low=0.0, high=0.999999, fit=False)
 
 
-def server_optimiser(name: str, summary: str, rule: SecondMoment, rate: float, beta1: float, *more: HParam) -> Method:
+def server_optimiser(
+    name: str, summary: str, rule: SecondMoment, rate: float, beta1: float, *more: HParam, page: MethodPage
+) -> Method:
     """The method of that name: FedAvg's clients under a server with that rule for v."""
     return replace(
         fedavg.METHOD,
@@ -83,7 +85,30 @@ def server_optimiser(name: str, summary: str, rule: SecondMoment, rate: float, b
         init=init,
         broadcast=broadcast,
         aggregate=aggregate_by(rule),
+        page=page,
     )
 
 
-METHOD = server_optimiser("fedadam", "FedAvg whose server takes Adam's steps.", adam, 0.03, 0.9, BETA2)
+METHOD = server_optimiser(
+    "fedadam",
+    "FedAvg whose server takes Adam's steps.",
+    adam,
+    0.03,
+    0.9,
+    BETA2,
+    page=MethodPage(
+        family="Many rounds, one model",
+        formula=r"""
+            \begin{aligned}
+            \Delta &= \sum_i \frac{n_i}{N}\, w_i - w, \qquad m \leftarrow \beta_1 m + (1 - \beta_1)\, \Delta \\
+            v &\leftarrow \beta_2 v + (1 - \beta_2)\, \Delta^2,
+                \qquad w \leftarrow w + \eta_g\, \frac{m}{\sqrt{v} + \tau}
+            \end{aligned}
+        """,
+        when="""
+            Where coordinates of the model need steps of different sizes. It has a second rate, `lr_g`, which has to
+            be tuned too.
+        """,
+        cite=("reddi2021adaptive",),
+    ),
+)

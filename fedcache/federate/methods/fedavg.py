@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import keep_optimiser, local
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, Protocol
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, Tree, model, server_tensors
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, MethodPage, Tree, model, server_tensors
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, LOGIT_SCALE, MODEL, TRAINING, declare, init_param
 from fedcache.heads.projection import logits
 
@@ -86,4 +86,19 @@ METHOD = Method(
     check=model.check,
     zero_shot=model.zero_shot,
     paper_count=paper_count,
+    page=MethodPage(
+        family="Many rounds, one model",
+        formula=r"""
+            w_i = w - \eta \sum_{t} g_i(w_{i,t}), \qquad w \leftarrow \sum_i \frac{n_i}{N}\, w_i
+        """,
+        terms="""
+            $w_i$: the model after client $i$'s local epochs from $w$; $g_i$: the optimiser's direction on a batch,
+            the gradient for `opt=sgd`.
+        """,
+        when="""
+            The baseline of all others. Good where clients are alike; it loses many points where each has few classes.
+            On frozen features try `fed3r` beside it.
+        """,
+        cite=("mcmahan2017fedavg",),
+    ),
 )

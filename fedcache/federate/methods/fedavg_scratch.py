@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedcache.federate.engine.local_training import Batch, train
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Hp, Method, server_tensors, simclr
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Hp, Method, MethodPage, server_tensors, simclr
 from fedcache.federate.methods.common.live_images import LIVE, ON_IMAGES, precision
 from fedcache.federate.methods.common.switches import AGG, TRAINING, declare
 from fedcache.heads.encoder import PROJECTION
@@ -92,4 +92,13 @@ METHOD = Method(
     trainable=trainable,
     fidelity=lambda _hp, _views: "approx",
     paper_count=None,
+    uneven_rows="BatchNorm: a row's loss depends on the batch it is in",
+    page=MethodPage(
+        family="Training the encoder itself",
+        formula=r"""
+            w \leftarrow \sum_i \frac{n_i}{N}\, w_i, \qquad w = \text{all weights of a ResNet-18}
+        """,
+        when="What it costs to do without a frozen backbone: the first row of FedPCL's table 1.",
+        cite=("tan2022fedpcl", "mcmahan2017fedavg"),
+    ),
 )

@@ -7,7 +7,7 @@ and inference differently (D-37; here once). Labels are read by the probe alone.
 
 from __future__ import annotations
 
-from fedcache.federate.methods.common import Defaults, Method, server_tensors, simclr
+from fedcache.federate.methods.common import Defaults, Method, MethodPage, server_tensors, simclr
 from fedcache.federate.methods.common.switches import AGG, declare
 
 METHOD = Method(
@@ -31,4 +31,15 @@ METHOD = Method(
     fidelity=simclr.fidelity,
     diagnose=simclr.watch,
     paper_count=None,
+    uneven_rows="a row is contrasted with the other rows of its batch",
+    page=MethodPage(
+        family="Training the encoder itself",
+        formula=r"""
+            \ell_i = -\log \frac{e^{z_i \cdot z_i' / \tau}}{\sum_{a \neq i} e^{z_i \cdot z_a / \tau}},
+                \qquad w \leftarrow \sum_k a_k w_k
+        """,
+        terms="$z_i$, $z_i'$: two augmentations of an image.",
+        when="The baseline of FLESD that averages encoders trained without labels.",
+        cite=("shi2022flesd", "chen2020simclr"),
+    ),
 )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import Ctx, HParam, Tree, is_zero, model, over
+from fedcache.federate.methods.common import Ctx, HParam, MethodPage, Tree, is_zero, model, over
 
 LR_G = HParam("lr_g", 1.0, "float", "the server's learning rate", low=0.0, fit=False)
 
@@ -60,4 +60,14 @@ METHOD = replace(
     init=init,
     broadcast=broadcast,
     aggregate=aggregate,
+    page=MethodPage(
+        family="Many rounds, one model",
+        formula=r"""
+            \Delta = w - \sum_i \frac{n_i}{N}\, w_i, \qquad v \leftarrow \beta v + \Delta,
+                \qquad w \leftarrow w - \eta_g v
+        """,
+        terms=r"$\beta$: `server_momentum`; $\eta_g$: `lr_g`.",
+        when="Where rounds jump about because few clients take part in each. It costs nothing more than FedAvg.",
+        cite=("hsu2019fedavgm",),
+    ),
 )  # fmt: skip

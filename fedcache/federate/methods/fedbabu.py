@@ -20,7 +20,7 @@ from torch import Tensor
 from fedcache.federate.engine.local_training import train
 from fedcache.federate.engine.method import Protocol
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, model, server_tensors
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model, server_tensors
 from fedcache.federate.methods.common.switches import (
     AGG,
     FEAT_POST,
@@ -105,4 +105,17 @@ METHOD = replace(
     protocol=protocol,
     check=lambda _hp, _ctx: None,
     paper_count=paper_count,
+    page=MethodPage(
+        family="A model for each client",
+        formula=r"""
+            \begin{aligned}
+            &P_i \leftarrow \mathrm{arg}\min_{P'}\ F_i(Q_0 \circ P'),
+                \qquad P \leftarrow \sum_i \frac{n_i}{N}\, P_i \\
+            &\text{then}\quad (P_i, Q_i) \leftarrow \text{a few epochs on } F_i \text{ from } (P, Q_0)
+            \end{aligned}
+        """,
+        terms="$Q_0$: the classifier's first weights, which training never changes.",
+        when="Where new clients come: what they need is the shared projection and a few epochs on their own rows.",
+        cite=("oh2022fedbabu",),
+    ),
 )

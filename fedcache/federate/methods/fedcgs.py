@@ -24,7 +24,7 @@ import torch
 
 from fedcache.errors import FederatedRunError
 from fedcache.federate.methods import fedncm
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Statistic, Tree, Uploads, UploadTensor
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Statistic, Tree, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked
 from fedcache.heads.linear import head_around
@@ -141,4 +141,19 @@ METHOD = replace(
     aggregate=aggregate,
     prepare=prepare,
     paper_count=lambda D, C, _clients, _hp: (D * (D + 1) // 2 + C * D, C * (D + 1)),
+    page=MethodPage(
+        family="One round, closed form",
+        formula=r"""
+            \begin{aligned}
+            \Sigma &= \frac{1}{N - C} \Big(G - \sum_c N_c\, \mu_c \mu_c^\top\Big), \qquad G = \sum_i Z_i^\top Z_i \\
+            W_c &= \Sigma^{-1} \mu_c, \qquad b_c = \log \frac{N_c}{N} - \tfrac{1}{2}\, \mu_c^\top \Sigma^{-1} \mu_c
+            \end{aligned}
+        """,
+        terms=r"$\mu_c$, $N_c$: mean and number of all rows of class $c$. `gamma_shrink` adds a ridge to $\Sigma$.",
+        when="""
+            Linear discriminant analysis on all rows: as `fed3r`, with priors of classes. Give it a ridge
+            (`gamma_shrink`) unless rows are many times more than features.
+        """,
+        cite=("guan2025fedcgs",),
+    ),
 )  # fmt: skip

@@ -35,6 +35,7 @@ from fedcache.federate.methods.common import (
     Hp,
     HParam,
     Method,
+    MethodPage,
     Tree,
     affine,
     model,
@@ -131,4 +132,15 @@ METHOD = Method(
     needs=frozenset({"labels", "text"}),
     trainable=lambda server, _state: sum(t.numel() for t in server.values()),
     paper_count=lambda D, _classes, _clients, _hp: (2 * D * (D + 1), 2 * D * (D + 1)),
+    uneven_rows="a row is contrasted with the texts of the other rows of its batch",
+    page=MethodPage(
+        family="With class texts",
+        formula=r"""
+            g(f) = \mathrm{softmax}\big(B \tanh(A f + a) + b\big),
+                \qquad z = \frac{g(f) \odot f}{\lVert g(f) \odot f \rVert}, \qquad \ell = s\, z T^\top
+        """,
+        terms="$A$, $a$, $B$, $b$: the gate, which alone is trained, by CLIP's loss on a batch, and averaged.",
+        when="Where the classes at test time may be others than in training: the gate knows no class.",
+        cite=("lu2023fedclip",),
+    ),
 )  # fmt: skip

@@ -27,7 +27,7 @@ from torch.nn.functional import normalize
 
 from fedcache.federate.engine.context import RunConstants
 from fedcache.federate.methods import fedncm
-from fedcache.federate.methods.common import Ctx, Hp, HParam, Tree
+from fedcache.federate.methods.common import Ctx, Hp, HParam, MethodPage, Tree
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import around_mean
 from fedcache.heads.losses import MASKED
@@ -121,4 +121,22 @@ METHOD = replace(
     additive=lambda _hp: False,
     settle=settle,
     diagnose=estimate,
+    page=MethodPage(
+        family="One round, closed form",
+        formula=r"""
+            \begin{aligned}
+            \hat\Sigma_c &= \frac{1}{K_c - 1} \sum_k n_{kc}\, (\mu_{kc} - \mu_c)(\mu_{kc} - \mu_c)^\top + \gamma I \\
+            G &= \sum_c (N_c - 1)\, \hat\Sigma_c + N \mu \mu^\top,
+                \qquad W_c = \frac{G^{-1} S_c}{\lVert G^{-1} S_c \rVert}
+            \end{aligned}
+        """,
+        terms=r"""
+            $\mu_{kc}$: the mean of client $k$'s $n_{kc}$ rows of class $c$; $K_c$: the clients that have the class.
+        """,
+        when="""
+            The upload of FedNCM with a better head: the covariance of a class is estimated from how the clients'
+            means scatter. It needs several clients for each class.
+        """,
+        cite=("goswami2025fedcof",),
+    ),
 )  # fmt: skip

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, model
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
 from fedcache.federate.methods.common.switches import FEAT_POST, MODEL, TRAINING, declare, init_param
 
 ROWS, GAP = "n", "discrepancy"
@@ -133,4 +133,21 @@ METHOD = replace(
     aggregate=aggregate,
     notice=notice,
     paper_count=paper_count,
+    uneven_rows="clients of uneven classes weigh less",
+    page=MethodPage(
+        family="Many rounds, one model",
+        formula=r"""
+            w \leftarrow \sum_k p_k w_k,
+                \qquad p_k = \frac{\mathrm{ReLU}(n_k - a\, d_k + b)}{\sum_j \mathrm{ReLU}(n_j - a\, d_j + b)}
+        """,
+        terms="""
+            $n_k$: the client's share of the rows; $d_k$: the Kullback-Leibler distance of its class shares from even
+            ones, divided by the sum of these distances over the round's clients.
+        """,
+        when="""
+            Where some clients hold all classes and others one or two. Each tells the server how uneven it is, one
+            number.
+        """,
+        cite=("ye2023feddisco",),
+    ),
 )  # fmt: skip

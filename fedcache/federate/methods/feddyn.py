@@ -33,7 +33,7 @@ from torch import Tensor
 from fedcache.federate.engine.context import dot, is_zero, over
 from fedcache.federate.engine.local_training import ClosedForm, grads, train
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, model
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, model
 from fedcache.federate.methods.common.switches import FEAT_POST, MODEL, TRAINING, declare, init_param, without
 from fedcache.federate.methods.fedavgm import broadcast
 from fedcache.federate.methods.fedprox import proximal
@@ -137,4 +137,25 @@ METHOD = replace(
     broadcast=broadcast,
     aggregate=aggregate,
     needs_for=lambda hp: frozenset({"labels", *(["row counts"] if hp["alpha_by"] == "rows" else [])}),
+    uneven_rows="clients are averaged with equal weights",
+    page=MethodPage(
+        family="Many rounds, one model",
+        formula=r"""
+            \begin{aligned}
+            u_i &\approx \mathrm{arg}\min_u\ F_i(u) - \langle g_i, u \rangle + \frac{\alpha}{2} \lVert u
+                - w \rVert^2, \qquad g_i \leftarrow g_i - \alpha\, (u_i - w) \\
+            h &\leftarrow h - \frac{\alpha}{M} \sum_i (u_i - w),
+                \qquad w \leftarrow \frac{1}{S} \sum_i u_i - \frac{h}{\alpha}
+            \end{aligned}
+        """,
+        terms="""
+            $g_i$: what client $i$ has learnt of its own gradient; $h$: their mean, at the server; $S$ of $M$ clients
+            take part.
+        """,
+        when="""
+            Against drift at the traffic of FedAvg. Every client keeps a vector of the model's size between rounds;
+            small `alpha` needs long local training.
+        """,
+        cite=("acar2021feddyn",),
+    ),
 )  # fmt: skip

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import train
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, is_zero, model, over
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, is_zero, model, over
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, init_param
 from fedcache.federate.methods.feddisco import class_rows
 from fedcache.heads.losses import MASKED, cross_entropy
@@ -79,4 +79,17 @@ METHOD = replace(
                choices=("include", "exclude")),
     ),
     fit=fit,
+    uneven_rows="a row's margin follows from the classes of its client's other rows",
+    page=MethodPage(
+        family="Many rounds, one model",
+        formula=r"""
+            L = -\log \frac{e^{u_y}}{\sum_c e^{u_c}}, \qquad u_c = \ell_c - \tau\, n_c^{-1/4}
+        """,
+        terms=r"$\ell_c$: the logit of class $c$; $n_c$: the client's rows of that class.",
+        when="""
+            Where every client has all classes in very uneven numbers. Clients without a class need care: see
+            `absent`.
+        """,
+        cite=("zhang2022fedlc",),
+    ),
 )  # fmt: skip

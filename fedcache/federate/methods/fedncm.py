@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from fedcache.federate.engine.method import Statistic, Uploads, UploadTensor
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, Tree, affine
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, MethodPage, Tree, affine
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.heads.linear import head_around
 from fedcache.heads.losses import MASKED
@@ -145,4 +145,19 @@ METHOD = Method(
     gradient=False,
     one_shot=True,
     paper_count=lambda width, classes, _clients, _hp: (classes * width, classes * width),
+    page=MethodPage(
+        family="One round, closed form",
+        formula=r"""
+            \mu_c = \frac{\sum_i S_{ic}}{\sum_i n_{ic}}, \qquad W_c = \frac{\mu_c}{\lVert \mu_c \rVert}, \quad b = 0
+        """,
+        terms="""
+            $S_{ic}$: the sum of client $i$'s features of class $c$; $n_{ic}$: their number. `metric=euclid` takes the
+            nearest mean instead.
+        """,
+        when="""
+            The least that can be sent, and the first baseline. Enough on a backbone that was trained for the task;
+            weak where classes do not lie around their means.
+        """,
+        cite=("legate2023guiding",),
+    ),
 )

@@ -26,7 +26,7 @@ from fedcache.federate.engine.context import over
 from fedcache.federate.engine.local_training import batch_sizes, train
 from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, model
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, init_param, without
 
 LENGTH = "length"
@@ -96,4 +96,16 @@ METHOD = replace(
     uploads=uploads,
     aggregate=aggregate,
     paper_count=paper_count,
+    page=MethodPage(
+        family="Many rounds, one model",
+        formula=r"""
+            d_i = \frac{w - w_i}{a_i}, \qquad w \leftarrow w - \Big(\sum_i p_i a_i\Big) \sum_i p_i d_i,
+                \qquad p_i = \frac{n_i}{N}
+        """,
+        terms="$a_i$: the length of client $i$'s training, its number of steps for plain SGD.",
+        when="""
+            Where clients take very different numbers of local steps, as they do when their numbers of rows differ.
+        """,
+        cite=("wang2020fednova",),
+    ),
 )

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import local
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Tree, is_zero, model, over
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, MethodPage, Tree, is_zero, model, over
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, LOGIT_SCALE, MODEL, TRAINING, declare, init_param
 from fedcache.heads.losses import cross_entropy, not_true_divergence
 from fedcache.heads.projection import logits
@@ -70,4 +70,17 @@ METHOD = replace(
     ),
     defaults=Defaults(rounds=10, participation=10, clients=100, scheme="iid"),
     fit=fit,
+    page=MethodPage(
+        family="Many rounds, one model",
+        formula=r"""
+            L = \mathrm{CE}(\ell, y) + \beta \tau^2\, \mathrm{KL}\big(\mathrm{softmax}_{c \neq y}(g / \tau)
+                \ \Vert\ \mathrm{softmax}_{c \neq y}(\ell / \tau)\big)
+        """,
+        terms=r"$\ell$, $g$: logits of the client's model and of the received one.",
+        when="""
+            Where clients forget classes that they do not have. On features of unit length give it a `logit_scale`,
+            without which the second term is next to nothing.
+        """,
+        cite=("lee2022fedntd",),
+    ),
 )  # fmt: skip

@@ -39,7 +39,7 @@ from torch.nn.functional import normalize
 
 from fedcache.federate.engine.context import Ctx, narrow_clients, over
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
-from fedcache.federate.methods.common import Batch, ClientData, Hp, HParam, Tree, prototypes
+from fedcache.federate.methods.common import Batch, ClientData, Hp, HParam, MethodPage, Tree, prototypes
 from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU
 from fedcache.federate.methods.common.switches import FEAT_POST, PROJECTION, PROTO_AGG, PROTO_INIT, TRAINING, declare
 from fedcache.heads.losses import set_contrast
@@ -212,4 +212,25 @@ METHOD = Method(
     aggregate=aggregate, predict=predict, embed=prototypes.project, protocol=personal_model,
     mixed=frozenset({"backbones"}),
     sent=prototypes.owned_rows, received=received, fidelity=fidelity, caution=caution, paper_count=paper_count,
+    page=MethodPage(
+        family="Prototypes and contrast",
+        formula=r"""
+            \begin{aligned}
+            \bar C^{(j)} &= \sum_{i \in O_j} \frac{n_{ij}}{N_j}\, C_i^{(j)},
+                \qquad C_i^{(j)} = \frac{1}{n_{ij}} \sum_{x \in D_{ij}} P_i(x) \\
+            L &= -\log \frac{e^{z \cdot \bar C^{(y)} / \tau}}{\sum_{c \neq y} e^{z \cdot \bar C^{(c)} / \tau}}
+                - \frac{1}{m} \sum_{p=1}^{m} \log \frac{e^{z \cdot C_p^{(y)} / \tau}}{\sum_{c \neq y} e^{z
+                \cdot C_p^{(c)} / \tau}}
+            \end{aligned}
+        """,
+        terms="""
+            $C_i^{(j)}$: client $i$'s prototype of class $j$; $O_j$: the clients that have the class; the first term
+            contrasts with the global prototypes, the second with those of all $m$ clients.
+        """,
+        when="""
+            Several backbones at once, few rows a client, little to send: the setting of its paper. Everybody receives
+            everybody's prototypes, so the way down grows with the clients.
+        """,
+        cite=("tan2022fedpcl",),
+    ),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from dataclasses import replace
 from fedcache.federate.engine.local_training import keep_optimiser, local
 from fedcache.federate.engine.method import server_tensors
 from fedcache.federate.methods import fedrep
-from fedcache.federate.methods.common import ClientData, Ctx, Tree, model
+from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, model
 from fedcache.federate.methods.common.switches import (
     AGG,
     BN_MODE,
@@ -45,4 +45,13 @@ METHOD = replace(
     enter=enter,
     fit=local(model.ce_loss, model.names, model.trained, fedrep.shared),
     uploads=server_tensors(fedrep.shared),
+    page=MethodPage(
+        family="A model for each client",
+        formula=r"""
+            (P_i, Q_i) \leftarrow \mathrm{arg}\min_{P', Q'}\ F_i(Q' \circ P'),
+                \qquad P \leftarrow \sum_i \frac{n_i}{N}\, P_i
+        """,
+        when="As `fedrep` in less time: projection and classifier are trained at once.",
+        cite=("arivazhagan2019fedper",),
+    ),
 )

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import keep_optimiser, train
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, is_zero, model, prototypes
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, is_zero, model, prototypes
 from fedcache.federate.methods.common.switches import (
     FEAT_POST,
     LOGIT_HEAD,
@@ -152,4 +152,14 @@ METHOD = Method(
     sent=prototypes.owned_rows,
     received=lambda down, _ctx: int(down["has"].sum()) * down["bar"].shape[-1],
     paper_count=paper_count,
+    page=MethodPage(
+        family="Prototypes and contrast",
+        formula=r"""
+            L = \mathrm{CE}\big(Q(P(x)), y\big) + \lambda\, \lVert P(x) - \bar C^{(y)} \rVert^2,
+                \qquad \hat y = \mathrm{arg}\min_j\ \lVert P(x) - \bar C^{(j)} \rVert
+        """,
+        terms=r"$\bar C^{(j)}$: the mean of the clients' prototypes of class $j$.",
+        when="Clients whose networks differ, or little to send. Simpler and quicker than `fedpcl`.",
+        cite=("tan2022fedproto",),
+    ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedcache.federate.engine.context import Ctx, is_zero, squared_distance
 from fedcache.federate.engine.local_training import local
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import HParam, Tree, model
+from fedcache.federate.methods.common import HParam, MethodPage, Tree, model
 
 
 def proximal(p: Tree, down: Tree, ctx: Ctx) -> Tensor:
@@ -45,4 +45,16 @@ METHOD = replace(
         HParam("prox_half", True, "bool", "the paper's 1/2 before mu (D-31)", official=False),
     ),
     fit=local(loss, model.names, model.trained, fedavg.sent_names),
+    page=MethodPage(
+        family="Many rounds, one model",
+        formula=r"""
+            \min_{w_i}\ F_i(w_i) + \frac{\mu}{2} \lVert w_i - w \rVert^2,
+                \qquad w \leftarrow \sum_i \frac{n_i}{N}\, w_i
+        """,
+        when="""
+            Where clients train for many local steps and pull apart. `mu` is to be chosen by validation: too small
+            does nothing, too large does not move.
+        """,
+        cite=("li2020fedprox",),
+    ),
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedcache.federate.engine.context import Ctx, is_zero, squared_distance
-from fedcache.federate.methods.common import HParam, Tree, simclr
+from fedcache.federate.methods.common import HParam, MethodPage, Tree, simclr
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
 
 
@@ -35,4 +35,13 @@ METHOD = replace(
         HParam("prox_half", True, "bool", "the paper's 1/2 before mu (D-31)", official=False),
     ),
     fit=simclr.fit_with(loss, send=True),
+    page=MethodPage(
+        family="Training the encoder itself",
+        formula=r"""
+            L = \mathrm{mean}_i\, \ell_i + \frac{\mu}{2} \lVert w - w_g \rVert^2,
+                \qquad \ell_i = -\log \frac{e^{z_i \cdot z_i' / \tau}}{\sum_{a \neq i} e^{z_i \cdot z_a / \tau}}
+        """,
+        when="As `fedavg-simclr` with the pull of FedProx.",
+        cite=("shi2022flesd", "li2020fedprox"),
+    ),
 )

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import Batch, train
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, model, server_tensors
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model, server_tensors
 from fedcache.federate.methods.common.switches import (
     AGG,
     BN_MODE,
@@ -107,4 +107,17 @@ METHOD = Method(
     embed=model.embed,
     protocol=personal_model,
     paper_count=paper_count,
+    page=MethodPage(
+        family="A model for each client",
+        formula=r"""
+            Q_i \leftarrow \mathrm{arg}\min_{Q}\ F_i(Q \circ P),
+                \qquad P_i \leftarrow \mathrm{arg}\min_{P'}\ F_i(Q_i \circ P'),
+                \qquad P \leftarrow \sum_i \frac{n_i}{N}\, P_i
+        """,
+        when="""
+            The first to try where each client has few classes and is scored on them. It needs a client's own rows at
+            prediction time in the form of its saved classifier.
+        """,
+        cite=("collins2021fedrep",),
+    ),
 )

@@ -35,7 +35,19 @@ from fedcache.errors import UsageError
 from fedcache.federate.engine.local_training import keep_optimiser, train
 from fedcache.federate.engine.method import whole_server
 from fedcache.federate.methods import promptfl
-from fedcache.federate.methods.common import Batch, ClientData, Ctx, Defaults, Hp, HParam, Method, Tree, affine, prompts
+from fedcache.federate.methods.common import (
+    Batch,
+    ClientData,
+    Ctx,
+    Defaults,
+    Hp,
+    HParam,
+    Method,
+    MethodPage,
+    Tree,
+    affine,
+    prompts,
+)
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE, Names
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare, without
 from fedcache.heads.linear import Uniform, init_linear
@@ -192,4 +204,22 @@ METHOD = Method(
     diagnose=moved,
     trainable=lambda server, _state: sum(t.numel() for t in server.values()),
     paper_count=None,
+    uneven_rows="clients are averaged with equal weights, and tell apart their own classes alone",
+    page=MethodPage(
+        family="Prompts",
+        formula=r"""
+            \begin{aligned}
+            x &= \mathrm{MHA}\big(\mathrm{LN}(Q), \mathrm{LN}(T), \mathrm{LN}(T)\big),
+                \qquad v = x + \mathrm{FF}(x) \\
+            t_c &= g\big([v_1 \ldots v_m, \mathrm{name}_c]\big),
+                \qquad p(c \mid x) = \mathrm{softmax}_c\big(100 \cos(f(x), t_c)\big)
+            \end{aligned}
+        """,
+        terms="$T$: the encoded names of the classes; $Q$: learned queries. The whole small network is averaged.",
+        when="""
+            Where classes at test time are others than in training: the prompt is made from the names of the classes
+            at hand.
+        """,
+        cite=("qiu2024fedtpg",),
+    ),
 )  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fedcache.federate.methods.common import MethodPage
 from fedcache.federate.methods.fedadam import BETA2, server_optimiser
 
 
@@ -18,4 +19,23 @@ def yogi(v: Tensor, square: Tensor, rest: float | Tensor) -> Tensor:
     return v - rest * square * (v - square).sign()
 
 
-METHOD = server_optimiser("fedyogi", "FedAvg whose server takes Yogi's steps.", yogi, 0.03, 0.9, BETA2)
+METHOD = server_optimiser(
+    "fedyogi",
+    "FedAvg whose server takes Yogi's steps.",
+    yogi,
+    0.03,
+    0.9,
+    BETA2,
+    page=MethodPage(
+        family="Many rounds, one model",
+        formula=r"""
+            \begin{aligned}
+            m &\leftarrow \beta_1 m + (1 - \beta_1)\, \Delta,
+                \qquad v \leftarrow v - (1 - \beta_2)\, \Delta^2\, \mathrm{sign}(v - \Delta^2) \\
+            w &\leftarrow w + \eta_g\, \frac{m}{\sqrt{v} + \tau}, \qquad \Delta = \sum_i \frac{n_i}{N}\, w_i - w
+            \end{aligned}
+        """,
+        when="As `fedadam`, with a second moment that falls slowly: steadier where updates are sometimes large.",
+        cite=("reddi2021adaptive",),
+    ),
+)

@@ -23,7 +23,17 @@ from collections.abc import Mapping
 import torch
 
 from fedcache.federate.engine.method import Uploads, UploadTensor
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, Tree, distillation, simclr
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Defaults,
+    HParam,
+    Method,
+    MethodPage,
+    Tree,
+    distillation,
+    simclr,
+)
 from fedcache.federate.methods.common.live_images import ON_IMAGES
 from fedcache.federate.methods.common.switches import declare
 from fedcache.heads.simclr import Ensemble, kept
@@ -126,4 +136,21 @@ METHOD = Method(
     trainable=simclr.trainable,
     fidelity=simclr.fidelity,
     paper_count=None,
+    page=MethodPage(
+        family="Training the encoder itself",
+        formula=r"""
+            \begin{aligned}
+            M &= \frac{1}{K} \sum_k \exp\big(R_k R_k^\top / \tau_T\big),
+                \qquad q_{ij} = \frac{M_{ij}}{\sum_l M_{il}} \\
+            L &= \frac{1}{B} \sum_i \mathrm{KL}(q_i \Vert p_i),
+                \qquad p_{ij} = \mathrm{softmax}_j(z_i \cdot k_j / \tau_S)
+            \end{aligned}
+        """,
+        terms="""
+            $R_k$: what client $k$'s encoder makes of the public rows; $z$, $k$: the student and its slow copy, at the
+            server.
+        """,
+        when="Clients without labels, networks of their own, and public images that everybody may see.",
+        cite=("shi2022flesd",),
+    ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.methods.common import Defaults, Hp, simclr
+from fedcache.federate.methods.common import Defaults, Hp, MethodPage, simclr
 from fedcache.federate.methods.common.switches import declare
 from fedcache.federate.methods.flesd_head import METHOD as HEAD
 
@@ -22,4 +22,12 @@ METHOD = replace(
     defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
     one_shot=True,
     needs_for=needs,
+    page=MethodPage(
+        family="Training the encoder itself",
+        formula=r"""
+            M = \frac{1}{K} \sum_k \exp\big(R_k R_k^\top / \tau_T\big) \quad \text{once, after all local epochs}
+        """,
+        when="As `flesd` with one exchange, whatever the number of local epochs.",
+        cite=("shi2022flesd",),
+    ),
 )

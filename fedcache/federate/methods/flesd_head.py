@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.methods.common import HParam, simclr
+from fedcache.federate.methods.common import HParam, MethodPage, simclr
 from fedcache.federate.methods.flesd import METHOD as FLESD
 
 METHOD = replace(
@@ -24,4 +24,16 @@ METHOD = replace(
     executions=("sequential", "batched"),
     mixed=frozenset({"backbones", "hidden"}),
     fidelity=simclr.fidelity,
+    page=MethodPage(
+        family="Training the encoder itself",
+        formula=r"""
+            R_k = \frac{h_k(x)}{\lVert h_k(x) \rVert}, \qquad h_k = \text{two layers on cached features},
+                \qquad \text{then as FLESD}
+        """,
+        when="""
+            FLESD in seconds: a small network on cached views in the place of a ResNet on images. Extract with
+            `--views 4`.
+        """,
+        cite=("shi2022flesd",),
+    ),
 )

@@ -33,7 +33,7 @@ from fedcache.federate.engine.local_training import Batch, ClosedForm, keep_opti
 from fedcache.federate.engine.method import Defaults, Method, server_tensors
 from fedcache.federate.engine.outcome import self_training
 from fedcache.federate.methods import central
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, affine, is_zero, model, over
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, affine, is_zero, model, over
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, LOGIT_SCALE, TRAINING, declare
 from fedcache.federate.methods.common.synthesis import SYNTHESIS, at_once, dealt, shares, synthetic, with_rows
 from fedcache.heads.linear import affine_gradients
@@ -190,4 +190,25 @@ METHOD = Method(
     zero_shot=model.by_text,
     diagnose=self_training,
     paper_count=paper_count,
+    uneven_rows="each client draws rows of its own for the classes it has few of",
+    page=MethodPage(
+        family="With class texts",
+        formula=r"""
+            \begin{aligned}
+            q_j &\leftarrow \beta q_j + (1 - \beta)\, p(I_j), \qquad p(z) = \mathrm{softmax}\big(s\,(W z + b)\big) \\
+            L &= -\frac{1}{B} \sum_j q_j \cdot \log p(I_j) - \lambda\, \mathrm{mean}_{k, i} \log p(z_{ki})_k,
+                \qquad z_{ki} \sim \mathcal{N}(T_k, \sigma^2 I), \quad i = 1 \ldots n_k \\
+            n_k &= \mathrm{round}\big((1 + \gamma) \max_c m_c\big) - m_k
+            \end{aligned}
+        """,
+        terms="""
+            $q_j$: the soft label of image $j$, at first zero-shot; $m_k$: images whose soft label is class $k$; $W$
+            begins as the class texts.
+        """,
+        when="""
+            Clients without any labels, and nothing else. Give it CLIP's `logit_scale` and compare with `clip-zs`,
+            which it begins as.
+        """,
+        cite=("yan2024fstcbdg",),
+    ),
 )  # fmt: skip

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.methods import fedcgs, fedncm
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, model
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, model
 from fedcache.federate.methods.common.switches import FEAT_POST, PROTO_VIEW, declare
 from fedcache.federate.methods.fedncm import add_up
 from fedcache.heads.losses import MASKED
@@ -100,4 +100,18 @@ METHOD = replace(
     zero_shot=model.by_text,
     needs=frozenset({"labels", "text"}),
     text_travels=False,
+    page=MethodPage(
+        family="With class texts",
+        formula=r"""
+            \begin{aligned}
+            \ell &= s\, f T^\top + \alpha\, (f W^\top + b), \qquad W_c = P \mu_c,
+                \quad b_c = -\log C - \tfrac{1}{2}\, \mu_c^\top P \mu_c \\
+            P &= D \Big(S + \frac{\mathrm{tr}\, S}{N - 1}\, I\Big)^{-1},
+                \qquad S = \sum_c \sum_{i:\, y_i = c} (f_i - \mu_c)(f_i - \mu_c)^\top
+            \end{aligned}
+        """,
+        terms=r"$\mu_c$: the mean feature of class $c$ over all clients; $\alpha$ is chosen by validation.",
+        when="One round and no training, with a strength to choose by validation. It sends what `fedcgs` sends.",
+        cite=("wang2024gda",),
+    ),
 )  # fmt: skip

@@ -31,7 +31,18 @@ from torch import Tensor
 from fedcache.errors import FederatedRunError
 from fedcache.federate.engine.method import StatisticKind
 from fedcache.federate.methods import fedncm
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Statistic, Tree, Uploads, UploadTensor, affine
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Statistic,
+    Tree,
+    Uploads,
+    UploadTensor,
+    affine,
+)
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedcgs import means
 from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked
@@ -267,4 +278,23 @@ METHOD = replace(
     predict=predict,
     trainable=parameters,
     paper_count=paper_count,
+    page=MethodPage(
+        family="One round, closed form",
+        formula=r"""
+            \begin{aligned}
+            &\max_c\ \log \pi_c - \tfrac{1}{2} \log\det \Sigma_c - \tfrac{1}{2} (x - \mu_c)^\top \Sigma_c^{-1} (x
+                - \mu_c), \qquad \pi_c = \frac{N_c}{N} \\
+            &\Sigma \leftarrow (1 - a)\, \Sigma + a\, \frac{\mathrm{tr}\, \Sigma}{D}\, I
+            \end{aligned}
+        """,
+        terms=r"""
+            $\Sigma_c$: a diagonal for each class (`head=nb`), one matrix for all (`lda`), or one for each class
+            (`qda`); $a$: `shrink`, of the matrices.
+        """,
+        when="""
+            `head=nb` where little may be sent, `head=lda` where a matrix may be, which is FedCGS with another ridge.
+            `qda` needs many rows for each class.
+        """,
+        cite=("turazza2026ghofl",),
+    ),
 )  # fmt: skip

@@ -24,7 +24,7 @@ from torch.nn.functional import one_hot
 from fedcache.federate.engine.local_training import train
 from fedcache.federate.engine.method import Uploads, UploadTensor, head_weights, personal_model
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, model
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, without
 from fedcache.federate.methods.fedncm import add_up
 from fedcache.heads.losses import cross_entropy
@@ -181,4 +181,14 @@ METHOD = replace(
     trainable=trainable,
     check=lambda _hp, _ctx: None,
     paper_count=paper_count,
+    page=MethodPage(
+        family="A model for each client",
+        formula=r"""
+            j_i = \mathrm{arg}\min_k\ F_i(w_k),
+                \qquad w_k \leftarrow \frac{\sum_{i:\, j_i = k} n_i\, w_{k,i}}{\sum_{i:\, j_i = k} n_i}
+        """,
+        terms="$w_{k,i}$: model $k$ after client $i$'s local training. A client deploys the model of smallest loss.",
+        when="Where clients fall into a few groups that are unlike each other. All models go down to every client.",
+        cite=("ghosh2020ifca",),
+    ),
 )

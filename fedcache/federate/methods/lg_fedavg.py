@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from fedcache.federate.engine.local_training import keep_optimiser, local
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, Tree, model, server_tensors
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, MethodPage, Tree, model, server_tensors
 from fedcache.federate.methods.common.switches import (
     AGG,
     FEAT_POST,
@@ -68,4 +68,16 @@ METHOD = Method(
     protocol=personal_model,
     mixed=frozenset({"backbones"}),
     paper_count=paper_count,
+    page=MethodPage(
+        family="A model for each client",
+        formula=r"""
+            (P_i, Q_i) \leftarrow \mathrm{arg}\min_{P', Q'}\ F_i(Q' \circ P'),
+                \qquad Q \leftarrow \sum_i \frac{n_i}{N}\, Q_i
+        """,
+        when="""
+            Where little may be sent: only the classifier travels. Projections must begin alike for it to mean the
+            same everywhere.
+        """,
+        cite=("liang2020lgfedavg",),
+    ),
 )

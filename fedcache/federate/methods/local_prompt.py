@@ -13,7 +13,7 @@ from torch import Tensor
 from fedcache.federate.engine.local_training import keep_optimiser
 from fedcache.federate.engine.method import everywhere
 from fedcache.federate.methods import tpfl
-from fedcache.federate.methods.common import ClientData, Ctx, Tree, sends_nothing
+from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, sends_nothing
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
@@ -53,4 +53,13 @@ METHOD = replace(
     predict=predict,
     protocol=everywhere,
     paper_count=lambda *_: (0, 0),
+    page=MethodPage(
+        family="Prompts",
+        formula=r"""
+            (\mathrm{ctx}_i, v_i) = \mathrm{arg}\min_{\mathrm{ctx}, v}\ -\frac{1}{n_i} \sum_{x \in D_i} \log
+                \mathrm{softmax}_{y}\big(100 \cos(f(x + v), g(\mathrm{ctx}, c))\big)
+        """,
+        when="The lower bound of the tables of TPFL: each client learns both prompts alone.",
+        cite=("zhao2023tpfl",),
+    ),
 )

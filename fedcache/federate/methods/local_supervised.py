@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.method import Defaults, everywhere
 from fedcache.federate.methods import fedavg_scratch as scratch
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, sends_nothing, simclr
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, sends_nothing, simclr
 from fedcache.federate.methods.common.switches import declare, without
 
 
@@ -62,4 +62,13 @@ METHOD = replace(
     predict=predict,
     protocol=everywhere,
     paper_count=lambda *_: (0, 0),
+    page=MethodPage(
+        family="Training the encoder itself",
+        formula=r"""
+            w_i = \mathrm{arg}\min_w\ -\frac{1}{n_i} \sum_{(x, y) \in D_i} \log
+                \mathrm{softmax}_y\big(Q(\mathrm{trunk}(x))\big)
+        """,
+        when="What FLESD's figure 2 compares with: a ResNet with labels on each client alone.",
+        cite=("shi2022flesd",),
+    ),
 )

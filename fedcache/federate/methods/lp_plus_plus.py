@@ -33,6 +33,7 @@ from fedcache.federate.methods.common import (
     Hp,
     HParam,
     Method,
+    MethodPage,
     Tree,
     affine,
     model,
@@ -136,4 +137,17 @@ METHOD = Method(
     needs=frozenset({"labels", "text"}),
     trainable=lambda server, _state: sum(t.numel() for t in server.values()),
     paper_count=None,
+    page=MethodPage(
+        family="With class texts",
+        formula=r"""
+            \ell_{ik} = f_i \cdot (w_k + \alpha_k t_k), \qquad \eta_w = \frac{4 N}{\lambda_{\max}(F^\top F)},
+                \qquad \eta_\alpha = \frac{N}{4 \max_k \sum_i (f_i \cdot t_k)^2}
+        """,
+        terms=r"""
+            Trained by cross-entropy on all of a client's rows at once; the steps $\eta$ follow from the rows, so
+            there is no rate to choose.
+        """,
+        when="A trained probe with nothing to tune. Its paper has no clients; averaging is added here.",
+        cite=("huang2024lppp",),
+    ),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedcache.federate.engine.method import Defaults, everywhere
-from fedcache.federate.methods.common import ClientData, Ctx, Tree, sends_nothing, simclr
+from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, sends_nothing, simclr
 from fedcache.federate.methods.common.switches import declare
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
 
@@ -34,4 +34,13 @@ METHOD = replace(
     mixed=frozenset({"backbones", "hidden", "proj"}),
     received=lambda _down, _ctx: 0,
     paper_count=lambda *_: (0, 0),
+    page=MethodPage(
+        family="Training the encoder itself",
+        formula=r"""
+            \min_k\ \mathrm{accuracy}\big(\text{linear probe on } g_k\big),
+                \qquad g_k \text{ by SimCLR on client } k\text{'s rows}
+        """,
+        when="The lower bound of FLESD's tables: no exchange at all.",
+        cite=("shi2022flesd",),
+    ),
 )

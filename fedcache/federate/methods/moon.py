@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import train
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, is_zero, model, over
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, is_zero, model, over
 from fedcache.federate.methods.common.switches import (
     AGG,
     BN_MODE,
@@ -80,4 +80,20 @@ METHOD = replace(
     ),
     enter=enter,
     fit=fit,
+    page=MethodPage(
+        family="Many rounds, one model",
+        formula=r"""
+            L = \mathrm{CE} - \mu\, \log \frac{e^{\cos(z, z_g) / \tau}}{e^{\cos(z, z_g) / \tau}
+                + e^{\cos(z, z_{\mathrm{prev}}) / \tau}}
+        """,
+        terms=r"""
+            $z$, $z_g$, $z_{\mathrm{prev}}$: the projection of a row by the model that trains, by the received one,
+            and by the client's last one.
+        """,
+        when="""
+            Against drift of the projection, for the traffic of FedAvg and three forward passes. With a linear head
+            there is nothing to contrast.
+        """,
+        cite=("li2021moon",),
+    ),
 )

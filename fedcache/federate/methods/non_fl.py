@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedcache.federate.engine.method import Defaults
+from fedcache.federate.methods.common import MethodPage
 from fedcache.federate.methods.common.switches import declare
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
 
@@ -17,4 +18,12 @@ METHOD = replace(
     one_shot=True,
     central=True,
     paper_count=lambda *_: (0, 0),
+    page=MethodPage(
+        family="Training the encoder itself",
+        formula=r"""
+            g = \mathrm{arg}\min\ \mathrm{mean}_i\, \ell_i \quad \text{over the rows of all clients together}
+        """,
+        when="The upper reference of FLESD's tables: one encoder on all rows.",
+        cite=("shi2022flesd", "chen2020simclr"),
+    ),
 )

@@ -31,7 +31,18 @@ from torch import Tensor
 from fedcache.federate.engine.local_training import Batch, Loss, grads, minibatches, train
 from fedcache.federate.engine.method import Defaults, Protocol, no_state
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, is_zero, model, over, server_tensors
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    is_zero,
+    model,
+    over,
+    server_tensors,
+)
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, init_param, without
 from fedcache.heads.projection import logits
 
@@ -128,4 +139,21 @@ METHOD = replace(
     embed=model.embed,
     protocol=protocol,
     reads_test=lambda hp: hp["adapt_on"] == "test" and bool(hp["adapt_steps"]),
+    page=MethodPage(
+        family="A model for each client",
+        formula=r"""
+            \theta' = \theta - \alpha\, \nabla f(\theta; B_1),
+                \qquad \theta \leftarrow \theta - \beta\, \nabla f(\theta'; B_2),
+                \qquad \theta \leftarrow \sum_i \frac{n_i}{N}\, \theta_i
+        """,
+        terms=r"""
+            $B_1$, $B_2$: batches of the client's rows. A client deploys $\theta$ after `adapt_steps` steps of size
+            $\alpha$.
+        """,
+        when="""
+            Where new clients shall adapt by a step or two. Two rates of plain SGD have to be chosen; `--preset tuned`
+            has some.
+        """,
+        cite=("fallah2020perfedavg",),
+    ),
 )  # fmt: skip

@@ -29,7 +29,7 @@ from torch.nn.functional import normalize, one_hot
 from fedcache.federate.engine.context import is_zero
 from fedcache.federate.engine.method import personal_model
 from fedcache.federate.methods import promptfl, tip_local
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, affine, prompts
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, affine, prompts
 
 
 def attended(x: Tensor, keys: Tensor, values: Tensor, b: float | Tensor) -> Tensor:
@@ -81,4 +81,17 @@ METHOD = replace(
     personal_part=tip_local.personal_part,
     predict=predict,
     protocol=personal_model,
+    page=MethodPage(
+        family="Prompts",
+        formula=r"""
+            \ell = s\, f T^\top + a \sum_n w_n\, \mathrm{onehot}(y_n),
+                \qquad w_n = \mathrm{softmax}_n(b\, f \cdot F_n)
+        """,
+        terms="""
+            $T$: texts with the prompt that all clients learn, as in `promptfl`; $F_n$, $y_n$: the client's own
+            labelled features.
+        """,
+        when="A shared prompt, and clients whose images differ. A client's model holds the features of its rows.",
+        cite=("guo2023pfedprompt",),
+    ),
 )  # fmt: skip

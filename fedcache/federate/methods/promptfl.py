@@ -24,7 +24,7 @@ from torch import Tensor
 from fedcache.federate.engine.hyperparameters import HParam, Value
 from fedcache.federate.engine.local_training import Batch, keep_optimiser, minibatches, train
 from fedcache.federate.engine.method import count_of, whole_server
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Method, Tree, affine, prompts
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Method, MethodPage, Tree, affine, prompts
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare
 from fedcache.heads.losses import cross_entropy
@@ -85,4 +85,17 @@ METHOD = Method(
     zero_shot=prompts.zero_shot,
     diagnose=prompts.moved,
     paper_count=None,
+    page=MethodPage(
+        family="Prompts",
+        formula=r"""
+            t_c = g\big([v_1 \ldots v_n, \mathrm{name}_c]\big),
+                \qquad p(c \mid x) = \mathrm{softmax}_c\big(100 \cos(f(x), t_c)\big),
+                \qquad v \leftarrow \sum_i \frac{n_i}{N}\, v_i
+        """,
+        when="""
+            Little to send, and words that serve classes nobody has yet. Image features are the cached ones, so it is
+            exact.
+        """,
+        cite=("guo2022promptfl", "zhou2022coop"),
+    ),
 )

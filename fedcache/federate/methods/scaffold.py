@@ -27,7 +27,7 @@ from fedcache.federate.engine.context import Ctx, dot, over
 from fedcache.federate.engine.local_training import batch_sizes, train
 from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Hp, HParam, Tree, model
+from fedcache.federate.methods.common import ClientData, Hp, HParam, MethodPage, Tree, model
 from fedcache.federate.methods.common.switches import FEAT_POST, MODEL, TRAINING, declare, init_param, without
 
 PLAIN = (
@@ -129,4 +129,22 @@ METHOD = replace(
     pool=lambda _hp: {"": "uniform"},
     aggregate=aggregate,
     paper_count=paper_count,
+    uneven_rows="the control variates of clients are averaged with equal weights",
+    page=MethodPage(
+        family="Many rounds, one model",
+        formula=r"""
+            \begin{aligned}
+            y_i &\leftarrow y_i - \eta\, \big(g_i(y_i) - c_i + c\big),
+                \qquad c_i^{+} = c_i - c + \frac{w - y_i}{K \eta} \\
+            w &\leftarrow w + \frac{\eta_g}{S} \sum_i (y_i - w),
+                \qquad c \leftarrow c + \frac{1}{M} \sum_i (c_i^{+} - c_i)
+            \end{aligned}
+        """,
+        terms="$c_i$, $c$: control variates of client and server; $K$: local steps; $S$ of $M$ clients take part.",
+        when="""
+            Against drift, where the same clients come back in many rounds. It is plain SGD, so it needs a rate of its
+            own, and sends twice as much as FedAvg.
+        """,
+        cite=("karimireddy2020scaffold",),
+    ),
 )

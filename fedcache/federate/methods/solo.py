@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import keep_optimiser, local
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
-from fedcache.federate.methods.common import ClientData, Ctx, Tree, model, sends_nothing
+from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, model, sends_nothing
 from fedcache.federate.methods.common.switches import FEAT_POST, MODEL, TRAINING, declare, init_param
 from fedcache.heads.projection import logits
 
@@ -48,4 +48,16 @@ METHOD = Method(
     check=model.check,
     zero_shot=model.zero_shot,
     paper_count=lambda *_: (0, 0),
+    page=MethodPage(
+        family="References",
+        formula=r"""
+            (P_i, Q_i) = \mathrm{arg}\min_{P, Q}\ -\frac{1}{n_i} \sum_{(x, y) \in D_i} \log
+                \mathrm{softmax}_y\big(Q(P(x))\big)
+        """,
+        when="""
+            Always run it beside methods that give each client its own model: what does not beat it is not worth
+            sending.
+        """,
+        cite=("tan2022fedpcl",),
+    ),
 )

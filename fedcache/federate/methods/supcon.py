@@ -21,7 +21,17 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
-from fedcache.federate.methods.common import Batch, ClientData, Ctx, HParam, Tree, over, prototypes, sends_nothing
+from fedcache.federate.methods.common import (
+    Batch,
+    ClientData,
+    Ctx,
+    HParam,
+    MethodPage,
+    Tree,
+    over,
+    prototypes,
+    sends_nothing,
+)
 from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU
 from fedcache.federate.methods.common.switches import FEAT_POST, PROJECTION, PROTO_INIT, TRAINING, declare
 from fedcache.heads.losses import supervised_contrast
@@ -76,4 +86,17 @@ METHOD = Method(
     protocol=personal_model,
     fidelity=prototypes.cached_views,
     paper_count=lambda *_: (0, 0),
+    page=MethodPage(
+        family="Prototypes and contrast",
+        formula=r"""
+            L = \frac{\tau}{\tau_0}\ \frac{1}{B} \sum_i \frac{-1}{|\mathrm{Pos}(i)|} \sum_{p \in \mathrm{Pos}(i)}
+                \log \frac{e^{z_i \cdot z_p / \tau}}{\sum_{a \neq i} e^{z_i \cdot z_a / \tau}}
+        """,
+        terms=r"$\mathrm{Pos}(i)$: the other rows of row $i$'s class in the batch of $B$.",
+        when="""
+            To see what exchange brings: each client contrasts its own rows, and nothing travels. FedPCL compares with
+            it.
+        """,
+        cite=("khosla2020supcon", "tan2022fedpcl"),
+    ),
 )

@@ -17,7 +17,7 @@ from torch.nn.functional import normalize, one_hot
 
 from fedcache.federate.engine.method import Defaults, personal_model
 from fedcache.federate.methods import clip_zs
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, affine, model, over
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, affine, model, over
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
 
 KEYS = 1024
@@ -73,4 +73,15 @@ METHOD = replace(
     protocol=personal_model,
     needs=frozenset({"labels", "text"}),
     zero_shot=model.by_text,
+    page=MethodPage(
+        family="With class texts",
+        formula=r"""
+            \ell = s\, f T^\top + a \sum_n \mathrm{onehot}(y_n)\, e^{-b\, (1 - f \cdot F_n)}
+        """,
+        terms="$F_n$, $y_n$: the client's own labelled features.",
+        when="""
+            A client with few labelled rows and no wish to send anything. Its model holds the features of its rows.
+        """,
+        cite=("zhang2022tip",),
+    ),
 )

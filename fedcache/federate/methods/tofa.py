@@ -42,7 +42,17 @@ from torch.nn.functional import normalize, one_hot
 
 from fedcache.federate.engine.method import Defaults, as_pooled, personal_model
 from fedcache.federate.methods import fedcgs, fedncm
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, Uploads, UploadTensor, affine, prompts
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    HParam,
+    MethodPage,
+    Tree,
+    Uploads,
+    UploadTensor,
+    affine,
+    prompts,
+)
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
 from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import solve, unpack
@@ -199,4 +209,23 @@ METHOD = replace(
     executions=("sequential",),
     zero_shot=prompts.zero_shot,
     paper_count=None,
+    page=MethodPage(
+        family="With class texts",
+        formula=r"""
+            \begin{aligned}
+            f_V &= z P w_c - \tfrac{1}{2}\, w_c^\top P w_c + \log \pi_c,
+                \qquad P = n \Big(S + \frac{\mathrm{tr}\, S}{n}\, I\Big)^{-1} \\
+            T_c &\propto \sum_m \mathrm{softmax}_m(r_{cm} / \tau)\, t_c^m,
+                \qquad r_{cm} = \frac{1}{K} \sum_k u^k(t_c^0) \log \frac{u^k(t_c^m)}{u^k(t_c^0)} \\
+            f &= \eta f_V + (1 - \eta)\, s\, z T^\top,
+                \qquad \eta = \sigma\Big(\log \frac{\max \mathrm{softmax} f_V}{\max \mathrm{softmax} f_T}\Big)
+            \end{aligned}
+        """,
+        terms=r"""
+            $w_c$, $S$, $\pi_c$: of the client's rows with those of all clients counted by a power; $u^k$: how well a
+            text fits client $k$'s rows.
+        """,
+        when="One round and a model for each client, between its own rows and everybody's, where texts are at hand.",
+        cite=("zhang2026tofa",),
+    ),
 )  # fmt: skip

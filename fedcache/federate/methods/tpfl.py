@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import Batch, keep_optimiser
 from fedcache.federate.engine.method import count_of, whole_server
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Method, Tree, affine, prompts
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Method, MethodPage, Tree, affine, prompts
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE, VISUAL
 from fedcache.federate.methods.common.switches import AGG, declare
 from fedcache.heads.losses import cross_entropy
@@ -86,4 +86,19 @@ METHOD = Method(
     zero_shot=prompts.zero_shot,
     diagnose=prompts.moved,
     paper_count=None,
+    page=MethodPage(
+        family="Prompts",
+        formula=r"""
+            \begin{aligned}
+            &z = f(x + v), \qquad t_c = g(\mathrm{ctx}, c),
+                \qquad p(c \mid x) = \mathrm{softmax}_c\big(100 \cos(z, t_c)\big) \\
+            &(\mathrm{ctx}, v) \leftarrow \sum_i \frac{n_i}{N}\, (\mathrm{ctx}_i, v_i)
+            \end{aligned}
+        """,
+        terms=r"$v$: a frame or patch on the pixels; $\mathrm{ctx}$: the words' vectors.",
+        when="""
+            To reproduce its paper, or where images themselves have to be adapted. For a first look take `tpfl-feat`.
+        """,
+        cite=("zhao2023tpfl",),
+    ),
 )

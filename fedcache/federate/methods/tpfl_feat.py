@@ -20,7 +20,19 @@ from torch.nn.functional import normalize
 
 from fedcache.federate.engine.local_training import Batch, keep_optimiser, local
 from fedcache.federate.engine.method import count_of, server_tensors
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Hp, HParam, Method, Tree, affine, model, over
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Defaults,
+    Hp,
+    HParam,
+    Method,
+    MethodPage,
+    Tree,
+    affine,
+    model,
+    over,
+)
 from fedcache.federate.methods.common.prompts import PROMPT_TRAINING, scheduled
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare
 from fedcache.heads.losses import cross_entropy
@@ -111,4 +123,17 @@ METHOD = Method(
     zero_shot=model.by_text,
     diagnose=moved,
     paper_count=None,
+    page=MethodPage(
+        family="Prompts",
+        formula=r"""
+            z = \frac{f(x) + u}{\lVert f(x) + u \rVert},
+                \qquad t'_c = \frac{t_c + a \rho_c}{\lVert t_c + a \rho_c \rVert},
+                \qquad p(c \mid x) = \mathrm{softmax}_c\big(100 \cos(z, t'_c)\big)
+        """,
+        terms=r"$u$, $\rho$: vectors that are trained in place of the two prompts, and averaged.",
+        when="""
+            What TPFL might do on your data, in seconds. It approximates `tpfl` and its bytes say nothing of that.
+        """,
+        cite=("zhao2023tpfl",),
+    ),
 )

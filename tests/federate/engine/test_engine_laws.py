@@ -13,7 +13,7 @@ import torch
 from draws import FULL, one_of_each
 from federation import VARIANTS, cases, fitted, go_tiny, run, scaled, small, tiny, trial_of_case
 from methods_tried import tried
-from pairs import NOT_BY_ROWS, fitting, parametrize, served
+from pairs import fitting, parametrize, served
 
 from fedcache.federate.engine.context import generator
 from fedcache.federate.methods import METHODS
@@ -70,7 +70,7 @@ TRIED = {
     "a_prediction_does_not_see_other_test_rows": DRAWN,
     "training_changes_what_is_kept": PLAIN,
     "classes_that_lie_apart_are_learnt": [(name, LARGER_STEPS.get(name, {})) for name in tried(METHODS)],
-    "all_rows_count_the_same": [(n, {}) for n in tried(METHODS) if n not in NOT_BY_ROWS],
+    "all_rows_count_the_same": PLAIN,
 }
 """Law -> the cases it is tried on."""
 

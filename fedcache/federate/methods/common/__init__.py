@@ -9,6 +9,7 @@ from fedcache.federate.engine.hyperparameters import HParam as HParam
 from fedcache.federate.engine.local_training import Batch as Batch
 from fedcache.federate.engine.method import Defaults as Defaults
 from fedcache.federate.engine.method import Method as Method
+from fedcache.federate.engine.method import MethodPage as MethodPage
 from fedcache.federate.engine.method import Statistic as Statistic
 from fedcache.federate.engine.method import Uploads as Uploads
 from fedcache.federate.engine.method import UploadTensor as UploadTensor

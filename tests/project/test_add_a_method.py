@@ -1,0 +1,57 @@
+"""docs/add-a-method.md: a contributor who follows the page adds a method without a failing test."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("fedcache", "tests", "tools", "docs", "examples", "Makefile", "pyproject.toml", "README.md", "benchmarks")
+TABLES = ("tests/test_golden.py::test_the_table_is_of_these_methods", "tests/project/test_pages.py",
+          "tests/commands/test_describe.py::test_the_catalogue_foretells_what_counting_finds")  # fmt: skip
+"""Tests of tables that name every method."""
+
+
+def commands_of(section: str) -> list[str]:
+    """The lines of the shell blocks of a section of the page."""
+    page = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+    body = page.partition(f"## {section}\n")[2].partition("\n## ")[0]
+    return [line for block in re.findall(r"```sh\n(.*?)```", body, re.DOTALL) for line in block.splitlines()]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the repository."""
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.zarr"))
+        else:
+            shutil.copy(source, tmp_path / name)
+    return tmp_path
+
+
+def run(words: list[str], folder: Path) -> str:
+    """Run a command in the copy, with its package and this environment's Python; returns the output."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_following_the_page_adds_a_method(checkout: Path) -> None:
+    copy, check = commands_of("Contribute it to fedcache")
+    run(["sh", "-c", copy], checkout)
+    # The environment of these tests is the contributor's: nothing is installed.
+    out = run([*check.split(), f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.dev"], checkout)
+    assert int(re.search(r"(\d+) passed", out)[1]) > 50
+    assert "# shrunken-means" in (checkout / "docs" / "methods" / "shrunken-means.md").read_text(encoding="utf-8")
+    run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TABLES], checkout)
