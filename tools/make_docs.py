@@ -757,6 +757,7 @@ def laws() -> str:
     others = {
         "PARTITIONS": testing.PARTITION_LAWS,
         "BACKBONES": testing.BACKBONE_LAWS,
+        "DATASETS": testing.DATASET_LAWS,
         "AGGREGATORS": testing.AGGREGATOR_LAWS,
     }
     for kind, known_laws in others.items():

@@ -18,9 +18,12 @@ from fedcache.commands.options import command
 from fedcache.commands.output import CommandResult
 from fedcache.errors import MachineError, StoreError, UsageError, shell_word
 from fedcache.extract.backbones import BACKBONES
+from fedcache.extract.datasets.specs import READERS
 from fedcache.federate.methods import METHODS
 
-new = typer.Typer(name="new", help="Start a package of your own: a method or a backbone.", no_args_is_help=True)
+new = typer.Typer(
+    name="new", help="Start a package of your own: a method, a backbone or a dataset.", no_args_is_help=True
+)
 
 TEMPLATES = Path(__file__).parent / "templates"
 LONGEST = 60
@@ -59,6 +62,19 @@ def new_backbone(name: Name, out: Out = None) -> CommandResult:
     return written("backbone", name, folder, f"fedcache extract --dataset digits --backbones {shell_word(name)}")
 
 
+@new.command("dataset")
+@command("new dataset")
+def new_dataset(name: Name, out: Out = None) -> CommandResult:
+    """Write a package with a working reader of datasets, an entry point, and tests that hold it to the laws.
+
+    The reader takes a file of JSON lines that lists images: change it into a reader of your format.
+
+    Example: fedcache new dataset my-format
+    """
+    folder = write_package("dataset", name, out, READERS)
+    return written("dataset", name, folder, f"fedcache extract --dataset {shell_word(name)}:FILE")
+
+
 def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, object]) -> Path:
     """Write the package of a kind under a name that is legal and free, whole or not at all. Returns its folder.
 
@@ -76,10 +92,11 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
         "package": package,
         "kind": kind,
         "title": name.replace("-", " ").capitalize(),
-        "place": {"method": "method:METHOD", "backbone": "encoder:build"}[kind],
+        "place": {"method": "method:METHOD", "backbone": "encoder:build", "dataset": "reader"}[kind],
         "description": {
             "method": "A federated method for fedcache: FedAvg whose server goes a part of the way to the average.",
             "backbone": "A frozen backbone for fedcache: two layers of fixed random filters.",
+            "dataset": "A reader of datasets for fedcache: images listed in a file of JSON lines.",
         }[kind],
     }
     code = words["place"].partition(":")[0]

@@ -1,4 +1,4 @@
-"""The laws of fedcache, for methods, partition schemes, backbones, rules and executors that are yours.
+"""The laws of fedcache, for methods, partition schemes, backbones, datasets, rules and executors that are yours.
 
 In a test of your package:
 
@@ -35,6 +35,7 @@ from fedcache.federate.partition.scheme import Scheme
 from fedcache.store.own_names import note_named
 from fedcache.testing.aggregator_laws import AGGREGATOR_LAWS, Vote
 from fedcache.testing.backbone_laws import BACKBONE_LAWS, Looked
+from fedcache.testing.dataset_laws import DATASET_LAWS, ReadDataset, open_dataset
 from fedcache.testing.federation import TinyClient, difference, gap, make_federation
 from fedcache.testing.law import Check, LawBroken, check_all, less_exceptions, statement_of
 from fedcache.testing.method_laws import METHOD_LAWS, MethodLaw
@@ -44,6 +45,7 @@ from fedcache.testing.trial import Trial, small_settings, trial_of
 __all__ = [
     "AGGREGATOR_LAWS",
     "BACKBONE_LAWS",
+    "DATASET_LAWS",
     "METHOD_LAWS",
     "PARTITION_LAWS",
     "Check",
@@ -53,14 +55,17 @@ __all__ = [
     "backbone_laws",
     "check_aggregator",
     "check_backbone",
+    "check_dataset",
     "check_executor",
     "check_method",
     "check_partition",
+    "dataset_laws",
     "difference",
     "executor_laws",
     "gap",
     "make_federation",
     "method_laws",
+    "open_dataset",
     "partition_laws",
     "run_method",
     "statement_of",
@@ -161,6 +166,19 @@ def backbone_laws(
     )
 
 
+def dataset_laws(spec: str, *, exceptions: Exceptions | None = None) -> list[Check]:
+    """The laws of a reader of datasets, on a dataset that it reads.
+
+    Args:
+        spec: the dataset, as after ``--dataset``; a small one, as every law reads it anew.
+        exceptions: laws that need not hold, each with the reason.
+    """
+    reading = ReadDataset(spec)
+    return less_exceptions(
+        [_check(f"The dataset {spec}", law, reading) for law in DATASET_LAWS.values()], exceptions, DATASET_LAWS
+    )
+
+
 def aggregator_laws(rule: str | Callable[..., Tensor], *, exceptions: Exceptions | None = None) -> list[Check]:
     """The laws of a rule of ``--aggregate``: its text, or a function V [m, d] -> [d]."""
     called = rule if isinstance(rule, str) else getattr(rule, "__name__", "given")
@@ -209,6 +227,11 @@ def check_backbone(
 ) -> list[str]:  # fmt: skip
     """Try ``backbone_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
     return check_all(backbone_laws(name, weights=weights, home=home, exceptions=exceptions))
+
+
+def check_dataset(spec: str, *, exceptions: Exceptions | None = None) -> list[str]:
+    """Try ``dataset_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
+    return check_all(dataset_laws(spec, exceptions=exceptions))
 
 
 def check_aggregator(rule: str | Callable[..., Tensor], *, exceptions: Exceptions | None = None) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedcache.errors import UsageError
 from fedcache.extract.datasets import columns
+from fedcache.extract.datasets.columns import from_rows
 from fedcache.extract.datasets.dataset import READING, Context, Dataset, Progress, Source, join
 from fedcache.extract.datasets.specs import READERS, kind_of, module, parts_of
 from fedcache.extract.digests import DigestMemory
@@ -20,7 +21,7 @@ from fedcache.extract.image_files import BadImage
 from fedcache.extract.inputs import IMAGES
 from fedcache.plugins import KINDS, find
 
-__all__ = ["BadImage", "Dataset", "Source", "asked_for", "holds_of", "open_dataset", "peek"]
+__all__ = ["BadImage", "Context", "Dataset", "Source", "asked_for", "from_rows", "holds_of", "open_dataset", "peek"]
 
 
 def open_dataset(

@@ -27,7 +27,7 @@ from fedcache.parsing import listed
 from fedcache.store.samples import complete_split
 from fedcache.tables.file_rows import some_names, stem_of
 from fedcache.tables.roles import ColumnChoice, Roles, counted, read_roles, unused_sentence
-from fedcache.tables.words import Column, joined_columns
+from fedcache.tables.words import Column, joined_columns, objects_of
 
 READING = 3
 """Version of how the columns of a file are understood, as ``dataset.READING`` is of everything; images that were read
@@ -184,6 +184,47 @@ def joined_parts(parts: Sequence[TableRows]) -> tuple[dict[str, Column], NDArray
         splits = np.repeat(np.array(codes, np.uint8), lengths)
     unused = {name: why for part in parts for name, why in part.unused.items()}
     return columns, splits, unused
+
+
+def from_rows(
+    spec: str, place: Path, names: Sequence[str], source: Source, values: Mapping[str, Sequence[Any]],
+    context: Context, *, key: Sequence[Any] | None = None, label: str | None = None, groups: tuple[str, ...] | None = None,
+    class_names: Sequence[str] | None = None, holds: str = inputs.IMAGES,
+) -> Dataset:  # fmt: skip
+    """The dataset of rows that a reader of one's own has found, in the order of their names.
+
+    Columns mean what they mean in every file that fedcache reads: those called label, split, domain and the like
+    are found by their names, columns that sort the rows become groups, and the others are named as not used.
+
+    Args:
+        spec: as the user wrote it.
+        place: file or folder; its name is that of the dataset.
+        names: [N] of the rows, all different.
+        source: reads the rows, numbered as ``names``.
+        values: column -> [N] values of any kind; None for a missing one.
+        context: as the reader was given it.
+        key: what the contents of all rows depend on. With it the digests of the contents are remembered; without,
+            every row is read each time.
+        label: column of labels; found by its usual names when None.
+        groups: columns that become groups; None for all that sort the rows.
+        class_names: by number, for labels that are numbers.
+        holds: images, texts or rows.
+
+    Raises UsageError for columns that make no sense, no rows, or two rows of one name.
+    """
+    rows = TableRows(names, source, {column: objects_of(found) for column, found in values.items()})
+    return assemble(
+        spec,
+        place,
+        [rows],
+        asked=Asked(str(place), choice=ColumnChoice(label=label, groups=groups)),
+        class_names=class_names,
+        how=f"{holds} of {spec.partition(':')[0]}",
+        facts=list(key or ()),
+        context=context,
+        uid=dataset.contents(source, names, context)[0] if key is None else None,
+        holds=holds,
+    )
 
 
 def assemble(

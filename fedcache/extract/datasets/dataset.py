@@ -184,6 +184,13 @@ def read_uids(
         uid = np.frombuffer(base64.b64decode(fact["uid"]), dtype=np.uint8)
         if uid.size == 16 * len(names):
             return uid.reshape(-1, 16).copy(), int(fact["unreadable"])
+    uid, unreadable = contents(source, names, context)
+    context.memory.remember(fact_key, {"uid": base64.b64encode(uid.tobytes()).decode(), "unreadable": unreadable})
+    return uid, unreadable
+
+
+def contents(source: Source, names: Sequence[str], context: Context) -> tuple[NDArray[np.uint8], int]:
+    """The uids of all rows, uint8 [N, 16], and how many rows cannot be read; every row is read."""
     uids = bytearray()
     unreadable = 0
     for row, name in enumerate(names):
@@ -194,7 +201,6 @@ def read_uids(
             uids += uid_of(b"unreadable\0" + name.encode())
         if context.progress is not None:
             context.progress(row + 1, len(names))
-    context.memory.remember(fact_key, {"uid": base64.b64encode(uids).decode(), "unreadable": unreadable})
     return np.frombuffer(bytes(uids), dtype=np.uint8).reshape(-1, 16).copy(), unreadable
 
 

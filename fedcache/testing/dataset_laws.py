@@ -1,0 +1,147 @@
+"""The laws that every reader of datasets keeps, on a dataset that it reads."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcache.extract import datasets
+from fedcache.extract.datasets.dataset import TRAIN, Dataset, Source, uid_of
+from fedcache.extract.digests import DigestMemory
+from fedcache.extract.image_files import BadImage
+from fedcache.extract.inputs import IMAGES
+from fedcache.testing.law import require
+
+ROWS = 64
+"""Rows of a dataset that are read, evenly spaced."""
+
+THREADS = 4
+
+
+def open_dataset(spec: str) -> Dataset:
+    """The dataset of a spec, read anew: nothing that was remembered of it is used.
+
+    Raises UsageError for a spec that names no dataset, and what its reader raises.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return datasets.open_dataset(spec, memory=DigestMemory(Path(folder)))
+
+
+@dataclass(frozen=True)
+class ReadDataset:
+    """A dataset by its spec."""
+
+    spec: str
+
+    def load(self) -> Dataset:
+        """The dataset, read anew."""
+        return open_dataset(self.spec)
+
+
+def contents(source: Source, rows: np.ndarray) -> list[bytes | None]:
+    """The digest of each of these rows; None where a row cannot be read."""
+    return [_content(source, int(row)) for row in rows]
+
+
+def _content(source: Source, row: int) -> bytes | None:
+    try:
+        return uid_of(source.read(row))
+    except (BadImage, OSError):
+        return None
+
+
+def _some_rows(found: Dataset) -> np.ndarray:
+    return np.arange(0, len(found), max(1, len(found) // ROWS))
+
+
+def a_second_reading_is_the_same_dataset(reading: ReadDataset) -> None:
+    """Reading a dataset twice gives the same digest, name of the store and groups."""
+    first = reading.load()
+    second = reading.load()
+    require(first.digest == second.digest, "a second reading gives other names, labels, splits or contents")
+    require(first.slug == second.slug, f"the store is called {first.slug!r} and then {second.slug!r}")
+    require(list(first.groups) == list(second.groups), "a second reading gives other groups")
+
+
+def columns_have_a_value_for_every_row(reading: ReadDataset) -> None:
+    """Labels, domains and splits have one legal code for each row, and at least one row is for training."""
+    found = reading.load()
+    for name, top in (("label", len(found.classes)), ("domain", len(found.domains)), ("split", 3)):
+        codes = getattr(found, name)
+        lowest = -1 if name == "label" else 0
+        require(codes.shape == (len(found),), f"{name} has shape {codes.shape}, and there are {len(found)} rows")
+        require(bool(((codes >= lowest) & (codes < top)).all()), f"{name} has codes outside of {lowest} to {top - 1}")
+    require(len(set(found.classes)) == len(found.classes), "two classes have one name")
+    require(bool((found.split == TRAIN).any()), "no row is for training")
+
+
+def a_row_is_known_by_its_content(reading: ReadDataset) -> None:
+    """``uid`` of a row is the digest of what ``read`` returns, so that changed content is extracted again."""
+    found = reading.load()
+    rows = _some_rows(found)
+    for row, content in zip(rows, contents(found.source, rows), strict=True):
+        if content is not None:
+            require(content == found.uid[row].tobytes(), f"the uid of row {row} is not the digest of its content")
+
+
+def most_rows_can_be_read(reading: ReadDataset) -> None:
+    """Rows are encoded images or uint8 pixels, texts, or numbers; at least one row can be read."""
+    found = reading.load()
+    read = [content for content in contents(found.source, _some_rows(found)) if content is not None]
+    require(bool(read), "no row can be read")
+    if found.holds == IMAGES:
+        first = next(r for r in _some_rows(found) if _content(found.source, int(r)) is not None)
+        item: Any = found.source.read(int(first))
+        pixels = isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3)
+        require(isinstance(item, bytes) or pixels, f"an image is a {type(item).__name__}, not bytes or uint8 pixels")
+
+
+def workers_read_the_same(reading: ReadDataset) -> None:
+    """A pickled copy of the source, read by several threads in any order, gives the same contents."""
+    found = reading.load()
+    rows = _some_rows(found)
+    copy = pickle.loads(pickle.dumps(found.source))
+    with ThreadPoolExecutor(THREADS) as pool:
+        again = list(pool.map(lambda row: _content(copy, int(row)), rows[::-1]))
+    require(again[::-1] == contents(found.source, rows), "a pickled copy of the source reads other contents")
+
+
+def a_part_has_the_rows_of_the_whole(reading: ReadDataset) -> None:
+    """The rows that ``--limit`` keeps have the contents and labels that they have in the whole."""
+    found = reading.load()
+    part = found.part(max(1, len(found) // 2))
+    place = {name: row for row, name in enumerate(found.names)}
+    rows = np.array([place[name] for name in part.names])
+    require(bool((part.uid == found.uid[rows]).all()), "a part has other contents than the whole")
+    require(bool((part.label == found.label[rows]).all()), "a part has other labels than the whole")
+
+
+def the_key_is_plain_and_stays(reading: ReadDataset) -> None:
+    """``key`` gives plain JSON values, the same each time while nothing changes."""
+    with tempfile.TemporaryDirectory() as folder:
+        memory = DigestMemory(Path(folder))
+        first, second = (json.dumps(datasets.asked_for(reading.spec, memory=memory)) for _ in range(2))
+    require(first == second, "the key of the same files is another each time")
+
+
+DATASET_LAWS: Mapping[str, Callable[[ReadDataset], None]] = {
+    law.__name__: law
+    for law in (
+        a_second_reading_is_the_same_dataset,
+        columns_have_a_value_for_every_row,
+        a_row_is_known_by_its_content,
+        most_rows_can_be_read,
+        workers_read_the_same,
+        a_part_has_the_rows_of_the_whole,
+        the_key_is_plain_and_stays,
+    )
+}
+"""Name -> law."""

@@ -1,0 +1,162 @@
+"""docs/add-a-dataset.md: what ``fedcache new dataset`` writes works as it stands, and keeps the laws."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from own_package import lay
+from PIL import Image
+
+import fedcache as fc
+from fedcache import plugins, testing
+from fedcache.errors import Exit, UsageError
+from fedcache.extract.datasets import BadImage, Context, Dataset, from_rows
+from fedcache.extract.digests import DigestMemory
+from fedcache.testing import LawBroken
+
+ROOT = Path(__file__).parents[2]
+LABELS = ("zebra", "ant", "10", "9", "zebra", "ant", "10", "9")
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The package ``my-format``, installed; yields its module's file."""
+    site = tmp_path / "site"
+    folder = tmp_path / "my-format"
+    assert ok("new", "dataset", "my-format", "--out", folder).data["kind"] == "dataset"
+    lay(folder, site)
+    monkeypatch.syspath_prepend(str(site))
+    importlib.invalidate_caches()
+    plugins._installed.cache_clear()
+    yield site / "my_format" / "reader.py"
+    plugins._installed.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_format"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> str:
+    """A dataset of eight images, two of which are for testing and one of which is missing."""
+    rows = []
+    for i, label in enumerate(LABELS):
+        Image.new("RGB", (16, 16), (30 * i, 200 - 20 * i, 90)).save(tmp_path / f"{7 - i}.png")
+        split = "test" if i in (2, 5) else "train"
+        rows.append({"image": f"{7 - i}.png", "label": label, "split": split, "clinic": f"c{i % 2}"})
+    rows.append({"image": "missing.png", "label": "ant", "split": "train", "clinic": "c0"})
+    file = tmp_path / "list.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return f"my-format:{file}"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("reader")
+def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed: str) -> None:
+    assert testing.check_dataset(listed) == list(testing.DATASET_LAWS)
+    found = testing.open_dataset(listed)
+    # Rows are in the order of their names, and the files count down.
+    assert [found.classes[label] for label in found.label] == [*LABELS[::-1], "ant"]
+    assert found.split.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 0]
+    assert sorted(found.groups) == ["clinic"]
+    words = ("extract", "--dataset", listed, "--backbones", "random-projection:8", "--max-bad", "50%", "--json")
+    first = fedcache(*words)
+    assert (first.code, first.data["decoded"]) == (Exit.QUARANTINED, len(LABELS) + 1)
+    assert fedcache(*words).data["decoded"] == 0
+    deal = ("--scheme", "iid", "--clients", 2)
+    trained = ok("train", "--store", first.data["path"], "--method", "fed3r", *deal).data
+    assert 0.0 <= trained["accuracy"]["mean"] <= 1.0
+
+
+@pytest.mark.usefixtures("reader")
+def test_a_changed_image_is_another_dataset(listed: str) -> None:
+    before = testing.open_dataset(listed).digest
+    Image.new("RGB", (16, 16), (1, 2, 3)).save(Path(listed.partition(":")[2]).parent / "3.png")
+    assert testing.open_dataset(listed).digest != before
+
+
+@pytest.mark.slow
+def test_the_tests_that_are_written_pass(tmp_path: Path, reader: Path) -> None:
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "my-format")]
+    path = os.pathsep.join([str(reader.parents[1]), str(ROOT)])
+    done = subprocess.run(
+        words, env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+
+
+def test_a_file_that_is_missing_is_named(reader: Path) -> None:
+    done = fedcache("extract", "--dataset", "my-format:nowhere.jsonl", "--backbones", "pixels")
+    assert done.code == Exit.USAGE
+    assert "nowhere.jsonl" in done.err
+    assert fedcache("new", "dataset", "folder").code == Exit.USAGE
+
+
+class Wrong:
+    """A reader with one fault."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+        self.calls = 0
+
+    def key(self, rest: str, _context: Context) -> list[object]:
+        self.calls += self.fault == "key"
+        return [rest, self.calls]
+
+    def load(self, rest: str, context: Context) -> Dataset:
+        self.calls += 1
+        labels = ["a", "b", "a", "b"]
+        if self.fault == "labels" and self.calls % 2:
+            labels.reverse()
+        return from_rows(f"wrong:{rest}", Path(rest), tuple("0123"), Pixels(self.fault), {"label": labels}, context)
+
+
+class Pixels:
+    """Four images, some of which cannot be read, or change."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+        self.read_before = 0
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"fault": "unpickled" if self.fault == "pickle" else self.fault, "read_before": 0}
+
+    def read(self, row: int) -> np.ndarray:
+        if self.fault == "unreadable":
+            raise BadImage("no bytes")
+        self.read_before += self.fault == "content"
+        shade = row + self.read_before + 100 * (self.fault == "unpickled")
+        return np.full((4, 4, 3), shade, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("fault", "law"),
+    [
+        ("labels", "a_second_reading_is_the_same_dataset"),
+        ("content", "a_row_is_known_by_its_content"),
+        ("unreadable", "most_rows_can_be_read"),
+        ("pickle", "workers_read_the_same"),
+        ("key", "the_key_is_plain_and_stays"),
+    ],
+)
+def test_a_reader_with_a_fault_breaks_the_law_about_it(fault: str, law: str) -> None:
+    fc.register("dataset", Wrong(fault), "wrong")
+    try:
+        checks = {check.name: check for check in testing.dataset_laws("wrong:there")}
+        with pytest.raises(LawBroken):
+            checks[law]()
+    finally:
+        plugins.forget("datasets", "wrong")
+
+
+def test_rows_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="'a'"):
+        from_rows("x:y", tmp_path, ["a", "a"], Pixels(""), {"label": [0, 1]}, Context(DigestMemory(tmp_path)))
