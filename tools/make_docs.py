@@ -778,10 +778,13 @@ def main() -> None:
         path = DOCS / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    import method_catalogue  # beside this file; what only compares pages does without
+    import method_catalogue  # next to this file; a comparison of pages does not need it
 
-    method_catalogue.write()
-    print(f"{len(made)} pages in {DOCS}, and the catalogue of methods")
+    # Counting the traffic of all methods takes a minute.
+    counted = not method_catalogue.is_current()
+    if counted:
+        method_catalogue.write()
+    print(f"{len(made)} pages in {DOCS}{', and the catalogue of methods' if counted else ''}")
 
 
 if __name__ == "__main__":

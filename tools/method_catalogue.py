@@ -54,6 +54,11 @@ def entry(method: Method) -> dict[str, Any]:
     return {**facts_in_list(method), "counts": counts}
 
 
+def is_current() -> bool:
+    """Whether the catalogue was made from the sources as they are."""
+    return bool(json.loads(PATH.read_bytes())["sources"] == sources_digest())
+
+
 def write(names: Collection[str] = NAMES) -> None:
     """Count the traffic of these methods and write the catalogue, one method a line; other entries stay as they are."""
     stored = {found["name"]: found for found in json.loads(PATH.read_bytes())["methods"]}
