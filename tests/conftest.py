@@ -26,6 +26,10 @@ hypothesis.settings.register_profile("full", derandomize=False, print_blob=True,
 hypothesis.settings.load_profile("full" if FULL else "short")
 
 
+SUITES = {"browser": 600, "durability": 3600, "engines": 900}
+"""Folder of tests that is a suite of its own, and its mark -> seconds that one of its tests may take by default."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--update-golden``, which tests/test_golden.py reads."""
     parser.addoption(
@@ -34,11 +38,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of the full draw are left out of the short one, and how many examples tests draw is reported."""
+    """Mark the suites, leave tests of the full draw out of the short one, and report how many examples tests draw."""
     if not FULL and (later := [item for item in items if item.get_closest_marker("full") is not None]):
         config.hook.pytest_deselected(items=later)
         items[:] = [item for item in items if item not in later]
     for item in items:
+        suite = item.nodeid.split("/", 2)[1]
+        if suite in SUITES:
+            item.add_marker(suite)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(SUITES[suite]))
         if (mark := item.get_closest_marker("cases")) is not None:
             item.user_properties.append(("cases", mark.args[0]))
 

@@ -21,13 +21,6 @@ QUIET = (
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here is of the browser suite."""
-    for item in items:
-        if Path(__file__).parent in Path(item.fspath).parents:
-            item.add_marker(pytest.mark.browser)
-
-
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """A running browser, Debian's own."""

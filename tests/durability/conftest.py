@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from draws import FULL
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here is of the long suite."""
-    for item in items:
-        if Path(__file__).parent in Path(item.fspath).parents:
-            item.add_marker(pytest.mark.durability)
-            item.add_marker(pytest.mark.timeout(3600))
 
 
 @pytest.fixture
