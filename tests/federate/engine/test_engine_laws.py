@@ -52,7 +52,7 @@ PLAIN = [(name, {}) for name in tried(METHODS)]
 
 
 TRIED = {
-    "executions_agree": ALL,
+    "executions_agree": [*cases(), *tried(VARIANTS)],
     "a_grid_point_is_the_run_alone": DRAWN,
     "chunks_change_nothing": DRAWN,
     "the_same_seed_gives_the_same_bits": EACH_AND_OPTIMISERS,
