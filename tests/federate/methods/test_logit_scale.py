@@ -7,7 +7,6 @@ import pytest
 import torch
 from federation import federation, gap, go
 from method_calls import lanes
-from scipy.special import softmax
 
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.central import lbfgs
@@ -56,24 +55,3 @@ def test_scores_are_scaled(name):
     head = {"head": "linear", "logit_scale": 12.5}
     scores = METHODS[name].predict(server, {}, None, x, lanes(name, head, text=data.text))
     assert torch.allclose(scores, 12.5 * (x @ server["W"].T + 1.0), atol=1e-12)
-
-
-@pytest.mark.parametrize("s", [1.0, 20.0])
-def test_student_and_teacher_of_fedntd_have_one_scale(s):
-    """Its first two steps on one client, written out, the teacher being the text head."""
-    data, clients = federation(sizes=(20,), per_client=6)
-    settings = {"opt": "sgd", "lr": 0.01, "momentum": 0.0, "wd": 0.0, "batch": 64, "epochs": 2, "beta": 1.0,
-                "tau": 2.0, "logit_scale": s}  # fmt: skip
-    out = go("fedntd", settings, data, clients, rounds=1, participation=None)
-    x, y, T = data.x[clients[0].train, 0].numpy(), data.y[clients[0].train].numpy(), data.text.numpy()
-    W = T.copy()
-    b = np.zeros(6)
-    hot = np.eye(6)[y]
-    teacher = softmax(s * (x @ T.T) / 2.0 - 1e9 * hot, axis=1)
-    for _ in range(2):
-        u = s * (x @ W.T + b)
-        du = softmax(u, axis=1) - hot + 2.0 * (softmax(u / 2.0 - 1e9 * hot, axis=1) - teacher)  # tau^2 / tau
-        W = W - 0.01 * s * du.T @ x / 20
-        b = b - 0.01 * s * du.sum(0) / 20
-    assert np.abs(out.server["W"].numpy() - W).max() < 1e-12
-    assert np.abs(out.server["b"].numpy() - b).max() < 1e-12

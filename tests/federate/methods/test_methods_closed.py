@@ -15,7 +15,6 @@ from pooled_rows import CLIENTS, DATA, TEST, X, Y, parts
 from sklearn.linear_model import Ridge
 
 from fedcache.federate.methods.fed3r import feature_map
-from fedcache.heads.ridge import gram, unpack
 
 
 @given(st.integers(0, 99), st.integers(1, 40))
@@ -65,16 +64,6 @@ def test_a_normalised_head_is_the_released_code(reg_bias):  # D-74, D-85
     assert np.abs(np.linalg.norm(W, axis=0) - 1.0).max() > 1e-3  # a bias in the norm would be seen
     scores = np.c_[DATA.x[:, 0], np.ones(len(DATA.y))] @ W
     assert np.array_equal(out.predict(DATA.x).numpy(), scores.argmax(1))
-
-
-@pytest.mark.parametrize("shape", [(20, 11), (3, 20, 7), (2, 3, 5, 1)])
-def test_the_packed_triangle_holds_the_whole_gram_matrix(shape):
-    z = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    D = shape[-1]
-    packed = gram(z)
-    assert packed.shape == (*shape[:-2], D * (D + 1) // 2)
-    for p, rows in zip(packed.reshape(-1, D * (D + 1) // 2), z.reshape(-1, *shape[-2:]), strict=True):
-        assert torch.allclose(unpack(p, D), rows.T @ rows)
 
 
 def test_fourier_features_are_a_gaussian_kernel():

@@ -53,21 +53,6 @@ def test_three_rounds_of_the_released_optimiser():
     assert gap(out.server, want) < 1e-7  # fused Adam corrects its bias in float32
 
 
-def test_one_step_is_the_released_one():
-    group = [CLIENTS[1], CLIENTS[3], CLIENTS[2]]  # 64, 33 and 7 rows: two are padded
-    out = go("fedclip", STEP, DATA, group, rounds=1, **EVERYONE)
-    share, want = np.array([64.0, 33.0, 7.0]) / 104.0, dict.fromkeys(fedclip.NAMES, 0.0)
-    begun = go("fedclip", {**STEP, "epochs": 0}, DATA, group, rounds=1, **EVERYONE).server
-    for s, client in zip(share, group, strict=True):
-        layers = gate_of(begun)
-        released_loss(layers, DATA.x[client.train, 0], DATA.y[client.train], DATA.text, 10.0).backward()
-        for at, name in ((0, "A"), (2, "B")):
-            for tensor, word in ((layers[at].weight, "W"), (layers[at].bias, "b")):
-                want[f"{name}.{word}"] += s * (tensor.detach() - 0.3 * tensor.grad)
-    assert gap(out.server, want) < 1e-12
-    assert gap(out.server, begun) > 1e-5
-
-
 def test_predictions_are_cosines_of_gated_features():
     out = go("fedclip", STEP, DATA, CLIENTS, rounds=2, **EVERYONE)
     with torch.no_grad():

@@ -15,9 +15,6 @@ from torch import nn
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
 from fedcache.federate.engine.method import ClientOverrides
-from fedcache.federate.engine.run_state import RunState
-from fedcache.federate.execution.batched import Batched
-from fedcache.federate.execution.memory_estimate import Load
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common import distillation as distil
 from fedcache.federate.methods.common import simclr as contrastive
@@ -40,12 +37,6 @@ def even(n):
 
 
 # -- the local loss (eq 3, D-30, T-E6)
-
-
-def test_a_collapsed_encoder_has_the_loss_of_guessing():
-    z = units(0, 1, 5).expand(7, 5)
-    assert float(one_way(z, z, even(7), 0.4)) == pytest.approx(math.log(7))
-    assert float(nt_xent(z, z, even(7), 0.4)) == pytest.approx(math.log(13))
 
 
 def test_nt_xent_is_cross_entropy_over_the_other_embeddings():
@@ -92,13 +83,6 @@ def test_rotated_representations_give_the_same_targets():
     turn = torch.linalg.qr(units(9, 4, 4))[0]
     i = torch.arange(6)
     assert torch.allclose(Ensemble(R, None, 0.1).targets(i, i), Ensemble(R @ turn, None, 0.1).targets(i, i))
-
-
-def test_matrices_say_what_representations_say():
-    R = torch.stack([units(s, 6, 4) for s in range(2)])
-    i, j = torch.tensor([4, 1]), torch.tensor([0, 2, 5])
-    a, b = Ensemble(R, None, 0.1, 0.5), Ensemble(None, R @ R.mT, 0.1, 0.5)
-    assert torch.allclose(a.targets(i, j), b.targets(i, j))
 
 
 def test_a_large_ensemble_is_made_row_by_row_and_is_the_same(monkeypatch):
@@ -218,34 +202,6 @@ def test_what_is_watched_of_clients_does_not_depend_on_the_order_in_which_they_e
     assert watched[0] == watched[1]
 
 
-def test_the_watched_loss_is_simclrs():
-    data, clients = federation(sizes=(9, 6), views=3)
-    out = go("fedavg-simclr", {"batch": 16, "epochs": 1}, data, clients, rounds=1, participation=None)
-    hp = METHODS["fedavg-simclr"].resolve("paper", {**small("fedavg-simclr"), "batch": 16, "epochs": 1})
-    job = RunState(METHODS["fedavg-simclr"], hp, data, clients, 0, torch.float64)
-    job.start()
-    values = []
-    for c in (0, 1):
-        ctx, rows = job.ctx([c], 0), job.rows([c], 0)
-        (batch,) = [b for _, b in contrastive.pairs(rows, ctx)({}, 0)]
-        values.append(float(contrastive.loss(job.down(), batch, {}, ctx)[0]))
-    assert out.records[0].diagnostics["loss"] == pytest.approx(np.mean(values), abs=1e-12)
-
-
-@pytest.mark.slow
-def test_the_probe_is_a_linear_classifier_on_the_frozen_trunk():
-    data, clients = federation(views=4, sizes=(40, 64, 50), per_client=6)
-    out = go("fedavg-simclr", {"hidden": 32, "probe_epochs": 200, "probe_lr": 1.0}, data, clients, participation=None)
-    rows = np.concatenate([c.train for c in clients])
-    h = torch.relu(data.x[:, 0] @ out.server["t.W"].T + out.server["t.b"])
-    from sklearn.linear_model import LogisticRegression
-
-    oracle = LogisticRegression(C=1e4, max_iter=5000).fit(h[rows].numpy(), data.y[rows].numpy())
-    test = np.sort(np.concatenate([c.test for c in clients]))
-    agree = (oracle.predict(h[test].numpy()) == out.evaluation.predictions).mean()
-    assert agree > 0.8
-
-
 def test_non_fl_is_the_same_for_every_partition():
     data, clients = federation(views=4)
     rows = np.concatenate([c.train for c in clients])
@@ -311,12 +267,3 @@ def test_a_narrow_trunk_has_one_gradient_in_either_memory_format(channels):
         found.append(torch.autograd.grad(h.square().sum(), [p[n] for n in names]))
     for plain, last in zip(*found, strict=True):
         torch.testing.assert_close(last, plain, rtol=1e-4, atol=1e-4 * float(plain.detach().abs().max()))
-
-
-@pytest.mark.parametrize("name", ["fedavg-simclr", "flesd-cc"])
-def test_images_are_convolved_one_client_at_a_time(name):
-    # However small the encoder is: many clients in one batch have weights of their own, which conv2d does not take.
-    hp = METHODS[name].resolve("paper", {**small(name), "encoder": "conv", "channels": 1})
-    load = Load(head_bytes=100, clients=3)
-    assert Batched.serves(METHODS[name], hp, load)
-    assert Batched.serves(METHODS[name], {**hp, "encoder": "mlp"}, load) == ""

@@ -10,7 +10,6 @@ import torch
 from federation import Rows, federation, go
 from method_calls import paper
 from pooled_rows import CLIENTS, DATA, POOL, TEST, X, Y, parts
-from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.naive_bayes import GaussianNB
 
 from fedcache.errors import Exit, FedcacheError
@@ -70,13 +69,6 @@ def test_naive_bayes_is_scikit_learns():
     wanted = known.predict_log_proba(POINTS)
     found = torch.from_numpy(scores(out)).log_softmax(-1).numpy()
     assert np.abs(found - wanted).max() < 1e-8 * np.abs(wanted).max()
-
-
-def test_without_shrinkage_qda_is_scikit_learns():
-    out = go("gh-ofl", {"head": "qda", "shrink": 0.0}, DATA, CLIENTS, **EVERYONE)
-    known = QuadraticDiscriminantAnalysis().fit(X, LABEL)
-    # Up to 1e-6 on the diagonal; releases of scikit-learn divide by N_c or by N_c - 1.
-    assert np.mean(known.predict(POINTS) == out.predict(DATA.x).numpy()) > 0.99
 
 
 def test_a_class_of_one_row_has_the_pooled_covariance():

@@ -57,15 +57,6 @@ def test_one_client_and_one_round_of_the_official_preset_are_the_released_code()
     assert np.array_equal(out.predict(DATA.x).numpy(), logits.argmax(1))
 
 
-def test_by_default_there_is_no_bias_no_momentum_and_the_last_gradient():
-    out = go("lp-plus-plus", {"epochs": 21}, DATA, single(DATA, CLIENTS), rounds=1, **EVERYONE)
-    W, alpha, _ = released(X, Y.argmax(1), 21, momentum=0.0, accumulate=False, bias=False)
-    assert set(out.server) == {"W", "alpha"}
-    assert np.abs(out.server["W"].numpy() - W).max() < 1e-9 * np.abs(W).max()
-    assert np.abs(out.server["alpha"].numpy() - alpha).max() < 1e-9 * np.abs(alpha).max()
-    assert out.trainable == 6 * 11 + 6
-
-
 def test_clients_begin_with_their_own_values_and_go_on_from_the_average():
     group = [CLIENTS[1], CLIENTS[5]]  # 64 and 50 rows, three classes each
     out = go("lp-plus-plus", {"epochs": 12, "momentum": 0.5}, DATA, group, rounds=2, **EVERYONE)

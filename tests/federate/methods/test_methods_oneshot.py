@@ -174,17 +174,6 @@ def statistics(x, y):
     return {"gram": gram(z), "class_sum": member.T @ z, "count": member.sum(0)}
 
 
-def test_total_scatter_is_within_plus_between():  # T-K7
-    up = statistics(X + 3.0, Y)
-    N, C = Y.shape
-    mean = (Y.T @ (X + 3.0)) / Y.sum(0)[:, None]
-    apart = mean - (X + 3.0).mean(0)
-    between = (apart * Y.sum(0)[:, None]).T @ apart
-    within, total = covariance(up, "within").numpy(), covariance(up, "total").numpy()
-    assert np.allclose((N - 1) * total, (N - C) * within + between, atol=1e-9)
-    assert np.allclose(total, np.cov((X + 3.0).T), atol=1e-11)
-
-
 def test_an_affine_map_of_the_features_changes_no_prediction():  # T-K8
     g = np.random.default_rng(5)
     M, t = torch.from_numpy(g.standard_normal((11, 11))), torch.from_numpy(g.standard_normal(11))

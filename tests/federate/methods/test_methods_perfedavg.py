@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 import torch
 from federation import federation, gap, go
-from method_calls import batches_of, exact, lanes, quadratic
+from method_calls import batches_of, exact
 from reference_steps import linear, linear_gradient, mean_of
-
-from fedcache.federate.engine.client_data import stack_clients
-from fedcache.federate.engine.local_training import optimiser_step
-from fedcache.federate.methods import perfedavg
 
 
 @pytest.mark.parametrize("model", [{"head": "linear"}, {"dim": 8, "bn": True, "batch": 16}])
@@ -27,34 +23,6 @@ def test_without_a_step_ahead_it_is_fedavg_bit_for_bit(model):  # T-G1, T-G3
     assert np.array_equal(out.evaluation.predictions, fedavg.evaluation.predictions)
     assert (out.protocol, out.accuracy) == ("global", fedavg.accuracy)
     assert gap(go("perfedavg", {**settings, "alpha": 0.1}, *pair, **keys).server, fedavg.server) > 0.0
-
-
-def test_the_first_order_step_on_a_quadratic():
-    # T-G2: theta - beta a (1 - alpha a) (theta - b); the full Hessian would square the bracket.
-    # Different batches: theta' = theta - alpha a (theta - b1), then theta - beta a (theta' - b2).
-    a, alpha, beta = 3.0, 0.2, 0.05
-    ctx = perfedavg.as_sgd(lanes("perfedavg", {"alpha": alpha, "beta": beta}, lead=(2,), who=("u", "v")), "beta")
-    t, b2, b1 = (torch.tensor(v, dtype=torch.float64) for v in ([2.0, 2.0], [0.5, 0.5], [0.5, -1.0]))
-    step = optimiser_step(perfedavg.ahead(quadratic(a), ("t",)), ("t",), {})
-    carry = {"t": t.clone(), "opt/m/t": torch.zeros(2, dtype=torch.float64)}
-    step(carry, {"x": b2, "x1": b1, "y": b2, "y1": b1, "i": b2, "i1": b1}, ctx)
-    there = t - alpha * a * (t - b1)
-    assert torch.allclose(carry["t"], t - beta * a * (there - b2), atol=1e-15)
-    assert float(carry["t"][0]) == pytest.approx(2.0 - beta * a * (1 - alpha * a) * (2.0 - 0.5))
-
-
-def test_the_second_batches_are_those_of_fedavg_and_the_first_are_others():
-    data, clients = federation()
-    c = clients[1]  # 64 rows
-    ctx = lanes("perfedavg", {"batch": 16}, who=(c.name,))
-    found = [b for _, b in perfedavg.pairs(stack_clients(data.x, data.y, [c.train], 0), ctx, 0)]
-    for name, purpose in (("", "batch"), ("1", "inner")):
-        for b, rows in zip(found, batches_of(c, 0, 1, 0, purpose), strict=True):
-            assert torch.equal(b["x" + name], data.x[rows, 0])
-            assert torch.equal(b["y" + name], data.y[rows])
-    first, second = (torch.cat([b[k] for b in found]) for k in ("i1", "i"))
-    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(64))
-    assert not torch.equal(first, second)
 
 
 def test_perfedavg_is_a_step_ahead_and_a_step_of_torch():

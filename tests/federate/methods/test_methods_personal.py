@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from federation import federation, gap, go
-from method_calls import batches_of, exact, lanes, quadratic
+from method_calls import batches_of, exact
 from reference_steps import linear_gradient, local_batches, mean_of
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.methods import METHODS, pfedme
+from fedcache.federate.methods import METHODS
 from fedcache.heads.projection import Head, logits
 
 # -- all of them ------------------------------------------------------------------------------------------------------
@@ -82,44 +81,7 @@ def test_fedrep_is_two_phases_of_torch(opt):
         assert gap(out.states[i], {"Q.W": Q.weight.detach(), "Q.b": Q.bias.detach()}) < 1e-12
 
 
-def test_a_client_deploys_the_global_projection_under_its_own_classifier():
-    data, clients = federation()
-    out = go("fedrep", {"dim": 8, "lr": 0.05}, data, clients, participation=None)
-    for i, c in enumerate(clients):
-        if i not in out.states:
-            continue
-        u = logits(Head("mlp", dim=8, bn=True, z_norm=False), {**out.server, **out.states[i]}, data.x[c.test, 0])[0]
-        assert out.client_accuracy[i] == (u.argmax(-1) == data.y[c.test]).double().mean()
-
-
 # -- pfedme -----------------------------------------------------------------------------------------------------------
-
-
-def envelope_step(settings, a, t, near, b):
-    """One batch of pFedMe on three lanes of f(t) = (a/2) (t - b)^2."""
-    ctx = lanes("pfedme", settings, lead=(3,), who=("u", "v", "w"))
-    b = torch.tensor(b, dtype=torch.float64)
-    carry = {"t": torch.tensor(t, dtype=torch.float64), "near/t": torch.tensor(near, dtype=torch.float64)}
-    out = pfedme.envelope(quadratic(a), ("t",), {})(carry, {"x": b}, ctx)
-    return out["t"], out["near/t"]
-
-
-def test_the_envelope_has_the_minimiser_and_the_gradient_of_the_paper():
-    # T-M1: theta* = (a b + lambda w) / (a + lambda); lambda (w - theta*) = a lambda / (a + lambda) (w - b).
-    a, lam, w, b = 3.0, 5.0, np.array([1.0, -2.0, 0.5]), np.array([0.0, 4.0, 0.5])
-    settings = {"K": 300, "lambda": lam, "lr_p": 0.05, "eta": 0.01}
-    theta, near = envelope_step(settings, a, w.tolist(), w.tolist(), b.tolist())
-    assert theta.numpy() == pytest.approx((a * b + lam * w) / (a + lam), abs=1e-12)
-    assert near.numpy() == pytest.approx(w - 0.01 * a * lam / (a + lam) * (w - b), abs=1e-12)
-
-
-def test_one_inner_step_by_hand():
-    # a = 2, b = 1: t = 3, w = 1: gradient 2 (3 - 1) = 4, pull 5 (3 - 1) = 10, decay 0.5 * 3 = 1.5;
-    # t - 0.1 (4 + 10 + 1.5) = 1.45; w - 0.02 * 5 (1 - 1.45) = 1.045. At t = w = b = 0 nothing moves.
-    settings = {"K": 1, "lambda": 5.0, "lr_p": 0.1, "eta": 0.02, "inner_decay": 0.5}
-    theta, near = envelope_step(settings, 2.0, [3.0, 3.0, 0.0], [1.0, 3.0, 0.0], [1.0, 3.0, 0.0])
-    assert theta.tolist() == pytest.approx([1.45, 2.85, 0.0])
-    assert near.tolist() == pytest.approx([1.045, 2.985, 0.0])
 
 
 def test_pfedme_is_a_loop_over_clients_batches_and_inner_steps():

@@ -52,6 +52,12 @@ def mean_step(server, round_, weights=ROWS):
     return {k: mean[k] - server[k] for k in NAMES}
 
 
+def test_a_server_without_momentum_is_fedavg_bit_for_bit():
+    a = go("fedavgm", {"server_momentum": 0.0}).server
+    b = go("fedavg", {}).server
+    assert gap({k: a[k] for k in b}, b) == 0.0
+
+
 def test_the_momentum_of_the_server_is_that_of_the_paper():
     seen = models("fedavgm", {**SGD, "server_momentum": 0.6, "lr_g": 0.5}, 3)
     v = zeros()

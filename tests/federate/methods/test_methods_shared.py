@@ -14,7 +14,6 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.methods import METHODS
-from fedcache.heads.ridge import solve, solve_spectrum, spectrum
 
 FREE = [(name, h.name) for name, m in METHODS.items() for h in m.hparams if not h.fit]
 """(method, hyperparameter that its ``fit`` is said not to read)."""
@@ -120,21 +119,6 @@ def test_shared_clients_fit_once(monkeypatch):
     other_rows = [Rows("fewer", rows[:-1], clients[0].test)]
     run_points(counted, hps[:1], data, other_rows, rounds=1, dtype=torch.float64, cache=shared)
     assert len(calls) == 7 + 3 + 1
-
-
-def test_eigenvalues_solve_what_cholesky_solves_and_refuse_what_it_refuses():
-    g = torch.Generator().manual_seed(0)
-    X = torch.randn(30, 8, dtype=torch.float64, generator=g)
-    B = torch.randn(8, 3, dtype=torch.float64, generator=g)
-    A = X.mT @ X
-    for ridge in (0.0, 1e-6, 1.0, 1e6):
-        assert gap(solve(A, B, ridge), solve_spectrum(spectrum(A, B), ridge)) < 1e-12
-    X[:, 5] = X[:, 4]
-    A = X.mT @ X
-    for way in (lambda: solve(A, B, 0.0), lambda: solve_spectrum(spectrum(A, B), 0.0)):
-        with pytest.raises(FedcacheError, match="lam=0") as caught:
-            way()
-        assert caught.value.code is Exit.FEDERATED
 
 
 def test_one_singular_ridge_of_a_grid_ends_alone():
