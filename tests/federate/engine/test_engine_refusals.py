@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,13 +14,14 @@ from federation import Rows, go_tiny, run, run_points, small, tiny
 from fedcache.errors import FedcacheError, FederatedRunError, InternalError, UsageError
 from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.engine.deployed import no_training_rows
+from fedcache.federate.engine.method import UploadTensor
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution import memory_estimate
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.checks import beyond
 from fedcache.federate.partition.client_table import ClientTable
 from fedcache.federate.trust.attacks import flipped_labels
-from fedcache.federate.trust.pipeline import UploadPool
+from fedcache.federate.trust.pipeline import UploadPipeline, UploadPool
 
 FEDAVG = METHODS["fedavg"]
 
@@ -88,6 +90,21 @@ def test_uploads_are_pooled_by_the_longest_name_and_have_one_shape():
     pool.add({"W": torch.zeros(2, 3)}, 1.0, 7)
     with pytest.raises(FederatedRunError, match="lient 8"):
         pool.add({"W": torch.zeros(2, 4)}, 1.0, 8)
+
+
+@pytest.mark.parametrize(
+    ("total", "dtype"), [(torch.zeros(5, 2, 4), torch.float64), (torch.zeros(2, 3), torch.float32)]
+)
+def test_a_sum_of_uploads_is_of_what_is_declared(total, dtype):
+    taken = []
+    pipeline = SimpleNamespace(
+        expected={"W": UploadTensor((2, 3), torch.float64)}, round=SimpleNamespace(number=4),
+        _pool=SimpleNamespace(add_sum=lambda *given: taken.append(given)),
+    )  # fmt: skip
+    with pytest.raises(FederatedRunError, match="Round 4: sums of W"):
+        UploadPipeline.add_sum(pipeline, "W", total, dtype)
+    UploadPipeline.add_sum(pipeline, "W", torch.zeros(5, 2, 3), torch.float64)
+    assert len(taken) == 1
 
 
 def test_free_memory_is_what_the_system_says_or_half_of_what_there_is(monkeypatch):

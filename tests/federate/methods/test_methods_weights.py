@@ -274,6 +274,13 @@ def test_noise_has_the_mean_and_power_it_says(kind, variance):  # T-X3
     assert float(noisy.var()) == pytest.approx(variance * 0.3**2, rel=0.03)
 
 
+@pytest.mark.parametrize("noise_on", ["proto", "features"])
+def test_no_noise_is_no_change(noise_on):  # T-X2
+    plain = go("fedpcl", {"dim": 5}).server
+    assert gap(go("fedpcl", {"noise_on": noise_on, "p": 0.0, "s": 0.0, "dim": 5}).server, plain) < 1e-12
+    assert gap(go("fedpcl", {"noise_on": noise_on, "dim": 5}).server, plain) > 0.0
+
+
 def test_prototype_noise_is_on_what_leaves():  # D-20
     for local_infer in (False, True):
         out = go(
