@@ -279,7 +279,7 @@ TABLE = (
       "manual_seed(key_hash(self.seed,", "manual_seed(key_hash(0,"),
     B("every_stream_of_a_method_is_another_with_another_seed", "clients are handed the seed 0", ROUNDS,
       "ClientRng(self.seed, self.round, names, axes", "ClientRng(0, self.round, names, axes"),
-    B("every_stream_beside_the_methods_is_another_with_another_seed", "a round's clients ignore the seed", SAMPLING,
+    B("the_clients_of_a_round", "a round's clients ignore the seed", SAMPLING,
       'len(there)), generator(self.seed, "sampling", *key)', 'len(there)), generator(0, "sampling", *key)'),
     B("the_seed_changes_who_holds_what", "partitions ignore the seed", "federate/partition/rows.py",
       '[self.seed, "partition"', '[0, "partition"'),

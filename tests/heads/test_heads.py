@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedcache.heads.class_balance import deficits, votes
 from fedcache.heads.linear import affine
 from fedcache.heads.losses import anchor_contrast, cross_entropy, proto_contrast
-from fedcache.heads.projection import Head, classify, embed, logits
+from fedcache.heads.projection import Head, classify, embed
 from fedcache.heads.prototype import class_means, merge, scores
 
 G, M, B, D, P, C = 2, 3, 4, 5, 6, 7  # all different, so that a wrong axis is an error
@@ -22,11 +22,7 @@ def draw(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def unit(*shape, seed=0):
-    return torch.nn.functional.normalize(draw(*shape, seed=seed), dim=-1)
-
-
-@pytest.mark.parametrize("lead_x", [(), (M,), (1, M), (G, M)])
+@pytest.mark.parametrize("lead_x", [(), (M,), (G, M)])
 @pytest.mark.parametrize("lead_w", ["none", "full", "shared"])
 def test_affine_is_the_same_on_every_lane(lead_x, lead_w):
     full = (G, M) if len(lead_x) == 2 else lead_x
@@ -34,11 +30,6 @@ def test_affine_is_the_same_on_every_lane(lead_x, lead_w):
     x, W, b = draw(*lead_x, B, D), draw(*lead, C, D, seed=1), draw(*lead, C, seed=2)
     assert torch.allclose(affine(x, W, b), torch.einsum("...bd,...cd->...bc", x, W) + b[..., None, :], atol=1e-12)
     assert torch.allclose(affine(x, W), torch.einsum("...bd,...cd->...bc", x, W), atol=1e-12)
-
-
-def test_the_batched_affine_has_the_right_gradients():
-    inputs = [t.requires_grad_() for t in (draw(M, B, D), draw(M, C, D, seed=1), draw(M, C, seed=2))]
-    assert torch.autograd.gradcheck(affine, inputs)
 
 
 def test_cross_entropy_weighs_rows_and_ignores_padding():
@@ -58,7 +49,7 @@ def reference_contrast(u, y, candidate, include):
 
 
 @pytest.mark.parametrize("include", [False, True])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_proto_contrast_is_equation_8(include, seed):
     g = torch.Generator().manual_seed(seed)
     u, y = draw(20, C, seed=seed), torch.randint(0, C, (20,), generator=g)
@@ -66,44 +57,6 @@ def test_proto_contrast_is_equation_8(include, seed):
     candidate.scatter_(1, y[:, None], True)
     value = proto_contrast(u, y, candidate, include)
     assert torch.allclose(value, torch.tensor(reference_contrast(u, y, candidate, include), dtype=torch.float64))
-
-
-def test_excluding_the_positive_is_minus_the_logit_of_its_probability():
-    # T-L1: exclude = include + log(1 - p_y) = -logit(p_y), and grad(include) = (1 - p_y) grad(exclude).
-    u, y = draw(1, C).requires_grad_(), torch.tensor([2])
-    everywhere = torch.ones(1, C, dtype=torch.bool)
-    p = torch.softmax(u, -1)[0, 2]
-    exclude, include = (proto_contrast(u, y, everywhere, inc)[0] for inc in (False, True))
-    assert (exclude - include - torch.log(1 - p)).item() == pytest.approx(0.0, abs=1e-12)
-    assert (exclude + torch.logit(p)).item() == pytest.approx(0.0, abs=1e-12)
-    g_ex, g_in = (torch.autograd.grad(v, u, retain_graph=True)[0] for v in (exclude, include))
-    assert torch.allclose(g_in, (1 - p) * g_ex, atol=1e-12)
-
-
-def test_a_hot_temperature_leaves_the_number_of_candidates():
-    # T-L2: tau -> infinity: log(C - 1) without the positive, log C with it.
-    u, y, everywhere = draw(5, 10) / 1e9, torch.arange(5), torch.ones(5, 10, dtype=torch.bool)
-    assert torch.allclose(proto_contrast(u, y, everywhere, False), torch.tensor(math.log(9), dtype=torch.float64))
-    assert torch.allclose(proto_contrast(u, y, everywhere, True), torch.tensor(math.log(10), dtype=torch.float64))
-
-
-def test_a_hot_temperature_pulls_to_the_own_and_away_from_the_mean_of_the_others():
-    # T-L2: tau grad_z L -> -(C^y - mean of the other prototypes).
-    z, proto, tau = unit(1, P).requires_grad_(), unit(C, P, seed=1), 1e6
-    value = proto_contrast(z @ proto.T / tau, torch.tensor([2]), torch.ones(1, C, dtype=torch.bool), False)
-    others = proto[[0, 1, 3, 4, 5, 6]].mean(0)
-    assert torch.allclose(tau * torch.autograd.grad(value.sum(), z)[0][0], -(proto[2] - others), atol=1e-5)
-
-
-def test_without_unit_length_the_loss_has_no_floor():
-    # T-L7: on a correctly classified row, scaling z by k makes the exclude loss fall linearly.
-    proto = torch.eye(3, dtype=torch.float64)
-    at = [
-        float(proto_contrast(k * proto[:1], torch.tensor([0]), torch.ones(1, 3, dtype=torch.bool), False))
-        for k in (10, 20, 30)
-    ]
-    assert at[0] - at[1] == pytest.approx(10.0)
-    assert at[1] - at[2] == pytest.approx(10.0)
 
 
 def test_a_single_available_class_has_no_negative_and_no_loss():
@@ -126,7 +79,7 @@ def reference_anchor(sim, y, real):
     return total / max(len(rows), 1)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_anchor_contrast_is_the_released_formula(seed):
     g = torch.Generator().manual_seed(seed)
     L = 12
@@ -134,13 +87,6 @@ def test_anchor_contrast_is_the_released_formula(seed):
     real = torch.rand(M, L, generator=g) < 0.8
     expected = [reference_anchor(sim[i].numpy(), y[i].numpy(), real[i].numpy()) for i in range(M)]
     assert anchor_contrast(sim, y, real).tolist() == pytest.approx(expected)
-
-
-def test_a_hot_anchor_counts_the_other_embeddings():
-    # T-L9, one set: tau -> infinity leaves log(2B - 1).
-    y = torch.arange(5).repeat(2)
-    value = anchor_contrast(torch.zeros(10, 10, dtype=torch.float64), y, torch.ones(10, dtype=torch.bool))
-    assert float(value) == pytest.approx(math.log(9))
 
 
 def test_a_prototype_weighs_each_example_once():
@@ -154,17 +100,6 @@ def test_a_prototype_weighs_each_example_once():
     assert has.tolist() == [True, True, False]
     assert merge(sets, counts, "mean")[0].tolist() == [[2.5], [9.0], [0.0]]
     assert merge(sets, counts, "eq6")[0].tolist() == [[1.5], [9.0], [0.0]]  # a further 1/|O_j|: 3/2, 9/1
-
-
-def test_equation_6_is_the_weighted_mean_over_the_number_of_owners():
-    # T-L4: weighted == eq6 * |O_j|, and unit versions coincide.
-    counts = torch.tensor([[1.0, 0, 3, 2], [2, 2, 0, 1], [0, 4, 0, 1]])
-    sets = draw(3, 4, P) * (counts > 0)[..., None]
-    weighted, literal = merge(sets, counts, "weighted")[0], merge(sets, counts, "eq6")[0]
-    owners = (counts > 0).sum(0)
-    assert torch.allclose(weighted, literal * owners[:, None], atol=1e-14)
-    unit_of = torch.nn.functional.normalize
-    assert torch.allclose(unit_of(weighted, dim=-1), unit_of(literal, dim=-1), atol=1e-14)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(0, 5))
@@ -189,12 +124,6 @@ def test_mse_is_the_nearest_prototype_and_all_rules_agree_on_equal_norms():
     by_rule = [scores(z, even, has, rule).argmax(-1) for rule in ("dot", "cos", "mse")]
     assert torch.equal(by_rule[0], by_rule[1])
     assert torch.equal(by_rule[0], by_rule[2])
-
-
-def test_a_class_without_a_prototype_is_never_predicted():
-    has = torch.tensor([True, False, True])
-    s = scores(-torch.ones(4, 2), torch.tensor([[1.0, 1], [0, 0], [2, 2]]), has, "dot")
-    assert set(s.argmax(-1).tolist()) <= {0, 2}
 
 
 def test_projection_is_what_torch_computes_and_batchnorm_too():
@@ -238,15 +167,6 @@ def test_a_variance_below_zero_counts_as_zero():
     zero, below = (embed(head, {**p, "P.var": torch.full((P,), v).double()}, x)[0] for v in (0.0, -4.0))
     assert torch.equal(zero, below)
     assert torch.isfinite(below).all()
-
-
-def test_released_logits_bound_the_loss_from_below():
-    # D-13: unit-length non-negative logits: CE >= log(1 + (C - 1)/e) = 1.46115 at C = 10.
-    head = Head("linear", relu_l2=True)
-    p = {"W": 1e6 * torch.eye(10, dtype=torch.float64), "b": torch.zeros(10, dtype=torch.float64)}
-    u = logits(head, p, torch.eye(10, dtype=torch.float64))[0]
-    value = cross_entropy(u, torch.arange(10), torch.full((10,), 0.1, dtype=torch.float64))
-    assert float(value) == pytest.approx(1.46115, abs=1e-5)
 
 
 @given(

@@ -40,7 +40,7 @@ def test_a_product_is_that_of_torch_in_every_order_of_memory():
 
 
 @pytest.mark.parametrize("lead", [(), (3,)], ids=["one client", "three clients"])
-@pytest.mark.parametrize("rows", [1, 17, 40, 300])
+@pytest.mark.parametrize("rows", [1, 300])
 def test_a_map_and_its_gradients_are_those_of_torch(lead, rows):
     width, classes = BIG["width"], BIG["classes"]
     x, W, b = drawn(*lead, rows, width), drawn(*lead, classes, width), drawn(*lead, classes)
@@ -52,15 +52,6 @@ def test_a_map_and_its_gradients_are_those_of_torch(lead, rows):
     got, want = torch.autograd.grad(u, made, du), torch.autograd.grad(exact, plain, du.double())
     for a, e in zip(got, want, strict=True):
         torch.testing.assert_close(a.double(), e, rtol=0, atol=1e-3)
-
-
-def test_what_is_small_or_no_float32_is_left_to_torch():
-    a, b = drawn(40, 700), drawn(64, 700)
-    assert not products.by_onednn(a[:1], b[:1])
-    assert not products.by_onednn(a.double(), b.double())
-    assert not products.by_onednn(a[None, None], b[None, None])
-    assert not products.by_onednn(a.expand(0, -1, -1), b.expand(0, -1, -1))
-    assert products.by_onednn(a[None], b[None]) == products.by_onednn(a, b) == products.onednn_works()
 
 
 @pytest.mark.slow

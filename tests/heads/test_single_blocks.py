@@ -9,8 +9,8 @@ from fedcache.heads import ridge
 from fedcache.heads.ridge import SINGLE_ROWS, gram
 
 
-@pytest.mark.parametrize("rows", [1, SINGLE_ROWS, SINGLE_ROWS + 1, 5 * SINGLE_ROWS, 5 * SINGLE_ROWS + 77])
-@pytest.mark.parametrize("at_once", [1, 2, 100])
+@pytest.mark.parametrize("rows", [1, SINGLE_ROWS, 5 * SINGLE_ROWS + 77])
+@pytest.mark.parametrize("at_once", [2, 100])
 def test_blocks_side_by_side_are_the_gram_matrix_within_the_bound(monkeypatch, rows, at_once):
     D = 24
     monkeypatch.setattr(ridge, "SIDE_BY_SIDE", at_once * 4 * D * D)

@@ -29,7 +29,7 @@ WAYS = (by_cholesky, by_eigenvalues)
 
 def refused(way, A, ridge=0.0, size=None):
     B = torch.ones(len(A), 1, dtype=torch.float64)
-    with pytest.raises(FedcacheError, match=f"lam={ridge:g} is not positive definite") as caught:
+    with pytest.raises(FedcacheError, match=f"lam={ridge:g}") as caught:
         way(A, B, ridge, size)
     assert caught.value.code == Exit.FEDERATED
     return float(caught.value.hint.split("=")[-1])
@@ -63,24 +63,13 @@ def feature_of_the_mean(z):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("make", [equal_features, sum_of_others, zero_feature, feature_of_the_mean])
-@pytest.mark.parametrize("features", [8, 64, 257])
-def test_a_feature_that_others_determine_is_refused(way, make, scale, features):
-    g = np.random.default_rng(features)
-    z = g.standard_normal((2 * features, features))
+@pytest.mark.parametrize("features", [8, 257])
+def test_a_feature_that_others_determine_is_refused(way, make, features):
+    z = np.random.default_rng(features).standard_normal((2 * features, features))
     make(z)
-    refused(way, system(scale * z))
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3])
-def test_integers_of_rank_one_less_are_refused(way, scale):
-    # Products of small integers are exact, so A is singular and not only close to it.
-    for seed in range(50):
-        z = np.random.default_rng(seed).integers(-3, 4, (40, 20)).astype(float)
-        z[:, 19] = z[:, 3] + z[:, 11]
-        refused(way, scale * system(z))
+    for scale in (1e-3, 1.0, 1e3):
+        refused(way, system(scale * z))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -94,7 +83,7 @@ def test_regular_systems_are_solved(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("condition", [1e3, 1e6, 1e9])
+@pytest.mark.parametrize("condition", [1e3, 1e9])
 def test_a_system_of_known_condition_is_solved(way, condition):
     g = np.random.default_rng(0)
     V = np.linalg.qr(g.standard_normal((100, 100)))[0]
@@ -105,9 +94,8 @@ def test_a_system_of_known_condition_is_solved(way, condition):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_a_ridge_makes_every_system_regular(way, scale):
-    z = scale * np.random.default_rng(0).standard_normal((39, 40))
+def test_a_ridge_makes_every_system_regular(way):
+    z = 1e3 * np.random.default_rng(0).standard_normal((39, 40))
     z[:, 3] = 0.0
     A = system(z)
     assert torch.isfinite(way(A, torch.ones(40, 1, dtype=torch.float64), 1e-6 * float(A.diagonal().mean()))).all()

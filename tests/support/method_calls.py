@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from federation import Rows, federation
 
 from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants, generator
 from fedcache.federate.methods import METHODS
-
-EXECUTIONS = pytest.mark.parametrize("execution", ["sequential", "batched"])
 
 
 def lanes(name, settings, *, classes=6, clients=9, width=11, lead=(), who=("client-1",), text=None, swept=None):
@@ -49,8 +46,3 @@ def batches_of(client, seed, round_, epoch, purpose="batch", size=16):
     n = len(client.train)
     order = client.train[generator(seed, purpose, round_, client.name, epoch).permutation(n)]
     return [torch.from_numpy(order[i : i + size]) for i in range(0, n, size)]
-
-
-def quadratic(a):
-    """f(t) = (a/2) (t - b)^2, one value per lane; b is the batch's ``x``."""
-    return lambda p, batch, _down, _ctx: 0.5 * a * (p["t"] - batch["x"]) ** 2

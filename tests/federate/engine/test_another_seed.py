@@ -6,7 +6,6 @@ differ in their seed differ somewhere as soon as one stream does, so the draws a
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from draws import FULL, one_of_each
@@ -14,13 +13,7 @@ from federation import VARIANTS, cases, ids, trial_of_case
 from methods_tried import tried
 
 from fedcache.federate.engine import run_state
-from fedcache.federate.engine.client_clusters import ClusterRule
 from fedcache.federate.engine.context import ClientRng
-from fedcache.federate.engine.sampling import UNIFORM, ClientSampler, SamplingRule
-from fedcache.federate.engine.simulated_time import TimingRule
-from fedcache.federate.methods import fed3r
-from fedcache.federate.trust.attacks import parse_attack
-from fedcache.federate.trust.privacy import PrivateDraws
 
 DRAWS = ("each", "permutations", "uniform", "normal", "shared", "generator")
 """Everything by which a method draws; the first argument is the name of the stream."""
@@ -90,52 +83,3 @@ def test_every_stream_of_a_method_is_another_with_another_seed(case, monkeypatch
         assert not alike(one[how, stream], other[how, stream]), f"the stream {stream!r} does not depend on the seed"
     if takes_batches(case):
         assert "permutations" in {how for how, _ in one}, "the order of batches is not drawn from the seed"
-
-
-NAMES = ("e", "a", "d", "b", "c", "j", "i", "h", "g", "f")
-M = len(NAMES)
-ROWS = np.arange(3.0, 3.0 + M)
-ROUNDS = range(8)
-
-
-def sampler(seed, rule=UNIFORM):
-    return ClientSampler(NAMES, np.arange(M), seed, ROWS, rule)
-
-
-def attacked(seed):
-    """What two of four clients send under an attack that draws."""
-    V = torch.ones(4, 3, dtype=torch.float64)
-    return parse_attack("gaussian:0.5:3")(V, torch.tensor([True, True, False, False]), seed, 0).tolist()
-
-
-STREAMS = {
-    "the clients of a round": lambda seed: [sampler(seed).drawn(r, 4) for r in ROUNDS],
-    "the clients of a round, weighted by rows": lambda seed: [
-        sampler(seed, SamplingRule("weighted")).drawn(r, 4) for r in ROUNDS
-    ],
-    "clients that are each drawn by themselves": lambda seed: [
-        sampler(seed, SamplingRule("poisson")).drawn(r, 4) for r in ROUNDS
-    ],
-    "which clients are available": lambda seed: [
-        sampler(seed, SamplingRule(available=0.5)).drawn(r, M) for r in ROUNDS
-    ],
-    "which clients drop out": lambda seed: [sampler(seed, SamplingRule(dropout=0.5)).lost(r, M) for r in ROUNDS],
-    "which clients form a cluster": lambda seed: ClusterRule(2, 1).places(NAMES, np.arange(M), seed).rows.tolist(),
-    "the clusters of a round": lambda seed: [
-        sampler(seed, SamplingRule(clusters=ClusterRule(5, 2))).drawn(r, M) for r in ROUNDS
-    ],
-    "clients that begin while others train": lambda seed: [sampler(seed).begin(r, 1, 2, [0]) for r in ROUNDS],
-    "clients whose personal models are scored": lambda seed: sampler(seed).scored(4),
-    "how long clients train": lambda seed: TimingRule().of_clients(NAMES, ROWS, seed)([0, 1, 2], 0),
-    "which clients attack": lambda seed: sorted(parse_attack("sign-flip:0.4").attackers(NAMES, seed)),
-    "what attackers send": attacked,
-    "who takes part in a simulated private round": lambda seed: [*PrivateDraws(None, seed, (), {}, []).uniforms(0, M)],
-    "random Fourier features": lambda seed: fed3r._drawn(seed, 3, 4, 1.0)[0].tolist(),
-}
-
-
-@pytest.mark.parametrize("stream", STREAMS)
-def test_every_stream_beside_the_methods_is_another_with_another_seed(stream):
-    draw = STREAMS[stream]
-    assert draw(3) == draw(3)
-    assert draw(3) != draw(1)

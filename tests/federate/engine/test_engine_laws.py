@@ -29,14 +29,16 @@ KEPT_OPTIMISER = [case for case in VARIANTS if case[0] == "solo" and case[1].get
 """In the short draw too: the one case whose clients keep the state of their optimiser from round to round."""
 ONE_EACH = tried(one_of_each(cases(), lambda case: case[0]))
 """For laws that no optimiser can break: one case of every method, all of them in the full draw."""
-EACH_AND_OPTIMISERS = tried(
-    one_of_each(cases(), lambda case: (case[0], case[0] in ("fedavg", "solo") and case[1]["opt"]))
-)
+EVERY_METHOD = one_of_each(cases(), lambda case: (case[0], case[0] in ("fedavg", "solo") and case[1]["opt"]))
 """For laws that an optimiser can break, which is one piece of code for all methods: every optimiser of two methods."""
+EACH_AND_OPTIMISERS = tried(EVERY_METHOD)
 METHOD = pytest.mark.parametrize("name", tried(METHODS))
 
 DRAWN = ALL if FULL else EACH_AND_OPTIMISERS
 """For laws of what every method has in common: the variants of a method are tried in the full draw."""
+
+SETS_OF_CLIENTS = [case for case in EVERY_METHOD if case[0] == "fedpcl"]
+"""In the short draw too: the clients of a point read the same sets of prototypes, and those of points differ."""
 
 LABEL_FREE = {"clip-zs", "fst-cbdg", "flesd", "flesd-head", "flesd-cc", "fedavg-simclr", "fedprox-simclr", "min-local",
               "non-fl"}  # fmt: skip
@@ -52,8 +54,8 @@ PLAIN = [(name, {}) for name in tried(METHODS)]
 
 
 TRIED = {
-    "executions_agree": ALL,
-    "a_grid_point_is_the_run_alone": DRAWN,
+    "executions_agree": ALL if FULL else [*EVERY_METHOD, *tried(VARIANTS)],
+    "a_grid_point_is_the_run_alone": [*DRAWN, *(case for case in SETS_OF_CLIENTS if case not in DRAWN)],
     "chunks_change_nothing": DRAWN,
     "the_same_seed_gives_the_same_bits": EACH_AND_OPTIMISERS,
     "the_callers_torch_state_changes_nothing": ONE_EACH,
@@ -75,6 +77,10 @@ TRIED = {
 """Law -> the cases it is tried on."""
 
 
+IN_TURN = {"the_callers_torch_state_changes_nothing", "the_order_of_clients_does_not_matter", "traffic_adds_up",
+           "no_test_row_is_trained_on", "a_missing_row_is_never_read"}  # fmt: skip
+"""Laws of what surrounds a round, whoever computes it: the executions take turns over the methods."""
+
 assert TRIED.keys() == METHOD_LAWS.keys()
 
 
@@ -82,7 +88,7 @@ def the_test_of(name):
     law = METHOD_LAWS[name]
     spoken_of = [case for case in TRIED[name] if law.applies(trial_of_case(case, "sequential"))]
 
-    @served(spoken_of, law.executions)
+    @served(spoken_of, law.executions, in_turn=name in IN_TURN)
     def test(case, execution):
         law.holds(trial_of_case(case, execution))
 

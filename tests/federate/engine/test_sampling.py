@@ -44,8 +44,7 @@ def test_names_are_drawn_whatever_the_order_of_clients(names, count):
     assert sorted(found) == [sorted(names)[c] for c in known]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("population", [10, sampling.MANY])
+@pytest.mark.parametrize("population", [10, pytest.param(sampling.MANY, marks=pytest.mark.slow)])
 def test_every_client_is_as_likely_as_every_other(population):
     """600 draws of half of them: a client is in 300, give or take 5 standard deviations of 12.2."""
     taken = Counter[int]()
@@ -54,12 +53,6 @@ def test_every_client_is_as_likely_as_every_other(population):
         assert len(np.unique(drawn)) == population // 2
         taken.update(drawn[drawn < 10].tolist())
     assert all(abs(taken[c] - 300) < 62 for c in range(10))
-
-
-def test_a_round_of_many_clients_does_not_draw_all_of_them():
-    """A permutation of 10^7 clients would take 80 MB; the draw of 100 of them takes none of that."""
-    drawn = without_replacement(generator(0, "sampling", 0), 10**15, 100)
-    assert len(np.unique(drawn)) == 100
 
 
 def test_only_the_drawn_clients_are_scored_and_the_same_in_every_round():
@@ -96,14 +89,6 @@ def test_weighted_draws_go_by_rows_without_replacement():
     assert drawn(SamplingRule("weighted"), 3, participation=9) == [[0, 1, 2, 3]] * 3
 
 
-def test_poisson_draws_each_client_by_itself():
-    found = drawn(SamplingRule("poisson"), 4000)  # 2 of 4: each with 0.5
-    sizes = Counter(map(len, found))
-    expected = np.array([1, 4, 6, 4, 1]) / 16  # binomial
-    assert all(abs(sizes[k] / 4000 - expected[k]) < 5 * (expected[k] * (1 - expected[k]) / 4000) ** 0.5 for k in sizes)
-    assert set(sizes) == {0, 1, 2, 3, 4}
-
-
 def test_only_clients_that_are_there_are_drawn(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("client,first,last\nb,1,2\nd,2,3\nb,4,4\n\n")
@@ -112,33 +97,32 @@ def test_only_clients_that_are_there_are_drawn(tmp_path):
     assert rule.words() == {"availability": f"sha256:{hashlib.sha256(trace.read_bytes()).hexdigest()}"}
     found = drawn(parse_sampling("uniform", "0.25", 0.0), 4000, participation=4)
     assert abs(np.mean([len(r) for r in found]) - 1.0) < 5 * (4 * 0.25 * 0.75 / 4000) ** 0.5
-    with pytest.raises(FedcacheError, match="has a line of client 'b', and the partition has no such client"):
+    with pytest.raises(FedcacheError, match="'b'"):
         ClientSampler(["a"], np.arange(1), 0, None, rule)
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("client,first\n", "the first line is not client,first,last"),
-        ("", "the first line is not client,first,last"),
-        ("client,first,last\n", "it names no client"),
-        ("client,first,last\na,1\n", "line 2 is not a client and two rounds"),
-        ("client,first,last\na,1,x\n", "line 2 is not a client and two rounds"),
-        ("client,first,last\na,1,2\na,3,2\n", "line 3 has no rounds from 1 on, in order"),
-        ("client,first,last\na,0,2\n", "line 2 has no rounds from 1 on, in order"),
-        (b"client,first,last\n\xff,1,2\n", "it cannot be read as CSV"),
+        (b"", "client,first,last"),
+        (b"client,first,last\n", "no client"),
+        (b"client,first,last\na,1,x\n", "line 2"),
+        (b"client,first,last\na,1,2\na,3,2\n", "line 3"),
+        (b"client,first,last\na,0,2\n", "line 2"),
+        (b"client,first,last\n\xff,1,2\n", "CSV"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_by_line(tmp_path, text, why):
     path = tmp_path / "trace.csv"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.write_bytes(text)
     with pytest.raises(FedcacheError, match=why) as caught:
         read_trace(path)
     assert caught.value.code is Exit.USAGE
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedrep", "fed3r"])
-@pytest.mark.parametrize("execution", ["sequential", "batched"])
+@pytest.mark.parametrize(
+    ("method", "execution"), [("fedavg", "sequential"), ("fedrep", "batched"), ("fed3r", "batched")]
+)
 def test_who_drops_out_gets_the_broadcast_sends_nothing_and_changes_nothing(method, execution):
     """The run is that of the clients whose uploads arrive, and its traffic has the broadcasts that led to nothing."""
     data, clients = federation()
@@ -154,15 +138,14 @@ def test_who_drops_out_gets_the_broadcast_sends_nothing_and_changes_nothing(meth
     assert all(with_loss.traffic.up[lost] == 0)
     assert all(with_loss.traffic.down[lost] == with_loss.traffic.down[sampler.sample(0, None)[0]])
     assert not set(with_loss.states) & set(lost)
-    whole, some = (
-        t.per_client_round() for t in (go(method, settings, data, clients, **one).traffic, with_loss.traffic)
-    )
-    assert some == whole  # by client that sent, and by client that was sent to
+    whole = go(method, settings, data, clients, **one).traffic
+    # By client that sent, and by client that was sent to.
+    assert with_loss.traffic.per_client_round() == whole.per_client_round()
     assert with_loss.traffic.rounds[0].to_dict()["receivers"] == 9
     assert not with_loss.warnings
 
 
-@pytest.mark.parametrize("trust", [parse_policy(), parse_policy("median"), parse_policy(on_bad_update="reject")])
+@pytest.mark.parametrize("trust", [parse_policy(), parse_policy("median")])
 @pytest.mark.parametrize("execution", ["sequential", "batched"])
 def test_a_round_without_uploads_changes_nothing(execution, trust, tmp_path):
     trace = tmp_path / "trace.csv"
@@ -174,48 +157,28 @@ def test_a_round_without_uploads_changes_nothing(execution, trust, tmp_path):
     assert gap(late.server, begun.server) < 1e-12
     assert late.records[0].clients == ()
     assert late.traffic.totals()["up"] == late.traffic.totals()["down"] == 0
-    why = "no client sent anything: none was drawn or available, or those that were dropped out."
-    assert late.warnings[-1] == f"In the only round {why}"
+    assert "no client sent anything" in late.warnings[-1]
     longer = go("fedavg", {}, data, clients, rounds=2, sampling=rule, execution=execution, trust=trust)
     assert len(longer.records[1].clients) == 5
-    assert longer.warnings[-1] == f"In 1 of 2 rounds (the first: round 1) {why}"
+    assert "round 1" in longer.warnings[-1]
 
 
 def test_a_trace_that_leaves_clients_out_says_how_many_it_has(tmp_path):
     trace = tmp_path / "trace.csv"
-    few = "the trace has lines of 2 of the 9 clients: all others are never there"
-    for named, said in ((range(9), []), ((1, 1, 4), [few])):
+    for named, warnings in ((range(9), 0), ((1, 1, 4), 1)):
         trace.write_text("client,first,last\n" + "".join(f"client-{i},1,{5 + k}\n" for k, i in enumerate(named)))
         data, clients = federation()
         rule = parse_sampling("uniform", str(trace), 0.0)
         out = go("fedavg", {"bn": False}, data, clients, rounds=1, sampling=rule)
-        assert list(out.warnings) == said
+        assert len(out.warnings) == warnings
 
 
 def test_a_share_of_less_than_half_a_client_is_one_and_says_so():
     data, clients = federation()
     out = go("fedavg", {"bn": False}, data, clients, rounds=1, participation=0.01)
     assert len(out.records[0].clients) == 1
-    assert list(out.warnings) == ["a share of 0.01 is 0.09 of 9 clients: a round has one"]
+    assert "0.01" in out.warnings[0]
     assert not go("fedavg", {"bn": False}, data, clients, rounds=1, participation=0.06).warnings
-
-
-@pytest.mark.parametrize("how", ["uniform", "weighted"])
-@pytest.mark.parametrize("busy", [[0], [0, 2]])
-def test_who_begins_is_drawn_among_those_that_are_free(how, busy):
-    """Of six, one after another by rows or alike: with one busy by drawing again, with two at once."""
-    rows = np.arange(1.0, 7.0)
-    sampler = ClientSampler(list("abcdef"), np.arange(6), 5, rows, SamplingRule(how))
-    found = [sampler.begin(r, 1, 2, busy) for r in range(4000)]
-    assert sampler._few([0], 2)
-    assert not sampler._few([0, 2], 2)
-    assert all(len({c for c, _ in two} - set(busy)) == 2 for two in found)
-    p = np.where(np.isin(np.arange(6), busy), 0.0, rows if how == "weighted" else 1.0)
-    p /= p.sum()
-    for client in range(6):
-        likely = p[client] + sum(p[o] * p[client] / (1 - p[o]) for o in range(6) if o != client)
-        share = np.mean([client in [c for c, _ in two] for two in found])
-        assert abs(share - likely) <= 5 * (likely * (1 - likely) / 4000) ** 0.5
 
 
 def test_a_run_that_goes_on_computes_as_many_clients_at_once():

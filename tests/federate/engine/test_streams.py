@@ -18,12 +18,6 @@ def test_states_are_those_of_numpys_seed_sequence(words):
         assert state.tolist() == np.random.SeedSequence(entropy).generate_state(4, np.uint64).tolist()
 
 
-def test_small_entropies_are_padded_as_numpy_pads_them():
-    for entropy in (0, 1, 2**31, 2**64, 2**127):
-        words = np.array([[entropy >> 32 * i & 0xFFFFFFFF] for i in range(4)], np.uint32)
-        assert seed_states(words)[0].tolist() == np.random.SeedSequence(entropy).generate_state(4, np.uint64).tolist()
-
-
 def test_many_streams_are_the_single_ones():
     for count in (1, MANY - 1, MANY, 50):
         keys = [(3, "batch", 7, f"client-{i}", 0) for i in range(count)]

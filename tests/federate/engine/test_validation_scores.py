@@ -32,7 +32,7 @@ def tables(clients) -> tuple[ClientTable, ClientTable, ClientTable]:
     return replace(plain, validation=validation), plain, ClientTable.of(second, others)
 
 
-@served(tried(ONE_EACH), ["sequential", "batched", "gram"])
+@served(tried(ONE_EACH), ["sequential", "batched", "gram"], in_turn=True)
 def test_validation_is_the_test_of_a_run_with_the_rows_exchanged_and_the_run_stays_what_it_was(case, execution):
     data, clients = wide() if execution == "gram" else tiny(views=4)
     both, plain, exchanged = tables(clients)

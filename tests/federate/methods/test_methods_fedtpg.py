@@ -9,7 +9,7 @@ import torch
 from federation import federation, fitted, gap, go
 from test_methods_prompt import context, one_client
 from torch import nn
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.methods import METHODS, fedtpg
@@ -147,23 +147,6 @@ def test_a_network_of_constants_is_promptfls_prompt():
     assert gap(fedtpg.deploy(p, {}, None, ctx)["T"], learnt["T"]) < 1e-12
 
 
-def test_results_say_how_far_the_context_moved():
-    data, clients = federation(sizes=(12, 20))
-    begun, out = (
-        go("fedtpg", {**FEW, "epochs": e, "lr": 0.05}, data, clients, rounds=2, participation=None) for e in (0, 2)
-    )
-    assert begun.records[-1].diagnostics == {"context_moved": 0.0}
-    assert out.records[-1].diagnostics["context_moved"] > 1e-3
-
-
-def test_the_presets_are_the_released_values():
-    hp = METHODS["fedtpg"].resolve("official")
-    wanted = {"n_ctx": 4, "depth": 0, "heads": 4, "opt": "sgd", "lr": 0.003, "momentum": 0.9, "wd": 1e-5, "batch": 200,
-              "epochs": 1, "reset_opt": False, "agg": "uniform", "names": "own"}  # fmt: skip
-    assert {k: hp[k] for k in wanted} == wanted == {k: METHODS["fedtpg"].resolve("paper")[k] for k in wanted}
-    assert METHODS["fedtpg"].defaults.rounds == 500
-
-
 def test_at_clips_width_it_has_the_released_number_of_parameters():
     # 512 numbers: queries, three norms, four maps of 512 x 512 with bias, 512 -> 4,096 and 2,048 -> 512.
     p = fedtpg.init_block(lambda shape: torch.zeros(shape), 512, 512, "cross")
@@ -172,13 +155,7 @@ def test_at_clips_width_it_has_the_released_number_of_parameters():
 
 
 def test_heads_that_do_not_divide_a_token_are_refused():
-    with pytest.raises(FedcacheError, match="heads=3 does not divide the 8 numbers") as caught:
+    with pytest.raises(FedcacheError, match="heads=3") as caught:
         go("fedtpg", {"heads": 3}, *federation())
     assert caught.value.code is Exit.USAGE
-    assert caught.value.hint == "--set heads=4 does."
-
-
-def test_text_features_are_of_the_names_alone():
-    ctx, _, texts = network()
-    tower = ctx.towers.text
-    assert gap(texts, normalize(tower.encode(*tower.embed(list(ctx.env.names))), dim=-1)) < 1e-12
+    assert "heads=4" in caught.value.hint

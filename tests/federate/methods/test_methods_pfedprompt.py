@@ -25,13 +25,6 @@ def test_without_the_attention_it_is_promptfl_to_the_bit():
     assert gap(plain.server, out.server) == gap(plain.server, loud.server) == 0.0  # the prompt does not see it
     assert np.array_equal(out.client_accuracy, plain.client_accuracy)
     assert not np.array_equal(loud.client_accuracy, plain.client_accuracy)
-    assert out.zero_shot is not None
-    assert out.traffic.up.tolist() == plain.traffic.up.tolist()
-    ctx = context("pfedprompt", {**FEW, "a": 0.0}, dtype=torch.float32)
-    down = {"T": normalize(torch.randn(6, 11, generator=torch.Generator().manual_seed(0)), dim=-1)}
-    own = {"keys": data.x[:5, 0], "label": data.y[:5]}
-    assert torch.equal(pfedprompt.predict(down, own, None, data.x[:, 0], ctx),
-                       promptfl.predict(down, {}, None, data.x[:, 0], ctx))  # fmt: skip
 
 
 def test_hand_worked_logits():
@@ -45,17 +38,6 @@ def test_hand_worked_logits():
         ctx = context("pfedprompt", hp, classes=2, width=2)
         u = pfedprompt.predict({"T": eye}, own, None, eye[:1], ctx)
         assert gap(u, want.double()) < (1e-6 if values == "features" else 1e-12)
-
-
-def test_a_blunt_attention_adds_the_shares_of_classes_and_a_sharp_one_the_nearest_row():
-    g = torch.Generator().manual_seed(0)
-    x, keys = (normalize(torch.randn(n, 5, generator=g, dtype=torch.float64), dim=-1) for n in (4, 7))
-    y = torch.tensor([0, 0, 1, 2, 2, 2, 2])
-    values = torch.eye(3, dtype=torch.float64)[y]
-    shares = torch.tensor([2.0, 1.0, 4.0], dtype=torch.float64) / 7.0
-    assert gap(pfedprompt.attended(x, keys, values, 0.0), shares.expand(4, 3)) < 1e-12
-    nearest = values[(x @ keys.T).argmax(-1)]
-    assert gap(pfedprompt.attended(x, keys, values, 1e4), nearest) < 1e-9
 
 
 def test_many_rows_are_read_in_parts(monkeypatch):

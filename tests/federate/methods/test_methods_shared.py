@@ -14,12 +14,9 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.methods import METHODS
-from fedcache.heads.ridge import solve, solve_spectrum, spectrum
 
 FREE = [(name, h.name) for name, m in METHODS.items() for h in m.hparams if not h.fit]
 """(method, hyperparameter that its ``fit`` is said not to read)."""
-
-ADDITIVE = [name for name, m in METHODS.items() if m.additive(m.resolve())]
 
 
 @pytest.mark.parametrize("name", tried(METHODS))
@@ -42,24 +39,13 @@ def other(h, value):
     return 0.7 if value != 0.7 else 0.3
 
 
-def uploads(name, hp, clients=None):
+def uploads(name, hp):
     """What every client sends in the first round."""
-    data, known = federation()
+    data, clients = federation()
     method = METHODS[name]
-    job = RunState(method, hp, fitted(method, data), clients or known, 0, torch.float64)
+    job = RunState(method, hp, fitted(method, data), clients, 0, torch.float64)
     job.start()
     return [job.fit_one(job.down(), c) for c in job.eligible]
-
-
-def test_some_hyperparameters_are_the_servers():
-    assert {
-        ("fed3r", "lam"),
-        ("fed3r-prior", "kappa"),
-        ("fedcgs", "gamma_shrink"),
-        ("gda", "alpha"),
-        ("afl", "clean"),
-    } <= set(FREE)
-    assert {"fed3r", "fed3r-prior", "fedcgs", "fedncm", "gda", "gh-ofl"} == set(ADDITIVE)
 
 
 @pytest.mark.parametrize(("name", "key"), FREE)
@@ -70,16 +56,6 @@ def test_uploads_do_not_depend_on_what_fit_does_not_read(name, key):
         changed = {**hp, key: other(method.hparam(key), hp[key])}
         for a, b in zip(uploads(name, hp), uploads(name, changed), strict=True):
             assert gap(a, b) == 0.0
-
-
-@pytest.mark.parametrize("name", ADDITIVE)
-def test_an_additive_upload_is_that_of_one_client_with_all_rows(name):
-    _, clients = federation()
-    hp = METHODS[name].resolve()
-    every = Rows("all", np.concatenate([c.train for c in clients]), clients[0].test)
-    (whole,) = uploads(name, hp, [every])
-    parts = uploads(name, hp)
-    assert gap(whole, {k: sum(p[k] for p in parts) for k in whole}) < 1e-12
 
 
 def test_weights_or_draws_of_clients_are_not_additive():
@@ -107,16 +83,15 @@ GRIDS = [
 
 
 @pytest.mark.parametrize(("name", "settings"), GRIDS)
-@pytest.mark.parametrize("points", [2, 5])
-def test_points_that_share_uploads_are_the_runs_alone(name, settings, points):
-    """Two points solve by Cholesky, and have the same bits; five by eigenvalues."""
+def test_points_that_share_uploads_are_the_runs_alone(name, settings):
+    """Five points solve by eigenvalues."""
     method = METHODS[name]
     data, clients = federation()
-    hps = [spread(method, method.resolve("paper", settings), 1.0 + 0.4 * g) for g in range(points)]
+    hps = [spread(method, method.resolve("paper", settings), 1.0 + 0.4 * g) for g in range(5)]
     found = run_points(method, hps, data, clients, rounds=1, dtype=torch.float64)
     for hp, out in zip(hps, found, strict=True):
         alone = run(method, hp, data, clients, rounds=1, dtype=torch.float64)
-        assert difference(out, alone) < (1e-10 if points > 2 else 1e-300)
+        assert difference(out, alone) < 1e-10
         assert out.traffic == alone.traffic
 
 
@@ -146,21 +121,6 @@ def test_shared_clients_fit_once(monkeypatch):
     assert len(calls) == 7 + 3 + 1
 
 
-def test_eigenvalues_solve_what_cholesky_solves_and_refuse_what_it_refuses():
-    g = torch.Generator().manual_seed(0)
-    X = torch.randn(30, 8, dtype=torch.float64, generator=g)
-    B = torch.randn(8, 3, dtype=torch.float64, generator=g)
-    A = X.mT @ X
-    for ridge in (0.0, 1e-6, 1.0, 1e6):
-        assert gap(solve(A, B, ridge), solve_spectrum(spectrum(A, B), ridge)) < 1e-12
-    X[:, 5] = X[:, 4]
-    A = X.mT @ X
-    for way in (lambda: solve(A, B, 0.0), lambda: solve_spectrum(spectrum(A, B), 0.0)):
-        with pytest.raises(FedcacheError, match="lam=0 is not positive definite") as caught:
-            way()
-        assert caught.value.code is Exit.FEDERATED
-
-
 def test_one_singular_ridge_of_a_grid_ends_alone():
     """Two equal features: lam = 0 fails, the other points do not."""
     data, clients = federation()
@@ -171,16 +131,3 @@ def test_one_singular_ridge_of_a_grid_ends_alone():
     assert [isinstance(out, FedcacheError) for out in found] == [False, True, False, False]
     alone = go("fed3r", {"lam": 1.0}, data, clients, rounds=1, participation=None)
     assert gap(found[2].server, alone.server) < 1e-10
-
-
-def test_methods_of_one_round_are_those_whose_papers_say_so():
-    closed = {"afl", "gda", "gh-ofl", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft",
-              "tofa"}  # fmt: skip
-    alone = {"central", "clip-zs", "fed-tip-proto", "flesd-cc", "non-fl", "tip-local"}
-    assert {name for name, method in METHODS.items() if method.one_shot} == closed | alone
-
-
-def test_text_that_the_server_alone_reads_is_sent_to_nobody():
-    prior, plain = (go(name, {}, rounds=1, participation=None).traffic for name in ("fed3r-prior", "fed3r"))
-    assert prior.down.tolist() == plain.down.tolist()
-    assert prior.up.tolist() == plain.up.tolist()

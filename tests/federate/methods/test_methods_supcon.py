@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from federation import federation, gap, go
+from federation import federation, go
 from method_calls import lanes, model_of
 
 from fedcache.federate.methods import supcon
@@ -34,35 +34,13 @@ def reference_supcon(z, y, tau):
     return sum(terms) / max(len(terms), 1)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_supcon_is_its_formula_whatever_the_padding(seed):
     y = torch.randint(0, 4, (9,), generator=torch.Generator().manual_seed(seed))
     z, expected = units(9, seed=seed), reference_supcon(units(9, seed=seed), y, 0.3)
     assert float(supervised_contrast(z, y, even(9), 0.3)) == pytest.approx(expected)
     padded = torch.cat([z, units(3, seed=99)]), torch.cat([y, y[:3]]), torch.cat([even(9), torch.zeros(3)])
     assert float(supervised_contrast(*padded, 0.3)) == pytest.approx(expected)
-
-
-def test_equal_embeddings_count_the_others():  # T-U1: log(B - 1), with two views log(2B - 1)
-    y = torch.tensor([0, 0, 1, 1, 2])  # the last row has no positive, so four anchors remain
-    assert float(supervised_contrast(units(1).expand(5, 5), y, even(5), 0.07)) == pytest.approx(math.log(4))
-    twice = supervised_contrast(units(1).expand(10, 5), torch.cat([y, y]), even(10), 0.07)
-    assert float(twice) == pytest.approx(math.log(9))
-
-
-def test_the_order_of_a_batch_does_not_matter():  # T-U2
-    y, order = torch.tensor([0, 1, 0, 2, 1, 0]), [3, 5, 0, 1, 4, 2]
-    a, b = (supervised_contrast(units(6)[rows], y[rows], even(6), 0.07) for rows in (list(range(6)), order))
-    assert float(a) == pytest.approx(float(b), abs=1e-12)
-
-
-def test_unique_labels_and_two_views_are_nt_xent():  # T-U3
-    B, tau = 7, 0.2
-    z = torch.cat([units(B), units(B, seed=1)])
-    sim = (z @ z.T / tau).masked_fill(torch.eye(2 * B, dtype=torch.bool), -torch.inf)
-    nt_xent = torch.nn.functional.cross_entropy(sim, (torch.arange(2 * B) + B) % (2 * B))
-    labels = torch.arange(B).repeat(2)
-    assert float(supervised_contrast(z, labels, even(2 * B), tau)) == pytest.approx(float(nt_xent))
 
 
 def test_a_batch_without_a_positive_has_no_loss_and_no_gradient():
@@ -78,26 +56,13 @@ def test_the_loss_is_scaled_by_tau_over_tau_base():  # T-U4: 1 at tau = 0.07
     p = {"P.W": torch.randn(5, 11, generator=g, dtype=torch.float64), "P.b": torch.zeros(5, dtype=torch.float64)}
     batch = {"x": units(8, 11), "y": torch.arange(8) % 3, "w": even(8)}
     z = torch.nn.functional.normalize(torch.relu(batch["x"] @ p["P.W"].T), dim=-1)
-    for settings, factor in (({}, 1.0), ({"tau": 0.35}, 5.0), ({"tau": 0.35, "tau_base": 0.35}, 1.0)):
-        tau = settings.get("tau", 0.07)
-        value = float(supcon.loss(p, batch, {}, lanes("supcon", {"dim": 5, "bn": False, **settings}))[0])
-        assert value == pytest.approx(factor * float(supervised_contrast(z, batch["y"], even(8), tau)))
     second = {**batch, "x2": units(8, 11, seed=3)}
     z2 = torch.nn.functional.normalize(torch.relu(second["x2"] @ p["P.W"].T), dim=-1)
-    both = float(supcon.loss(p, second, {}, lanes("supcon", {"dim": 5, "bn": False}))[0])
-    assert both == pytest.approx(reference_supcon(torch.cat([z, z2]), batch["y"].repeat(2), 0.07))
-
-
-def test_supcon_draws_the_rows_of_a_class_together():
-    data, clients = federation(sizes=(80,) * 4, per_client=4)
-    start, end = (
-        go("supcon", {"dim": 16, "lr": 0.01, "epochs": e}, data, clients, participation=None, rounds=10).states
-        for e in (0, 1)
-    )
-    for i, c in enumerate(clients):
-        z = [embed(Head("projection", dim=16), model_of(s[i]), data.x[c.train, 0])[0] for s in (start, end)]
-        before, after = (float(supervised_contrast(t, data.y[c.train], even(80), 0.07)) for t in z)
-        assert after < before - 0.3
+    views = torch.cat([z, z2])
+    for tau, base, factor in ((0.07, 0.07, 1.0), (0.35, 0.07, 5.0), (0.35, 0.35, 1.0)):
+        ctx = lanes("supcon", {"dim": 5, "bn": False, "tau": tau, "tau_base": base})
+        value = float(supcon.loss(p, second, {}, ctx)[0])
+        assert value == pytest.approx(factor * reference_supcon(views, batch["y"].repeat(2), tau))
 
 
 def test_supcon_deploys_its_own_prototypes():
@@ -123,18 +88,3 @@ def test_a_client_that_never_trained_has_prototypes_of_its_initial_projection():
     first = go("supcon", {"dim": 8, "epochs": 0}, data, clients, participation=None, rounds=1)
     assert absent
     assert [out.client_accuracy[i] for i in absent] == [first.client_accuracy[i] for i in absent]
-
-
-def test_supcon_does_not_know_the_other_clients():
-    data, clients = federation()
-    together = go("supcon", {"dim": 5}, data, clients, participation=None)
-    for i in (1, 5):
-        alone = go("supcon", {"dim": 5}, data, [clients[i]], participation=None)
-        assert gap(alone.states[0], together.states[i]) < 1e-12
-    assert together.server == {}
-    assert together.traffic.totals()["up"] == together.traffic.totals()["down"] == 0
-
-
-@pytest.mark.parametrize(("views", "stored", "word"), [("1", 4, "exact"), ("2", 1, "exact"), ("2", 4, "cached_views")])
-def test_two_stored_views_are_not_live_augmentation(views, stored, word):
-    assert go("supcon", {"views": views, "dim": 5}, *federation(views=stored), rounds=1).fidelity == word

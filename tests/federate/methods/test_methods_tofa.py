@@ -59,19 +59,6 @@ def test_the_posterior_is_that_of_all_rows_weighed_beside_the_own(prior):
     assert np.abs(made["b"].numpy() - b).max() < 1e-9 * np.abs(b).max()
 
 
-def test_without_own_rows_it_is_the_servers_and_without_the_others_the_clients_own():
-    everybody, ctx = sums_of(np.concatenate([c.train for c in CLIENTS]), {"power": 1.0})
-    none = {k: torch.zeros_like(t) for k, t in everybody.items()}
-    assert gap(tofa.posterior(everybody, none, ctx), tofa.posterior(everybody, None, ctx)) == 0.0
-    own, _ = sums_of(CLIENTS[1].train)
-    alone = tofa.posterior(everybody, own, lanes("tofa", {"power": 0.0}))
-    x, y = rows_of(CLIENTS[1])
-    W, b = discriminants(x, y, np.ones(len(x)))
-    assert np.abs(alone["W"].numpy() - W).max() < 1e-9 * np.abs(W).max()
-    assert (alone["b"].numpy() == MASKED).tolist() == (b == MASKED).tolist()
-    assert (b == MASKED).sum() == 3  # a client has three of six classes
-
-
 def test_one_row_a_class_is_the_nearest_mean():
     # The scatter is 0: P is a number times I, and every row is nearest to itself.
     first = np.array([np.flatnonzero(DATA.y.numpy() == c)[0] for c in range(C)])
@@ -152,12 +139,3 @@ def test_fusion_weighs_by_the_greatest_probabilities():
     for fusion, eta in (("adaptive", 0.6), ("half", 0.5), ("vision", 1.0), ("text", 0.0)):
         u = tofa.predict(down, own, None, x, lanes("tofa", {"fusion": fusion}, classes=2, width=2))
         assert gap(u, eta * own["b"][None]) < 1e-12
-
-
-def test_what_travels():
-    data = fitted(METHODS["tofa"], DATA)
-    M, sums = 8, D * (D + 1) // 2 + C * D + C
-    out = go("tofa", {}, data, CLIENTS, **EVERYONE)
-    assert out.traffic.up.tolist() == [sums + M * C] * 9
-    assert out.traffic.down.tolist() == [(M + 1) * C * D + sums] * 9  # all texts, T and everybody's sums
-    assert out.protocol == "personalised"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,50 +10,38 @@ import torch
 from federation import federation, fitted, gap, go, run, small
 from method_calls import lanes, model_of, single
 from methods_tried import tried
-from sklearn.datasets import load_digits
+from reference_steps import local_batches, mean_of
 
-from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.local_training import grads
-from fedcache.federate.methods import METHODS, fedpcl, fedproto
+from fedcache.federate.engine.context import generator
+from fedcache.federate.methods import METHODS, fedpcl, fedproto, fedprox
 from fedcache.federate.methods.central import lbfgs
 from fedcache.federate.methods.common import model
-from fedcache.testing.federation import TinyClient
 
 LINEAR = {"head": "linear", "opt": "sgd", "lr": 0.1, "momentum": 0.9, "wd": 1e-3, "batch": 16, "init": "shared"}
 
 
 def test_fedavg_of_linear_heads_is_local_sgd_then_the_weighted_mean():
     # An independent reference: torch.nn and torch.optim, a loop over clients, the engine's batch order.
-    from fedcache.federate.engine.context import generator
-
     data, clients = federation()
     out = go("fedavg", {**LINEAR, "epochs": 2}, data, clients, rounds=2, participation=None, seed=3)
-    start = go("fedavg", {**LINEAR, "epochs": 0}, data, clients, rounds=1, participation=None, seed=3).server
-    W, b = start["W"], start["b"]
+    w = go("fedavg", {**LINEAR, "epochs": 0}, data, clients, rounds=1, participation=None, seed=3).server
     for r in range(2):
-        locals_, sizes = [], []
+        ends = []
         for c in clients:
             layer = torch.nn.Linear(data.x.shape[2], data.classes).double()
-            layer.load_state_dict({"weight": W, "bias": b})
+            layer.load_state_dict({"weight": w["W"], "bias": w["b"]})
             solver = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
-            for epoch in range(2):
-                order = c.train[generator(3, "batch", r, c.name, epoch).permutation(len(c.train))]
-                for i in range(0, len(order), 16):
-                    rows = torch.from_numpy(order[i : i + 16])
-                    solver.zero_grad()
-                    torch.nn.functional.cross_entropy(layer(data.x[rows, 0]), data.y[rows]).backward()
-                    solver.step()
-            locals_.append((layer.weight.detach(), layer.bias.detach()))
-            sizes.append(len(c.train))
-        W = sum(n * w for n, (w, _) in zip(sizes, locals_, strict=True)) / sum(sizes)
-        b = sum(n * v for n, (_, v) in zip(sizes, locals_, strict=True)) / sum(sizes)
-    assert gap(out.server, {"W": W, "b": b}) < 1e-12
+            for rows in local_batches(c, r, 2, seed=3):
+                solver.zero_grad()
+                torch.nn.functional.cross_entropy(layer(data.x[rows, 0]), data.y[rows]).backward()
+                solver.step()
+            ends.append({"W": layer.weight.detach(), "b": layer.bias.detach()})
+        w = mean_of(ends, [len(c.train) for c in clients])
+    assert gap(out.server, w) < 1e-12
 
 
 def test_fedavg_has_the_layers_of_table_7_and_averages_running_statistics():
     # An independent reference: torch's layers and Adam; of 33 rows the last batch of one joins the one before it.
-    from fedcache.federate.engine.context import generator
-
     data, clients = federation(sizes=(20, 33, 7))
     settings = {"dim": 5, "batch": 16, "lr": 0.02, "wd": 1e-3}
     start = go("fedavg", {**settings, "epochs": 0}, data, clients, rounds=1, participation=None).server
@@ -76,43 +63,20 @@ def test_fedavg_has_the_layers_of_table_7_and_averages_running_statistics():
                 torch.nn.functional.cross_entropy(net(data.x[rows, 0]), data.y[rows]).backward()
                 solver.step()
             ends.append(net.state_dict())
-        w = {k: sum(len(c.train) * e[k] for c, e in zip(clients, ends, strict=True)) / 60 for k in names.values()}
-    for execution in ("sequential", "batched"):
-        out = go("fedavg", settings, data, clients, rounds=2, participation=None, execution=execution)
-        assert gap(out.server, {k: w[n] for k, n in names.items()}) < 1e-7  # fused Adam corrects its bias in float32
+        w = mean_of([{k: e[k] for k in names.values()} for e in ends], [20, 33, 7])
+    out = go("fedavg", settings, data, clients, rounds=2, participation=None)
+    assert gap(out.server, {k: w[n] for k, n in names.items()}) < 1e-7  # fused Adam corrects its bias in float32
     net.load_state_dict(w, strict=False)
     net.eval()
     right = [(net(data.x[c.test, 0]).argmax(-1) == data.y[c.test]).double().mean().item() for c in clients]
     assert out.client_accuracy.tolist() == right
 
 
-def test_adam_is_torchs_adam():
-    from fedcache.federate.engine.context import generator
-
-    data, clients = federation(sizes=(40,))
-    settings = {**LINEAR, "opt": "adam", "lr": 0.01, "epochs": 3}
-    for execution in ("sequential", "batched"):
-        out = go("fedavg", settings, data, clients, rounds=1, participation=None, execution=execution)
-        start = go("fedavg", {**settings, "epochs": 0}, data, clients, rounds=1, participation=None).server
-        layer = torch.nn.Linear(data.x.shape[2], data.classes).double()
-        layer.load_state_dict({"weight": start["W"], "bias": start["b"]})
-        solver = torch.optim.Adam(layer.parameters(), lr=0.01, weight_decay=1e-3)
-        for epoch in range(3):
-            order = clients[0].train[generator(0, "batch", 0, "client-0", epoch).permutation(40)]
-            for i in range(0, 40, 16):
-                rows = torch.from_numpy(order[i : i + 16])
-                solver.zero_grad()
-                torch.nn.functional.cross_entropy(layer(data.x[rows, 0]), data.y[rows]).backward()
-                solver.step()
-        assert gap(out.server, {"W": layer.weight.detach(), "b": layer.bias.detach()}) < 1e-12
-
-
-@pytest.mark.parametrize("opt", ["sgd", "adam"])
-@pytest.mark.parametrize("head", ["mlp", "linear"])
-@pytest.mark.parametrize("execution", ["sequential", "batched"])
-def test_one_client_of_fedavg_is_solo_bit_for_bit(opt, head, execution):  # T-S2
+@pytest.mark.parametrize(("opt", "head"), [("sgd", "linear"), ("adam", "mlp")])
+def test_one_client_of_fedavg_is_solo_bit_for_bit(opt, head):  # T-S2
     data, clients = federation(dtype=torch.float32)
-    one, keys = single(data, clients), {"dtype": torch.float32, "participation": None, "execution": execution}
+    one = single(data, clients)
+    keys = {"dtype": torch.float32, "participation": None}
     settings = {"opt": opt, "head": head, "lr": 0.01, "dim": 8, "init": "shared"}
     a, b = go("fedavg", settings, data, one, **keys), go("solo", settings, data, one, **keys)
     assert gap(a.server, b.states[0]) == 0.0
@@ -127,30 +91,19 @@ def test_solo_does_not_know_the_other_clients():  # T-S1
         assert gap(alone.states[0], together.states[i]) < 1e-12
 
 
-@pytest.mark.parametrize("execution", ["sequential", "batched"])
-@pytest.mark.parametrize("opt", ["sgd", "adam"])
-@pytest.mark.parametrize("head", ["mlp", "linear"])
-def test_fedprox_without_pull_is_fedavg_bit_for_bit(execution, opt, head):  # T-P1
+@pytest.mark.parametrize(("opt", "head"), [("sgd", "linear"), ("adam", "mlp")])
+def test_fedprox_without_pull_is_fedavg_bit_for_bit(opt, head):  # T-P1
     data, clients = federation(dtype=torch.float32)
     settings = {"opt": opt, "head": head, "lr": 0.01, "dim": 8}
-    keys = {"execution": execution, "dtype": torch.float32}
+    keys = {"dtype": torch.float32}
     a = go("fedprox", {**settings, "mu": 0.0}, data, clients, **keys)
     assert gap(a.server, go("fedavg", settings, data, clients, **keys).server) == 0.0
     assert gap(a.server, go("fedprox", {**settings, "mu": 0.5}, data, clients, **keys).server) > 0.0
 
 
-def test_a_strong_pull_holds_the_model():  # T-P2: mu = 1e6, lr < 1/mu
-    settings = {**LINEAR, "lr": 5e-7, "momentum": 0.0, "wd": 0.0, "mu": 1e6, "epochs": 5}
-    start = go("fedprox", {**settings, "epochs": 0}, rounds=1).server
-    assert gap(go("fedprox", settings, rounds=1).server, start) < 1e-4
-
-
 @pytest.mark.parametrize(("half", "pull"), [(True, 0.5), (False, 1.0)])
 def test_the_proximal_term_is_the_squared_distance(half, pull):
     # T-P3 and D-31: value mu/2 |w - w_g|^2 (or mu |w - w_g|^2), gradient exactly 0 at w = w_g.
-    from fedcache.federate.methods.common.model import ce_loss
-    from fedcache.federate.methods.fedprox import loss
-
     ctx = lanes("fedprox", {**LINEAR, "mu": 3.0, "prox_half": half})
     g = torch.Generator().manual_seed(0)
     down = {"W": torch.randn(6, 11, generator=g, dtype=torch.float64), "b": torch.zeros(6, dtype=torch.float64)}
@@ -160,42 +113,12 @@ def test_the_proximal_term_is_the_squared_distance(half, pull):
         "y": torch.arange(4),
         "w": torch.full((4,), 0.25).double(),
     }
-    extra = loss(p, batch, down, ctx)[0] - ce_loss(p, batch, down, ctx)[0]
+    extra = fedprox.loss(p, batch, down, ctx)[0] - model.ce_loss(p, batch, down, ctx)[0]
     assert float(extra) == pytest.approx(3.0 * pull * (66 * 0.01 + 6 * 0.04))
     at = {k: t.clone().requires_grad_() for k, t in down.items()}
-    pulled = torch.autograd.grad(loss(at, batch, down, ctx)[0], list(at.values()))
-    plain = torch.autograd.grad(ce_loss(at, batch, down, ctx)[0], list(at.values()))
+    pulled = torch.autograd.grad(fedprox.loss(at, batch, down, ctx)[0], list(at.values()))
+    plain = torch.autograd.grad(model.ce_loss(at, batch, down, ctx)[0], list(at.values()))
     assert all(torch.equal(a, b) for a, b in zip(pulled, plain, strict=True))
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedprox"])
-@pytest.mark.parametrize("execution", ["sequential", "batched"])
-def test_no_learning_rate_no_change(name, execution):  # T-A3, in float32
-    data, clients = federation(dtype=torch.float32)
-    settings = {"lr": 0.0, "opt": "sgd", "dim": 8, "bn": False}  # running statistics move without a step
-    keys = {"execution": execution, "dtype": torch.float32}
-    moved = go(name, settings, data, clients, rounds=3, **keys).server
-    start = go(name, {**settings, "epochs": 0}, data, clients, rounds=1, **keys).server
-    assert gap(moved, start) == 0.0
-
-
-def test_equal_clients_weigh_the_same():  # T-A1
-    data, clients = federation(sizes=(20,) * 9)
-    pair = (go("fedavg", {**LINEAR, "agg": agg}, data, clients).server for agg in ("weighted", "uniform"))
-    assert gap(*pair) < 1e-12
-
-
-def test_unequal_clients_do_not():
-    pair = (go("fedavg", {**LINEAR, "agg": agg}).server for agg in ("weighted", "uniform"))
-    assert gap(*pair) > 1e-6
-
-
-def test_identical_clients_are_one_client():  # T-A2, full batches
-    data, clients = federation(sizes=(30,))
-    twins = [replace(clients[0], name=f"twin-{i}") for i in range(4)]
-    settings = {**LINEAR, "batch": 64, "epochs": 3}
-    a, b = (go("fedavg", settings, data, group, participation=None) for group in (twins, clients))
-    assert gap(a.server, b.server) < 1e-12
 
 
 def test_without_its_distance_fedproto_trains_as_solo():  # T-O1
@@ -220,35 +143,9 @@ def test_the_distance_to_prototypes():  # T-O2, T-O3
     assert float(fedproto.proto_dist(z, y, w, bar, has, "mse")) == pytest.approx(float(sq) / 256)
     absent = fedproto.proto_dist(z, y, w, bar, torch.tensor([True, True, False, False]), "sq_l2")
     assert float(absent) == pytest.approx(float(((z - bar[y]) ** 2).sum(1)[[0, 2]].sum() / 3))
-
-
-@pytest.mark.parametrize(("preset", "least", "most"), [("paper", 0.1, math.inf), ("official", 0.0, 0.1)])
-def test_the_papers_distance_pulls_and_the_released_one_hardly_does(preset, least, most):  # D-73, D-78
-    # Four clients with their own half of the 8 x 8 digits' pixels dimmed, 10 rows of each class; after one round.
-    x, y = load_digits(return_X_y=True)
-    rows = np.concatenate([np.flatnonzero(y == c)[:40].reshape(4, 10) for c in range(10)], 1)
-    x = torch.from_numpy(x / 16.0)
-    for i, mine in enumerate(rows):
-        x[mine, 16 * i : 16 * i + 16] *= 0.5
-    data = Data(x[:, None], torch.from_numpy(y), 10, widths=(64,))
-    clients = [TinyClient(f"client-{i}", mine, np.arange(1700, 1720)) for i, mine in enumerate(rows)]
-    method = METHODS["fedproto"]
-    hp = method.resolve(preset)
-    out = run(method, hp, data, clients, rounds=1, dtype=torch.float64, execution="sequential")
-    share = []
-    for c, client in enumerate(clients):
-        ctx = lanes("fedproto", hp, classes=10, width=64)
-        batch = {"x": x[client.train[:32]], "y": data.y[client.train[:32]], "w": torch.full((32,), 1 / 32).double()}
-        p = {k: t for k, t in out.states[c].items() if k in model.names(hp)}
-        names = ("P.W", "P.b")
-        both, alone = (
-            grads(fedproto.loss, names, p, batch, out.server, replace(ctx, hp={**hp, "lambda_proto": v}))[0]
-            for v in (1.0, 0.0)
-        )
-        pull = math.hypot(*(float((a - b).norm()) for a, b in zip(both, alone, strict=True)))
-        share.append(pull / math.hypot(*(float(t.norm()) for t in alone)))
-    assert least <= min(share)
-    assert max(share) < most
+    # The paper's distance pulls, and the released one hardly does (D-73).
+    assert METHODS["fedproto"].resolve("paper")["protodist"] == "sq_l2"
+    assert METHODS["fedproto"].resolve("official")["protodist"] == "mse"
 
 
 def pcl_loss(settings, *, m=3, C=4, P=5, B=6, owned=None, seed=0):
@@ -298,7 +195,7 @@ def reference_pcl(p, batch, sets, counts, tau=0.07):
     return total / max(rows, 1)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_fedpcl_is_equations_5_to_10(seed):
     owned = torch.rand(3, 4, generator=torch.Generator().manual_seed(seed)) < 0.6
     value, p, batch, _, sets, counts = pcl_loss({}, owned=owned, seed=seed)
@@ -308,48 +205,9 @@ def test_fedpcl_is_equations_5_to_10(seed):
         assert value == pytest.approx(reference_pcl(p, batch, sets, counts))
 
 
-def test_hot_fedpcl_counts_classes():  # T-L2: 2 log 9 = 4.39445 for g+p at C = 10
-    assert pcl_loss({"tau": 1e9}, C=10)[0] == pytest.approx(4.39445, abs=1e-5)
-    assert pcl_loss({"tau": 1e9, "denominator": "include"}, C=10)[0] == pytest.approx(2 * math.log(10), abs=1e-6)
-
-
 def test_hot_released_fedpcl_counts_embeddings():  # T-L9: m log(2B - 1), summed over clients
     settings = {"tau": 1e9, "objective": "proto_anchor", "terms": "p", "lp_reduce": "sum", "views": "2"}
     assert pcl_loss(settings, m=3, B=6)[0] == pytest.approx(3 * math.log(11), abs=1e-6)
-
-
-@pytest.mark.parametrize("rule", ["weighted", "mean", "eq6"])
-def test_with_one_client_both_terms_are_one(rule):  # T-L3
-    g, p = (pcl_loss({"terms": t, "proto_agg": rule}, m=1)[0] for t in "gp")
-    assert g == p
-
-
-def test_padding_changes_nothing_when_everybody_owns_everything():  # T-L5
-    a, b = (pcl_loss({"pad": pad})[0] for pad in (True, False))
-    assert a == b
-
-
-def test_padding_is_idempotent():  # T-L5
-    owned = torch.tensor([[True, True, False], [False, True, False]])
-    ctx = lanes("fedpcl", {"dim": 5}, classes=3, clients=2)
-    _, _, _, down, _, counts = pcl_loss({}, m=2, C=3, owned=owned)
-    again = fedpcl.broadcast({"sets": down["sets"] * (counts > 0)[..., None], "counts": counts}, ctx)
-    assert gap(down, again) == 0.0
-    assert down["in"].tolist() == [[True, True, False]] * 2
-    assert torch.equal(down["sets"][1, 0], down["bar"][0])
-
-
-def test_the_order_of_clients_and_an_unowned_class_do_not_matter():  # T-L6, T-L10
-    owned = torch.tensor([[True, True, False, True], [False, True, True, True], [True, False, True, False]])
-    value, p, batch, _, sets, counts = pcl_loss({}, owned=owned)
-    order = [2, 0, 1]
-    ctx = lanes("fedpcl", {"dim": 5}, classes=4, clients=3, width=7)
-    moved = fedpcl.broadcast({"sets": sets[order], "counts": counts[order]}, ctx)
-    assert float(fedpcl.loss(p, batch, fedpcl.candidates(moved, ctx.hp), ctx)[0]) == pytest.approx(value, abs=1e-12)
-    wider = torch.nn.functional.pad(sets, (0, 0, 0, 1)), torch.nn.functional.pad(counts, (0, 1))
-    ctx = lanes("fedpcl", {"dim": 5}, classes=5, clients=3, width=7)
-    down = fedpcl.broadcast({"sets": wider[0], "counts": wider[1]}, ctx)
-    assert float(fedpcl.loss(p, batch, fedpcl.candidates(down, ctx.hp), ctx)[0]) == pytest.approx(value, abs=1e-12)
 
 
 def test_the_first_round_only_makes_prototypes():  # D-10
@@ -369,14 +227,6 @@ def test_stale_sets_are_kept():
         absent = [c for c in range(9) if c not in record.clients]
         assert torch.equal(old[absent], new[absent])
         assert not torch.equal(old[list(record.clients)], new[list(record.clients)])
-
-
-@pytest.mark.slow
-def test_fedpcl_learns():
-    data, clients = federation(sizes=(60,) * 5, per_client=4, tests=40)
-    before = go("fedpcl", {}, data, clients, rounds=1, participation=None).accuracy
-    after = go("fedpcl", {}, data, clients, rounds=30, participation=None).accuracy
-    assert after > before
 
 
 @pytest.mark.parametrize("official", tried(METHODS))
@@ -417,21 +267,18 @@ def test_the_lbfgs_probe_is_scikit_learns():
 
 @pytest.mark.parametrize(("kind", "variance"), [("gaussian", 1.0), ("laplace", 2.0)])
 def test_noise_has_the_mean_and_power_it_says(kind, variance):  # T-X3
-    from fedcache.federate.methods.fedpcl import draw, perturb
-
     ctx = lanes("fedpcl", {"noise": kind, "p": 0.2, "s": 0.3})
     x = torch.full((400, 500), 2.0, dtype=torch.float64)
-    noisy = perturb(x, draw([400], 500, ctx), ctx)
+    noisy = fedpcl.perturb(x, fedpcl.draw([400], 500, ctx), ctx)
     assert float(noisy.mean()) == pytest.approx(0.8 * 2.0, rel=0.03)
     assert float(noisy.var()) == pytest.approx(variance * 0.3**2, rel=0.03)
 
 
 @pytest.mark.parametrize("noise_on", ["proto", "features"])
 def test_no_noise_is_no_change(noise_on):  # T-X2
-    quiet = go("fedpcl", {"noise_on": noise_on, "p": 0.0, "s": 0.0, "dim": 5})
-    plain = go("fedpcl", {"dim": 5})
-    assert gap(quiet.server, plain.server) < 1e-12
-    assert gap(go("fedpcl", {"noise_on": noise_on, "dim": 5}).server, plain.server) > 0.0
+    plain = go("fedpcl", {"dim": 5}).server
+    assert gap(go("fedpcl", {"noise_on": noise_on, "p": 0.0, "s": 0.0, "dim": 5}).server, plain) < 1e-12
+    assert gap(go("fedpcl", {"noise_on": noise_on, "dim": 5}).server, plain) > 0.0
 
 
 def test_prototype_noise_is_on_what_leaves():  # D-20

@@ -54,8 +54,7 @@ def test_prompts_stand_beside_the_template_as_it_is(name):
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("clip-zs", {}), ("fedavg", {}), ("fedavg", {"head": "linear", "init": "zero"}), ("fedpcl", {}), ("fed3r", {}),
-        ("central", {}),
+        ("clip-zs", {}), ("fedavg", {}), ("fedavg", {"head": "linear", "init": "zero"}), ("fed3r", {}),
     ],
 )  # fmt: skip
 def test_what_does_not_start_from_texts_has_none(name, settings):

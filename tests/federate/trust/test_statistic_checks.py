@@ -125,22 +125,20 @@ def rows_for(name, which):
     return FEW if name in TRAINED or another_setting else ROWS
 
 
-HONEST = [(name, which, rows) for name, which in SENDING for rows in rows_for(name, which)]
-
-
-@pytest.mark.parametrize(("name", "which", "rows"), HONEST)
-def test_no_honest_client_is_rejected_whatever_rows_it_has(name, which, rows):
+@pytest.mark.parametrize(("name", "which"), SENDING)
+def test_no_honest_client_is_rejected_whatever_rows_it_has(name, which):
     # Clients of 1 to 64 rows with 3 of 6 classes, so some have one row of a class and none of others.
-    data, clients = federation(seed=which, dtype=torch.float32)
-    data = replace(data, x=ROWS[rows](data.x, data.y), longest_row=LONGEST.get(rows))
-    ups, declared = seen_uploads(name, SETTINGS[name][which], data, clients, dtype=torch.float32)
-    assert ups or SETTINGS[name][which].get("gamma") == 0.0  # whose own system is singular, which the client says
-    for up, n in ups:
-        if all(bool(torch.isfinite(t).all()) for t in up.values()):  # 16 bits do not hold all numbers
-            assert statistic_problem(declared, up, n, data.longest_row) is None
+    plain, clients = federation(seed=which, dtype=torch.float32)
+    for rows in rows_for(name, which):
+        data = replace(plain, x=ROWS[rows](plain.x, plain.y), longest_row=LONGEST.get(rows))
+        ups, declared = seen_uploads(name, SETTINGS[name][which], data, clients, dtype=torch.float32)
+        assert ups or SETTINGS[name][which].get("gamma") == 0.0  # whose own system is singular, which the client says
+        for up, n in ups:
+            if all(bool(torch.isfinite(t).all()) for t in up.values()):  # 16 bits do not hold all numbers
+                assert statistic_problem(declared, up, n, data.longest_row) is None, rows
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(5 if FULL else 2))
 @pytest.mark.parametrize("name", ["fed3r", "fedcgs", "gh-ofl"])
 def test_no_honest_client_of_many_rows_is_rejected(name, seed):
     draw = np.random.default_rng(seed)
@@ -152,15 +150,6 @@ def test_no_honest_client_of_many_rows_is_rejected(name, seed):
         assert len(ups) == 3
         for up, n in ups:
             assert statistic_problem(declared, up, n, None) is None
-
-
-@pytest.mark.parametrize("execution", ["sequential", "batched"])
-@pytest.mark.parametrize("name", ["fed3r", "fedcgs", "afl", "gda", "gh-ofl", "fedncm", "fedcof", "fedpft", "fedproto"])
-def test_an_honest_run_rejects_nobody(name, execution):
-    if execution not in METHODS[name].executions:
-        pytest.skip("no client axis")
-    out = go(name, small(name), execution=execution, trust=parse_policy(on_bad_update="reject"))
-    assert all(not r.diagnostics["rejected"] for r in out.records)
 
 
 def test_noise_that_breaks_a_gram_matrix_is_no_lie():
@@ -201,49 +190,46 @@ def told(kinds, changes=None, *, count=COUNT, rows=3.0, longest=None, ridge=0.0)
 
 
 LONGEST_OF_Z = math.sqrt(10.0)
+NOBODY = {"count": torch.tensor([0.0, 3.0], dtype=torch.float64)}
+"""Of class 0 no rows are counted."""
 WRONG = [
-    (("gram",), {"gram": -OWN["gram"]}, {}, "holds -10 where a sum of squares stands"),
-    (("gram",), {"gram": torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64)}, {}, "has the eigenvalue -1"),
-    (("gram",), {}, {"count": torch.zeros(2, dtype=torch.float64)}, "is not 0, and the upload counts no rows"),
-    (("gram",), {}, {"longest": 2.0}, "its trace is 16, and 3 rows that are no longer than 2 give at most 12"),
-    (("gram",), {}, {"ridge": 9.0}, "holds -3 where a sum of squares stands"),
-    (("gram", "class sums"), {"class sums": 2.0 * SUMS}, {}, "is too small: its trace is 16"),
+    (("gram",), {"gram": -OWN["gram"]}, {}, "-10"),
+    (("gram",), {"gram": torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64)}, {}, "eigenvalue -1"),
+    (("gram",), {}, {"count": torch.zeros(2, dtype=torch.float64)}, "not 0"),
+    (("gram",), {}, {"longest": 2.0}, "at most 12"),
+    (("gram",), {}, {"ridge": 9.0}, "-3"),
+    (("gram", "class sums"), {"class sums": 2.0 * SUMS}, {}, "its trace is 16"),
     # Trace and diagonal allow these sums; the matrix does not.
     (("gram", "class sums"), {"class sums": torch.tensor([[1.0, -3.0], [1.0, -1.0]], dtype=torch.float64)}, {},
-     "less the part of the sums in the same upload, has the eigenvalue"),
+     "eigenvalue"),
     (("gram", "class sums"), {"class sums": torch.tensor([[0.0, 6.0], [0.0, -6.0]], dtype=torch.float64)},
-     {"count": None}, "is smaller than the class sums in the same upload need"),
-    (("class sums",), {}, {"count": torch.tensor([0.0, 3.0], dtype=torch.float64)},
-     "is not 0 for class 0, of which the upload counts no rows"),
-    (("class sums",), {}, {"longest": 3.0}, "has for class 0 a sum that is too long: 3.16, and 1 rows"),
-    (("class sums",), {}, {"longest": 1.0, "count": None}, "has class sums that are together too long: 4.58"),
-    (("class sums", "sum"), {"sum": Z.sum(0) + 1.0}, {}, "differs from the sum of the class sums by 1.41"),
-    (("sum",), {}, {"longest": 1.0}, "is too long: 4, and 3 rows that are no longer than 1 sum to at most 3"),
-    (("squares",), {"squares": -OWN["squares"]}, {}, "holds -10 where a sum of squares stands"),
-    (("squares",), {}, {"longest": 2.0}, "is too large: 16 in sum, and 3 rows"),
-    (("squares", "class sums"), {"class sums": 2.0 * SUMS}, {}, "is smaller than the squares of the sums"),
-    (("class squares",), {}, {"longest": 3.0}, "is too large: 10 in sum, and 1 rows"),
-    (("class squares",), {}, {"count": torch.tensor([0.0, 3.0], dtype=torch.float64)}, "is not 0 where the upload"),
-    (("class squares", "class sums"), {"class squares": 0.9 * OWN["class squares"]}, {}, "is smaller than the squares"),
-    (("class grams",), {"class grams": -OWN["class grams"]}, {}, "of class 0 holds -9 where"),
-    (("class grams",), {}, {"longest": 3.0}, "of class 0 is too large: its trace is 10"),
-    (("class grams", "class sums"), {"class sums": SUMS.flip(0)}, {}, "of class 0 is no sum of z z'"),
-    (("class means",), {}, {"longest": 3.0}, "has a mean of length 3.16, and no row is longer than 3"),
+     {"count": None}, "smaller than the class sums"),
+    (("class sums",), {}, NOBODY, "class 0"),
+    (("class sums",), {}, {"longest": 3.0}, "3.16"),
+    (("class sums",), {}, {"longest": 1.0, "count": None}, "4.58"),
+    (("class sums", "sum"), {"sum": Z.sum(0) + 1.0}, {}, "1.41"),
+    (("sum",), {}, {"longest": 1.0}, "at most 3"),
+    (("squares",), {"squares": -OWN["squares"]}, {}, "-10"),
+    (("squares", "class sums"), {"class sums": 2.0 * SUMS}, {}, "smaller than the squares of the sums"),
+    (("class squares",), {}, {"longest": 3.0}, "10"),
+    (("class squares",), {}, NOBODY, "not 0"),
+    (("class squares", "class sums"), {"class squares": 0.9 * OWN["class squares"]}, {}, "smaller than the squares"),
+    (("class grams",), {"class grams": -OWN["class grams"]}, {}, "-9"),
+    (("class grams",), {}, {"longest": 3.0}, "its trace is 10"),
+    (("class grams", "class sums"), {"class sums": SUMS.flip(0)}, {}, "class 0"),
+    (("class means",), {}, {"longest": 3.0}, "3.16"),
     (("gram", "ridge solutions"), {"gram": OWN["gram"] + gram(torch.eye(2, dtype=torch.float64)),
-                                   "ridge solutions": 3.0 * OWN["ridge solutions"]}, {"ridge": 1.0},
-     "fits its rows with"),
-    (("mixture deviations", "mixture means"), {"mixture deviations": -OWN["mixture deviations"]}, {},
-     "holds a negative standard deviation (-1.2)"),
-    (("mixture deviations", "mixture means"), {}, {"longest": 1.0}, "has a variance of 2.88 over all features"),
-    (("mixture factors", "mixture means"), {"mixture factors": -OWN["mixture factors"]}, {},
-     "holds a negative number on the diagonal of a Cholesky factor (-0.5)"),
-    (("mixture factors", "mixture means"), {}, {"longest": 1.0}, "has a variance of 1.25"),
-    (("mixture means",), {}, {"longest": 3.0}, "has a mean of length 3.16"),
-    (("mixture weights",), {"mixture weights": -OWN["mixture weights"]}, {}, "holds a negative weight (-1)"),
-    (("mixture weights",), {"mixture weights": 2.0 * OWN["mixture weights"]}, {}, "sums to 2 for class 0, expected 1"),
-    (("mixture weights",), {}, {"count": torch.tensor([0.0, 3.0], dtype=torch.float64)}, "for class 0, expected 0"),
+                                   "ridge solutions": 3.0 * OWN["ridge solutions"]}, {"ridge": 1.0}, "fits"),
+    (("mixture deviations", "mixture means"), {"mixture deviations": -OWN["mixture deviations"]}, {}, "-1.2"),
+    (("mixture deviations", "mixture means"), {}, {"longest": 1.0}, "2.88"),
+    (("mixture factors", "mixture means"), {"mixture factors": -OWN["mixture factors"]}, {}, "-0.5"),
+    (("mixture factors", "mixture means"), {}, {"longest": 1.0}, "1.25"),
+    (("mixture means",), {}, {"longest": 3.0}, "3.16"),
+    (("mixture weights",), {"mixture weights": -OWN["mixture weights"]}, {}, "-1"),
+    (("mixture weights",), {"mixture weights": 2.0 * OWN["mixture weights"]}, {}, "sums to 2"),
+    (("mixture weights",), {}, NOBODY, "expected 0"),
 ]  # fmt: skip
-"""Kinds in an upload, what takes the place of some of them, what else differs, and what is said."""
+"""Kinds in an upload, what takes the place of some of them, what else differs, and a number or word of what is said."""
 
 
 @pytest.mark.parametrize(("kinds", "changes", "other", "said"), WRONG)
@@ -267,9 +253,10 @@ def test_every_kind_has_a_number_that_it_refuses():
 
 
 @pytest.mark.parametrize("kind", CHECKS)
-@pytest.mark.parametrize("factor", [1e150, -1e150])
-def test_numbers_whose_squares_overflow_are_answered(kind, factor):
+def test_numbers_whose_squares_overflow_are_answered(kind):
     kinds = {"ridge solutions": ("gram", kind), "mixture deviations": ("mixture means", kind),
              "mixture factors": ("mixture means", kind)}.get(kind, (kind, "class sums"))  # fmt: skip
-    told(dict.fromkeys(kinds), {k: factor * OWN[k] for k in kinds}, longest=1e200)
-    assert told(dict.fromkeys(kinds), {k: factor * OWN[k] for k in kinds}, longest=LONGEST_OF_Z) is not None
+    for factor in (1e150, -1e150):
+        large = {k: factor * OWN[k] for k in kinds}
+        told(dict.fromkeys(kinds), large, longest=1e200)
+        assert told(dict.fromkeys(kinds), large, longest=LONGEST_OF_Z) is not None

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
 from federation import difference, federation, fitted, go, run, run_points, scaled, small, tiny, wide
@@ -16,13 +15,12 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import UploadTensor
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.policy import parse_policy
-from fedcache.federate.trust.update_validation import UpdateValidation, _wrong_counts, counts_rows, largest
+from fedcache.federate.trust.update_validation import UpdateValidation, counts_rows, largest
 
 QUIET = {"solo", "supcon", "clip-zs", "local-prompt", "local-supervised", "min-local", "non-fl", "tip-local"}
 """Clients of these send nothing."""
 
 SENDING = [n for n, m in METHODS.items() if not m.central and n not in QUIET]
-ROWS = 12.0
 
 
 @cache
@@ -155,7 +153,8 @@ def liar(method, kind, victim, when=None):
     return replace(method, fit=fit)
 
 
-SERVED = [(n, execution) for n in SENDING for execution in METHODS[n].executions]
+SERVED = [(n, METHODS[n].executions[i % len(METHODS[n].executions)]) for i, n in enumerate(SENDING)]
+"""Every method once; its executions take turns."""
 
 
 @pytest.mark.parametrize(("name", "execution"), tried(SERVED))
@@ -166,7 +165,8 @@ def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_a
     settings = scaled({**small(name), **({"opt": "sgd", "lr": 0.05} if execution == "gram" else {})})
     known = {h.name for h in method.hparams}
     hp = method.resolve("paper", {k: v for k, v in settings.items() if k in known})
-    for kind in ("missing", "extra", "shape", "dtype", "nan", "huge"):
+    alone = ("no tensor", "nothing") if execution == "sequential" else ()
+    for kind in ("missing", "extra", "shape", "dtype", "nan", "huge", *alone):
         if kind == "huge" and name == "fedpft":
             continue  # its numbers are float16, which float64 adds any number of
         # A batch comes from one call, so its names and shapes are those of all its clients: here it is of one.
@@ -178,9 +178,8 @@ def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_a
         assert "ound 1" in str(error.value), kind
 
 
-@pytest.mark.parametrize("kind", ["missing", "extra", "shape", "dtype"])
-@pytest.mark.parametrize("name", ["fedavg", "fedproto"])
-@pytest.mark.parametrize("execution", ["batched", "gram"])
+@pytest.mark.parametrize("kind", ["missing", "shape"])
+@pytest.mark.parametrize(("name", "execution"), [("fedavg", "batched"), ("fedproto", "gram")])
 def test_a_malformed_batch_ends_every_point_of_a_grid_and_names_its_first_client(name, kind, execution):
     method = METHODS[name]
     data, clients = federation()
@@ -188,7 +187,7 @@ def test_a_malformed_batch_ends_every_point_of_a_grid_and_names_its_first_client
     points = run_points(liar(method, kind, 3), hps, data, clients, rounds=1, execution=execution)
     for point in points:
         assert isinstance(point, FedcacheError)
-        assert "Round 1: the upload of client 0 ('client-0') is refused: " in str(point)
+        assert "client 0 ('client-0')" in str(point)
 
 
 @pytest.mark.parametrize("execution", ["sequential", "batched", "gram"])
@@ -210,27 +209,23 @@ def test_who_counts_more_rows_than_it_holds_is_named_also_among_others(execution
     with pytest.raises(FedcacheError) as error:
         run(replace(method, fit=fit), hp, data, clients, rounds=1, execution=execution)
     assert error.value.code is Exit.FEDERATED
-    assert "Round 1: the upload of client 3 ('client-3') is refused: count counts 1" in str(error.value)
-    assert f" rows, and the client holds {len(clients[victim].train)}." in str(error.value)
+    assert "client 3 ('client-3')" in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("counts", "rows", "wrong"),
+    ("counts", "rows", "sound"),
     [
-        ([3.0002, 4.0], 7, ""),  # a ten-thousandth is rounding: up to 0.0003 of 3, and 0.0008 of a sum of 7
-        ([3.0004, 4.0], 9, "count holds 3.0004 rows, which is no whole number"),
-        ([2.9996, 4.0], 9, "count holds 2.9996 rows, which is no whole number"),
-        ([0.00009, 4.0], 4, ""),
-        ([0.0002, 4.0], 5, "count holds 0.0002 rows, which is no whole number"),
-        ([1000.05, 1000.05], 2000, ""),  # 2000.1 where 2000.3 is let pass
-        ([1001.0, 1000.0], 2000, "count counts 2001 rows, and the client holds 2000"),
-        ([1.0, -1.0], 5, "count holds a negative number of rows (-1)"),
-        ([math.inf, 1.0], 5, "count is not finite"),
+        ([3.0002, 4.0], 7, True),  # a ten-thousandth is rounding: up to 0.0003 of 3, and 0.0008 of a sum of 7
+        ([2.9996, 4.0], 9, False),
+        ([0.0002, 4.0], 5, False),
+        ([1000.05, 1000.05], 2000, True),  # 2000.1 where 2000.3 is let pass
+        ([1001.0, 1000.0], 2000, False),
+        ([1.0, -1.0], 5, False),
     ],
 )
-def test_numbers_of_rows_are_whole_and_no_more_than_there_are_up_to_rounding(counts, rows, wrong):
-    told = _wrong_counts("count", torch.tensor([[0.0, 1.0], counts], dtype=torch.float64), [1, rows])
-    assert told == ["", wrong]
+def test_numbers_of_rows_are_whole_and_no_more_than_there_are_up_to_rounding(counts, rows, sound):
+    up = {"count": torch.tensor(counts, dtype=torch.float64)}
+    assert (UpdateValidation(declared(up), 1).problem(up, rows) is None) == sound
 
 
 @pytest.mark.parametrize("name", tried(sorted(METHODS)))
@@ -270,21 +265,22 @@ def test_a_method_that_declares_nothing_is_checked_against_what_it_makes_of_nois
     method, how = METHODS["fedproto"], {"rounds": 2, "dtype": torch.float64}
     undeclared, hp = replace(method, uploads=None), method.resolve()
     assert difference(run(undeclared, hp, data, clients, **how), run(method, hp, data, clients, **how)) == 0.0
-    with pytest.raises(FedcacheError, match="lacks proto"):
+    with pytest.raises(FedcacheError, match="proto"):
         run(liar(undeclared, "missing", 1, when=1), hp, data, clients, execution="sequential", **how)
 
     def fit(_down, _state, data, _ctx):
         raise ValueError(f"{data.n} rows are too few")
 
-    with pytest.raises(FedcacheError, match="does not say what its clients send") as error:
+    with pytest.raises(FedcacheError) as error:
         run(replace(undeclared, fit=fit), hp, data, clients, **how)
     assert error.value.code is Exit.USAGE
     assert "uploads=" in error.value.hint
 
 
-@pytest.mark.parametrize("kind", ["nan", "inf", "huge", "shape", "extra", "missing", "dtype"])
-@pytest.mark.parametrize("name", ["fedavg", "fedproto", "fed3r", "fedncm"])
-@pytest.mark.parametrize("execution", ["sequential", "batched"])
+@pytest.mark.parametrize("kind", ["nan", "huge", "shape", "missing"])
+@pytest.mark.parametrize(
+    ("name", "execution"), [("fedavg", "sequential"), ("fedproto", "batched"), ("fed3r", "batched")]
+)
 def test_a_run_without_the_liar_is_the_run_in_which_it_is_rejected(name, kind, execution):
     data, clients = federation()
     method = METHODS[name]
@@ -297,51 +293,13 @@ def test_a_run_without_the_liar_is_the_run_in_which_it_is_rejected(name, kind, e
     assert all(torch.allclose(out.server[k].double(), t.double(), atol=1e-12) for k, t in without.server.items())
     rounds = 1 if method.one_shot else 2
     assert [r.diagnostics["rejected"] for r in out.records] == [1.0] * rounds
-    assert f"the upload of client 1 ({clients[1].name!r}) is rejected" in out.warnings[-1]
-
-
-@pytest.mark.parametrize("policy", [parse_policy(), parse_policy(max_update_norm=1e9)], ids=["default", "bounded"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_malformed_upload_ends_the_run_and_is_named(kind, policy):
-    data, clients = federation()
-    method = METHODS["fedavg"]
-    with pytest.raises(FedcacheError) as error:
-        run(
-            liar(method, kind, 1, when=1),
-            method.resolve(),
-            data,
-            clients,
-            rounds=3,
-            execution="sequential",
-            trust=policy,
-        )
-    assert error.value.code is Exit.FEDERATED
-    assert "client 1" in str(error.value)
-    assert clients[1].name in str(error.value)
-    assert "ound 2" in str(error.value)
-
-
-@pytest.mark.parametrize("execution", ["sequential", "batched", "gram"])
-def test_the_plain_path_refuses_what_is_not_finite_or_fits_with_nothing(execution):
-    data, clients = federation()
-    method = METHODS["fedavg"]
-    x = data.x.clone()
-    x[clients[2].train[0]] = math.nan
-    with pytest.raises(FedcacheError, match="client 2"):
-        run(
-            method,
-            method.resolve("paper", {"opt": "sgd", "lr": 0.1}),
-            replace(data, x=x),
-            clients,
-            rounds=1,
-            execution=execution,
-        )
+    assert f"client 1 ({clients[1].name!r})" in out.warnings[-1]
 
 
 def test_all_uploads_refused_ends_the_run_and_keeps_the_model():
     data, clients = federation()
     method = METHODS["fedavg"]
-    with pytest.raises(FedcacheError, match="all 8 uploads were refused"):
+    with pytest.raises(FedcacheError, match="all 8 uploads"):
         run(method, method.resolve(settings={"bn": False}), data, clients[:8], rounds=1, execution="sequential",
             trust=parse_policy(on_bad_update="reject", max_update_norm=1e-9))  # fmt: skip
 
@@ -369,8 +327,7 @@ def one_spoils(method, victim, error):
     return replace(method, fit=fit, aggregate=aggregate, uploads=uploads)
 
 
-NUMERICAL = [ValueError("pvals < 0"), FloatingPointError("underflow"), np.linalg.LinAlgError("no convergence"),
-             torch.linalg.LinAlgError("singular")]  # fmt: skip
+NUMERICAL = [ValueError("pvals < 0"), torch.linalg.LinAlgError("singular")]
 
 
 @pytest.mark.parametrize("error", NUMERICAL, ids=lambda error: type(error).__name__)
@@ -387,12 +344,12 @@ def test_no_numerical_error_leaves_the_servers_step(error, on_bad):
         without = [replace(c, train=c.train[:0]) if i == 3 else c for i, c in enumerate(clients)]
         assert difference(out, run(method, method.resolve(), data, without, trust=trust, **how)) < 1e-12
         assert out.records[0].diagnostics["rejected"] == 1.0
-        assert "the upload of client 3 ('client-3') is rejected: the server cannot aggregate" in out.warnings[-1]
+        assert "client 3 ('client-3')" in out.warnings[-1]
         return
     with pytest.raises(FedcacheError, match=str(error)) as caught:
         run(bad, method.resolve(), data, clients, trust=trust, **how)
     assert caught.value.code is Exit.FEDERATED
-    assert ("client 3 ('client-3') is refused" in caught.value.message) == (on_bad == "fail")
+    assert ("client 3 ('client-3')" in caught.value.message) == (on_bad == "fail")
 
 
 def test_a_server_that_keeps_a_place_for_each_client_takes_a_round_in_which_one_is_rejected():
@@ -406,11 +363,9 @@ def test_a_server_that_keeps_a_place_for_each_client_takes_a_round_in_which_one_
     assert all(float(out.server["counts"][i].sum()) == len(clients[i].train) for i in others)
 
 
-VALIDATED = ("fedavg", "fedproto", "fed3r", "fedpcl", "scaffold", "fedrep", "fst-cbdg")
-
-
 @pytest.mark.parametrize(
-    ("name", "execution"), [(name, execution) for name in VALIDATED for execution in METHODS[name].executions]
+    ("name", "execution"),
+    [("fedavg", "gram"), ("fedproto", "batched"), ("fed3r", "batched"), ("fedpcl", "gram"), ("fst-cbdg", "sequential")],
 )
 def test_validation_that_finds_nothing_changes_nothing(name, execution):
     settings = {"opt": "sgd", "lr": 0.05} if execution == "gram" else {}
@@ -418,16 +373,4 @@ def test_validation_that_finds_nothing_changes_nothing(name, execution):
     guarded = go(name, settings, execution=execution, trust=parse_policy(on_bad_update="reject"))
     assert difference(plain, guarded) < 1e-12
     assert plain.traffic == guarded.traffic
-    assert plain.server.keys() == guarded.server.keys()
     assert all(not r.diagnostics["rejected"] for r in guarded.records)
-
-
-def test_warnings_name_a_few_and_records_count_all():
-    data, clients = federation()
-    method = METHODS["fedavg"]
-    trust = parse_policy(attack="nan:0.4", on_bad_update="reject")
-    out = run(method, method.resolve(), data, clients, rounds=4, trust=trust)
-    assert len(out.attackers) == int(0.4 * len(clients))
-    assert sum(r.diagnostics["rejected"] for r in out.records) == 4 * len(out.attackers)
-    assert sum("rejected" in w for w in out.warnings) == 5
-    assert np.isfinite(out.accuracy)

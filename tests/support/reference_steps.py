@@ -1,0 +1,33 @@
+"""Local training written out, for references that share nothing with the engine but the order of the rows."""
+
+from __future__ import annotations
+
+import torch
+from method_calls import batches_of
+
+
+def local_batches(client, round_, epochs=1, *, size=16, seed=0):
+    """Rows of a client's batches in a round, over all epochs, in the engine's order."""
+    for epoch in range(epochs):
+        yield from batches_of(client, seed, round_, epoch, size=size)
+
+
+def gradient(objective, p):
+    """Gradient of a scalar function of a flat dict."""
+    at = {k: t.detach().requires_grad_() for k, t in p.items()}
+    return dict(zip(at, torch.autograd.grad(objective(at), list(at.values())), strict=True))
+
+
+def linear(p, x):
+    """Logits of a linear head."""
+    return x @ p["W"].T + p["b"]
+
+
+def linear_gradient(p, data, rows):
+    """Gradient of a linear head's mean cross-entropy on these rows."""
+    return gradient(lambda q: torch.nn.functional.cross_entropy(linear(q, data.x[rows, 0]), data.y[rows]), p)
+
+
+def mean_of(trees, sizes):
+    """Mean of dicts of tensors, weighed by ``sizes``."""
+    return {k: sum(n * t[k] for n, t in zip(sizes, trees, strict=True)) / sum(sizes) for k in trees[0]}
