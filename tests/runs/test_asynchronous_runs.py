@@ -116,6 +116,7 @@ def test_python_takes_the_same_words_and_tells_time_round_by_round(store: Path) 
     ("words", "why"),
     [
         (("--asynchronous", "0"), "--asynchronous"),
+        (("--asynchronous", "13"), f"{M} clients"),
         (("--asynchronous", "2", "--server-step", "0"), "--server-step 0"),
         (("--asynchronous", "2", "--staleness-power", "-1"), "--staleness-power -1"),
         (("--server-step", "0.5"), "--server-step"),

@@ -14,6 +14,7 @@ from command import fedcache, ok
 from pictures import folder
 
 from fedcache.config import Home
+from fedcache.runs import garbage
 from fedcache.runs.directory import write_result
 from fedcache.runs.garbage import find_garbage, remove
 from fedcache.store.lock import hold_lock
@@ -153,10 +154,11 @@ def test_unfinished_arrays_are_given_up_after_some_days_and_the_store_stays(own_
 def test_results_of_other_code_and_stores_of_other_content(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedcache.runs import garbage
-
     monkeypatch.setattr(garbage, "code_digest", lambda _method: "another")
-    assert list(listed("--kind", "old-runs").values()) == ["old-runs"]
+    for name, result in (("somebody's", {"method": "mine", "code": "c"}), ("unread", {"code": "c"})):
+        (home / "runs" / name).mkdir()
+        write_result(home / "runs" / name / "result.json", result)
+    assert list(listed("--kind", "old-runs").values()) == ["old-runs"], "one run is of a method that is here"
     assert listed() == {}
     (first,) = (home / "stores").glob("*.zarr")
     images = folder(tmp_path / "shapes", train=9, test=2)

@@ -101,6 +101,7 @@ def test_clients_are_in_the_order_of_names_or_named_by_an_index(tmp_path: Path) 
     by_name = fc.partition(store, pd.Series(clients, index=names))
     assert not any("order" in note for note in by_name.notes)
     assert rows_of_first_client(by_name) == list(range(10))
+    assert rows_of_first_client(fc.partition(store, pd.Series(clients), name="plain")) == list(range(10, 20))
     some = fc.partition(store, pd.Series(clients[:8], index=names[:8]), name="some")
     assert rows_of_first_client(some) == list(range(12, 20))
     for index, said in ((["n99", *names[1:]], "'n99'"), ([names[1], *names[1:]], "'n18', twice")):
@@ -165,6 +166,7 @@ def test_a_csv_may_say_the_split(store: fc.Store, tmp_path: Path) -> None:
         ({"a": ([0], [0])}, "trained and tested on"),
         ({"a": {"rows": [0]}}, "train"),
         (["a"] * 3, "40 rows"),
+        (lambda _store: 3, "3"),
         ([0.5] * ROWS, "Floats"),
     ],
 )
@@ -184,6 +186,7 @@ def test_what_is_no_partition_is_refused(store: fc.Store, clients: Any, said: st
         ("name,client\n00.png,a\n00.png,b\n", r"'00\.png' again"),
         ("name,client,split\n00.png,a,tset\n", "'test'"),
         ("name,client,split\n00.png,a,train\n", "0 to test on"),
+        ("name,client\n00.png\n", "1 fields"),
     ],
 )
 def test_a_wrong_csv_is_refused_with_its_line(store: fc.Store, tmp_path: Path, text: str | None, said: str) -> None:

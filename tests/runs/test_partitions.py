@@ -124,6 +124,8 @@ def test_a_scheme_and_its_clients_are_those_of_the_paper(
     heard, place = Heard(), store(domains=np.where(np.arange(40) % 4 < 2, "ink", "pen"))
     assert default_partition(METHODS[method], place, PartitionConfig(**config), domain, heard) == chosen
     assert [note.partition(":")[0] for note in heard.notes] == notes
+    wrong = PartitionConfig("dirichlt")
+    refused(default_partition, METHODS[method], place, wrong, domain, heard, match="'dirichlet'")
 
 
 def dealt(train: dict[str, Any], config: PartitionConfig, *, repartition: bool = False) -> tuple[Any, Any, list[str]]:

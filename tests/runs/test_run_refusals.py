@@ -220,6 +220,8 @@ def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(
         assert not saved
         assert "predict gives 2 scores" in said
     refused(UsageError, "predict gives 2 scores", lambda: save("client-1"))
+    monkeypatch.setattr(run_models, "collect", lambda *_: None)
+    assert save("client-1") == (False, [])
 
 
 def test_models_of_another_result_are_corruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

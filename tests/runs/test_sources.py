@@ -133,6 +133,16 @@ def test_a_store_elsewhere_is_completed_in_place(images: Path, tmp_path: Path, m
     assert not (Path(os.environ["FEDCACHE_HOME"]) / "stores").exists()
 
 
+def test_a_part_of_what_the_folder_held_before_is_not_offered(images: Path) -> None:
+    old = extract(images, "--backbones", "random-projection", "--limit", 24)
+    first = next(images.rglob("*.png"))
+    (first.parent / "another.png").write_bytes(first.read_bytes() + b"\0")
+    extract(images, "--backbones", "random-projection", "--limit", 8)
+    error = fedcache(*FED3R, "--dataset", f"folder:{images}", "--json").envelope["error"]
+    assert "8 images" in error["message"]
+    assert str(old) not in error["hint"]
+
+
 @pytest.mark.slow
 def test_a_part_of_a_dataset_is_neither_used_silently_nor_passed_over(images: Path) -> None:
     spec = f"folder:{images}"

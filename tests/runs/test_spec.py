@@ -32,6 +32,7 @@ def refused(match: str, call: Any, *args: Any) -> None:
     ("config", "kept"),
     [
         ({}, {}),
+        ({"attack": "none"}, {}),
         ({"on_bad_update": "fail"}, {}),  # what is done where nothing is said
         ({"byzantine": 0.4}, {}),  # the mean expects nobody
         ({"byzantine": 0.4, "aggregate": "median"}, {"byzantine": 0.4, "aggregate": "median"}),

@@ -26,6 +26,7 @@ from fedcache.runs.store_choice import (
     needed_arrays,
     pixel_recipe,
     to_extract,
+    train_example,
 )
 from fedcache.store.manifest import ArrayInfo
 
@@ -107,6 +108,8 @@ def test_a_method_of_features_takes_all_arrays_and_says_so() -> None:
     assert "a@16 + b@32" in note
     assert told("fedavg", store, "b", "a") == (["b@32", "a@16"], [])
     assert told("fedavg-scratch", store) == (["pixels@8"], [])
+    assert train_example(store) == "--method fed3r"
+    assert train_example(shelf("pixels@8")) == "--method fedavg-scratch"
 
 
 @pytest.mark.parametrize("method", ["clip-zs", "promptfl", "tpfl"])  # text features, a text tower, an image tower too
