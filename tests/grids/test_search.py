@@ -85,6 +85,7 @@ def test_the_size_of_a_space_and_its_points() -> None:
     [
         (Sampling("optuna:tqe"), {"lr": ("0.1", "1")}, "optuna"),
         (Sampling("optuna", pruner="hyperband"), {"lr": ("0.1", "1")}, "hyperband"),
+        (Sampling("optuna", trials=0), {"lr": ("0.1", "1")}, "at least 1"),
         (Sampling("grid", trials=3), {"lr": ("0.1", "1")}, "--trials"),
         (Sampling("random:2", pruner="asha"), {"lr": ("0.1", "1")}, "--pruner"),
         (Sampling("grid"), {"lr": ("log:1e-4..1",)}, "range"),
@@ -95,6 +96,7 @@ def test_the_size_of_a_space_and_its_points() -> None:
         (Sampling("optuna"), {"lr": ("log:0..1",)}, "above 0"),
         (Sampling("optuna"), {"batch": ("0.5..8",)}, "whole numbers"),
         (Sampling("optuna"), {"head": ("0..1",)}, "words"),
+        (Sampling("optuna"), {"aggregate": ("0..1",)}, "words"),
         (Sampling("optuna"), {"lrr": ("0.1..8",)}, "lrr"),
     ],
 )

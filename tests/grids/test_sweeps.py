@@ -25,6 +25,7 @@ from fedcache.grids.points import combinations, point_groups, split_key, typed_s
         ({"max_share": ["-0.1"]}, "'-0.1'"),
         ({"dp-noise": ["inf"]}, "'inf'"),
         ({"dp_seed": ["-1"]}, "'-1'"),
+        ({"max_rows_per_client": ["0"]}, "'0'"),
         ({"lr": []}, "lr has no values"),
         ({"seeds": ["0", "1"]}, "seeds"),
         ({"eval-every": ["1"]}, "eval-every"),

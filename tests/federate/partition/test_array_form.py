@@ -148,6 +148,7 @@ def setter(value, *keys):
         setter({"count": 10**12, "names": None}, "content", "clients"),
         setter({"count": 3, "names": ["a", "b", ""]}, "content", "clients"),
         setter({"count": 3, "names": ["a", "b", "b"]}, "content", "clients"),
+        setter({"count": 3}, "content", "clients"),
         setter("../x", "content", "scheme"),
         setter(1, "content", "more"),
         lambda head: head["arrays"].pop("test"),

@@ -228,6 +228,7 @@ def test_uneven_classes_bound_the_shards():
         ("iid", {"domain": "domain 1"}, "'domain 0'"),
         ("iid", {"domain": ["domain 0", "domain 0"]}, "twice"),
         ("iid", {"seed": -1}, "-1"),
+        ("iid", {"seed": 1.0}, "1.0"),
         ("iid", {"seed": 2**63}, "9223372036854775808"),
         ("feature-shift", {}, "domain"),
     ],
