@@ -137,6 +137,7 @@ def test_the_published_page_is_that_of_the_published_values() -> None:
         (("frozen-bench", "--only", "metod=fedavg"), "treatment"),
         (("frozen-bench", "--engine", "ray"), "--engine"),
         (("frozen-bench", "--backbones", "glyph-clop"), "glyph-clip"),
+        (("frozen-bench", "--on", "digist"), "digits"),
         (("frozen-bench", "-o", "nowhere/page.md"), "mkdir"),
     ],
 )

@@ -76,6 +76,8 @@ def test_equal_numbers_share_a_rank_and_say_nothing() -> None:
     assert one.tau == pytest.approx(kendalltau([50, 50, 40, 30], [80, 70, 70, 75]).statistic)
     (flat,) = orders(proxy(*(line(("x", m), p, Measurement(70.0, None, 1)) for m, p in (("A", 2.0), ("B", 1.0)))))
     assert flat.tau is None
+    assert "tau" not in flat.sentence()
+    assert "B and C" in one.sentence()
 
 
 def test_no_order_and_no_difference_where_they_mean_nothing() -> None:
