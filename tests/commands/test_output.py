@@ -16,17 +16,13 @@ from fedcache.errors import Exit, StoreError
 Told = pytest.CaptureFixture[str]
 
 
-def test_notes_and_warnings_are_lines_on_stderr_and_kept(capsys: Told) -> None:
-    observer = TerminalObserver()
+@pytest.mark.parametrize(("quiet", "err"), [(False, "a note\\x1b[2J\nwarning: careful\n"), (True, "")])
+def test_notes_and_warnings_are_lines_on_stderr_and_kept(capsys: Told, quiet: bool, err: str) -> None:
+    observer = TerminalObserver(quiet=quiet)
     observer.note("a note\x1b[2J")
     observer.warn("careful")
-    assert capsys.readouterr() == ("", "a note\\x1b[2J\nwarning: careful\n")
+    assert capsys.readouterr() == ("", err)
     assert (observer.notes, observer.warnings) == (["a note\x1b[2J"], ["careful"])
-    quiet = TerminalObserver(quiet=True)
-    quiet.note("a")
-    quiet.warn("b")
-    assert capsys.readouterr() == ("", "")
-    assert (quiet.notes, quiet.warnings) == (["a"], ["b"])
 
 
 def test_where_nobody_draws_a_line_is_printed_every_ten_seconds(capsys: Told, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,32 +73,29 @@ def test_a_terminal_is_told_after_a_while_that_a_silent_command_is_at_work(
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "message", "hint"),
+    ("error", "code", "said"),
     [
-        (StoreError("No store.", "Make one."), Exit.STORE, "No store.", "Make one."),
-        (KeyboardInterrupt(), Exit.INTERRUPTED, "Stopped at once.",
-         "Run the same command again: what it has kept is not computed again."),
-        (FileNotFoundError(2, "No such file or directory", "x.bin"), Exit.ENVIRONMENT,
-         "The system refused a file. x.bin: No such file or directory.",
-         "Check that the folder exists, is a folder, and may be written; df shows free space."),
-        (OSError("odd"), Exit.ENVIRONMENT, "The system refused a file. odd.",
-         "Check that the folder exists, is a folder, and may be written; df shows free space."),
-        (MemoryError(), Exit.ENVIRONMENT, "There is not enough memory.",
-         "Ask for less (a smaller dim, batch or number of clients), or run where there is more memory."),
+        (StoreError("No store.", "Make one."), Exit.STORE, "No store."),
+        (KeyboardInterrupt(), Exit.INTERRUPTED, "Stopped"),
+        (FileNotFoundError(2, "No such file or directory", "x.bin"), Exit.ENVIRONMENT, "x.bin"),
+        (OSError("odd"), Exit.ENVIRONMENT, "odd"),
+        (MemoryError(), Exit.ENVIRONMENT, "memory"),
     ],
-)  # fmt: skip
+)
 def test_an_error_is_told_as_one_that_a_user_can_act_on(
-    capsys: Told, error: BaseException, code: Exit, message: str, hint: str
+    capsys: Told, error: BaseException, code: Exit, said: str
 ) -> None:
     told = as_told(error)
-    assert (told.code, told.message, told.hint) == (code, message, hint)
+    assert told.code == code
+    assert said in told.message
+    assert told.hint
     assert capsys.readouterr() == ("", ""), "no traceback of what was thought of"
 
 
 def test_a_bug_has_a_traceback_and_says_where_to_report_it(capsys: Told) -> None:
     told = as_told(ZeroDivisionError("by zero"))
-    assert (told.code, told.message) == (Exit.BUG, "This is a bug in fedcache: ZeroDivisionError: by zero")
-    assert told.hint == "Please report it with the lines above and the output of `fedcache doctor`."
+    assert told.code == Exit.BUG
+    assert "fedcache doctor" in told.hint
     assert capsys.readouterr().err.endswith("ZeroDivisionError: by zero\n")
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,10 +15,11 @@ from pictures import folder
 from PIL import Image
 
 import fedcache as fc
-from fedcache.commands.options import pairs
+from fedcache.commands import backbones
 from fedcache.commands.predict import Answer, predictions_answer
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import CorruptionError, Exit, UsageError, memory_error
+from fedcache.errors import CorruptionError, UsageError, memory_error
+from fedcache.extract.backbones import Weights
 from fedcache.extract.extract_dataset import extract
 from fedcache.models.predictions import Prediction
 from fedcache.process import Stop
@@ -42,37 +42,24 @@ def store(images: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_point_that_diverges_fails_alone(store: Path) -> None:
-    words = ("grid", "--method", "fedavg", "--sweep", "lr=0.1,1e30,0.01", *IID, "--rounds", 2)
-    done = fedcache(*words, "--json")
+@pytest.mark.parametrize("how", [(), ("--aggregate", "trimmed:0.1", "--execution", "batched")], ids=["as one", "alone"])
+def test_a_point_that_diverges_fails_alone(store: Path, how: tuple[str, ...]) -> None:
+    words = ("grid", "--method", "fedavg", *IID, "--rounds", 2, *how, "--sweep")
+    done = fedcache(*words, "lr=0.1,1e30,0.01", "--json")
     assert done.code == 7, done.err
     assert done.envelope["status"] == "problem"
     assert [p["sweep"]["lr"] for p in done.data["points"]] == ["0.1", "0.01"]
     (failed,) = done.data["failed"]
     assert (failed["method"], failed["sweep"]) == ("fedavg", {"lr": "1e30"})
-    assert "round" in failed["message"]
     assert "learning rate" in failed["hint"]
     assert done.data["best"]["sweep"]["lr"] in ("0.1", "0.01")
-    shown = fedcache(*words)
+    shown = fedcache(*words, "lr=0.1,1e30,0.01")
     assert shown.code == 7
     (row,) = [line for line in shown.out.splitlines() if line.split()[:2] == ["fedavg", "1e30"]]
     assert row.split() == ["fedavg", "1e30", "failed"]
-    assert f"Failed: fedavg lr=1e30. {failed['message']}" in shown.out
-    assert "2 of them were there already" in shown.out
-    alone = fedcache("grid", "--method", "fedavg", "--sweep", "lr=1e30", *IID, "--rounds", 2, "--json")
+    alone = fedcache(*words, "lr=1e30", "--json")
     assert alone.code == 7
     assert alone.envelope["error"]["message"] == failed["message"]
-    with pytest.raises(fc.FedcacheError, match="in round") as info:
-        fc.grid("fedavg", store, None, lr=[0.1, 1e30], settings={"bn": False}, options={"rounds": 2})
-    assert info.value.code == 7
-
-
-def test_a_point_that_diverges_fails_alone_where_points_are_computed_one_by_one(store: Path) -> None:
-    words = ("grid", "--method", "fedavg", "--sweep", "lr=1e30,0.01", *IID, "--rounds", 2, "--aggregate", "trimmed:0.1")
-    done = fedcache(*words, "--execution", "batched", "--json")
-    assert done.code == 7, done.err
-    assert [p["sweep"]["lr"] for p in done.data["points"]] == ["0.01"]
-    assert [p["sweep"]["lr"] for p in done.data["failed"]] == ["1e30"]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +92,6 @@ def test_a_recipe_that_one_backbone_refuses_is_found_before_a_store_is_made(imag
     ("words", "name"),
     [
         (("train", "--method", "fedavg", "--domain", ","), "--domain"),
-        (("train", "--method", "fedavg", "--backbones", ","), "--backbones"),
         (("train", "--method", "fedavg", "--client-backbones", " , "), "--client-backbones"),
         (("grid", "--method", ","), "--method"),
         (("partition", "--scheme", "iid", "--domain", ","), "--domain"),
@@ -117,36 +103,6 @@ def test_a_list_that_names_nothing_is_refused(words: tuple[str, ...], name: str)
     done = fedcache(*words, "--json")
     assert done.code == 2
     assert done.envelope["error"]["message"].startswith(f"{name} '")
-    assert "names nothing" in done.envelope["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("seeds", "limit"),
-    [
-        ("0-99999999", "more than 10,000 seeds"),
-        ("0-9999,10000", "more than 10,000 seeds"),
-        ("18446744073709551616", "at most 999,999,999"),
-        ("5-1000000000", "at most 999,999,999"),
-        ("3-1", "not a list of seeds"),
-    ],
-)
-def test_seeds_out_of_range_are_told_the_limit(store: Path, seeds: str, limit: str) -> None:
-    done = fedcache("train", "--method", "fedncm", *IID, "--seeds", seeds, "--json")
-    assert done.code == 2
-    assert limit in done.envelope["error"]["message"]
-
-
-def test_seeds_may_be_as_large_as_is_said(store: Path) -> None:
-    assert ok("train", "--method", "fedncm", *IID, "--seeds", "999999999").data["seeds"] == [999_999_999]
-
-
-def test_lifts_are_named_alike_in_help_and_errors() -> None:
-    done = fedcache("train", "--method", "fedavg", "--lift", "duel", "--json")
-    assert done.code == 2
-    assert done.envelope["error"]["hint"] == "Known: auto, batched, gram, sequential"
-    shown = " ".join(fedcache("train", "--help").out.replace("│", " ").split())
-    assert "auto | sequential | batched | gram: how clients are computed" in shown
-    assert "--lift" not in fedcache("train", "--help").out, "the older name is hidden"
 
 
 def test_the_version_is_all_that_version_prints() -> None:
@@ -157,33 +113,24 @@ def test_the_version_is_all_that_version_prints() -> None:
 def test_two_names_of_one_option_that_differ_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "both.toml"
     file.write_text('[train]\nmethod = "fedavg"\nlift = "batched"\nexecution = "gram"\n')
-    done = fedcache("train", "--config", file, "--json")
-    assert done.code == 2
-    assert "gives execution twice" in done.envelope["error"]["message"]
-    for call in (
-        lambda: fc.train("fedavg", lift="batched", execution="gram"),  # type: ignore[call-arg]
-        lambda: fc.grid("fedavg", options={"lift": "batched", "execution": "gram"}),
-    ):
-        with pytest.raises(fc.FedcacheError, match="lift and execution are one option"):
-            call()
+    assert fedcache("train", "--config", file, "--json").code == 2
+    with pytest.raises(UsageError, match="lift and execution"):
+        fc.train("fedavg", lift="batched", execution="gram")  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="lift and execution"):
+        fc.grid("fedavg", options={"lift": "batched", "execution": "gram"})
 
 
 @pytest.mark.slow
-def test_images_of_several_sizes_are_refused_without_leaving_a_store(tmp_path: Path) -> None:
-    images = folder(tmp_path / "shapes", train=6, test=2)
+def test_images_of_several_sizes_are_refused_without_leaving_a_store(images: Path, tmp_path: Path) -> None:
     first = next(images.rglob("*.png"))
     Image.open(first).resize((9, 9)).save(first)
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", "pixels", "--workers", 0)
-    done = fedcache(*words, "--json")
-    assert done.code == 2
-    assert "Images differ in size" in done.envelope["error"]["message"]
+    assert fedcache(*words, "--json").code == 2
     assert ok("ls").data["entries"] == []
     assert ok(*words, "--recipe", "pixels:size=8").data["arrays"]
     made = ok("partition", "--scheme", "iid", "--clients", 2).data["name"]
     assert "--method fedavg-scratch" in fedcache("partition", "--scheme", "iid", "--clients", 2).out
-    shards = fedcache("shard", "--partition", made, "--out", tmp_path / "sites").out
-    assert "these hold none" in shards
-    assert "fedcache extract --dataset" in shards
+    assert "fedcache extract --dataset" in fedcache("shard", "--partition", made, "--out", tmp_path / "sites").out
 
 
 def test_a_report_of_runs_of_which_none_can_be_shown_is_an_error(store: Path, tmp_path: Path) -> None:
@@ -192,8 +139,7 @@ def test_a_report_of_runs_of_which_none_can_be_shown_is_an_error(store: Path, tm
     page = tmp_path / "page.html"
     done = fedcache("report", path.name, "-o", page, "--json")
     assert done.code == 5
-    assert "rounds.jsonl is not what was written." in done.envelope["error"]["message"]
-    assert not page.exists()
+    assert "rounds.jsonl" in done.envelope["error"]["message"]
     (path / "result.json").unlink()
     assert fedcache("report", path.name, "-o", page, "--json").code == 4
     assert fedcache("report", "-o", page, "--json").code == 4
@@ -222,14 +168,6 @@ def test_a_closed_pipe_ends_quietly(own_home: Path, words: tuple[str, ...], afte
 
 
 @pytest.mark.slow
-def test_a_closed_pipe_hides_no_error(own_home: Path) -> None:
-    code, _, err = piped(own_home, "| (exec <&-; sleep 1)", "inspect", "nowhere.zarr", "--json")
-    assert code == 4
-    assert "nowhere.zarr" in err
-    assert "Traceback" not in err
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize(
     "words", [("ls", "--json"), ("--version",), *(pytest.param(w, marks=FULL) for w in (("ls",), ("train", "--help")))]
@@ -243,9 +181,7 @@ def test_a_full_device_is_one_sentence(own_home: Path, words: tuple[str, ...]) -
 def test_what_does_not_fit_in_memory_is_no_bug(store: Path) -> None:
     done = fedcache("train", "--method", "fedavg", "--set", "dim=1000000000000", *IID, "--rounds", 1, "--json")
     assert done.code == 6, done.err
-    assert "TiB, an array of shape (1000000000000, " in done.envelope["error"]["message"]
-    assert "smaller dim" in done.envelope["error"]["hint"]
-    assert "Traceback" not in done.err
+    assert "TiB" in done.envelope["error"]["message"]
 
 
 def test_torch_running_out_of_memory_is_told_from_other_errors() -> None:
@@ -253,7 +189,6 @@ def test_torch_running_out_of_memory_is_told_from_other_errors() -> None:
         torch.empty(1 << 58, dtype=torch.uint8)
     told = memory_error(info.value)
     assert told is not None
-    assert told.code == 6
     assert str(1 << 58) in told.message
     gpu = memory_error(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 1 GiB."))
     assert gpu is not None
@@ -276,10 +211,8 @@ class Impatient(Silent):
             self.flag.ask()
 
 
-def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_go_on(images: Path, own_home: Path) -> None:
-    nothing = fedcache("verify", "--json")
-    assert nothing.code == 4
-    assert "There is no store under" in nothing.envelope["error"]["message"]
+def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_resume(images: Path, own_home: Path) -> None:
+    assert fedcache("verify", "--json").code == 4
     config = ExtractConfig(
         dataset=f"folder:{images}", backbones=("random-projection",), batch=4, chunk_rows=4, workers=0
     )
@@ -292,39 +225,32 @@ def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_go_on(imag
         done = fedcache(*words, "--json")
         assert done.code == 4
         error = done.envelope["error"]
-        assert error["message"].startswith("No finished extraction is remembered.")
         assert f"{entry['name']} (unfinished)" in error["message"]
-        assert f"fedcache inspect {entry['name']}" in error["hint"]
-    command = error["hint"].partition("To go on:  fedcache ")[2]
-    assert ok(*shlex.split(command)).data["arrays"][0]["kept_chunks"] > 0
+    command = error["hint"].rpartition("fedcache extract ")[2]
+    assert ok("extract", *shlex.split(command)).data["arrays"][0]["kept_chunks"] > 0
     assert ok("verify").data["problems"] == []
     own_home.joinpath("last.json").unlink()
     lost = fedcache("verify", "--json")
     assert lost.code == 4
-    assert lost.envelope["error"]["message"].endswith(f": {entry['name']}.")
-    assert "To go on" not in lost.envelope["error"]["hint"]
+    assert entry["name"] in lost.envelope["error"]["message"]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("reproduce", "list", "--rounds", 3), "list takes no --rounds"),
-        (("reproduce", "list", "-o", "t.md"), "list takes no --out"),
-        (("reproduce", "info", "fst-table4", "--only", "a=b", "--device", "cpu"), "info takes no --only, --device"),
-        (("train", "--method", "tip-local", "--set", "tau=0.1", "--set", "tau=0.2"), "--set tau is given twice"),
-        (("ingest", "x.npz", "--name", "../../x"), "'../../x' is not usable"),
-        (("ingest", "x.npz", "--name", ".x"), "'.x' is not usable"),
-        (("train", "--method", "fedavg,fedprox"), "'fedavg,fedprox' is not one method"),
-        (("grid", "--method", "fedavg", "--sweep", "lift=batched,gram"), "execution is the same for all points"),
-        (("reproduce", "nope"), "Unknown table or figure 'nope'."),
-        (("reproduce", "list", "fst-table4"), "list takes no name, got 'fst-table4'."),
-        (("reproduce", "fst-table4", "fst-table5"), "Two names: fst-table4 and fst-table5."),
-        (("reproduce", "fst-table4", "-o", "no/t.md"), "The directory no does not exist."),
-        (("partition",), "No scheme was named."),
-        (("train",), "No method was named."),
-        (("train", "--method", "fedavg", "--set", "lr"), "--set 'lr' is not key=value."),
-        (("train", "--method", "fedavg", "--set", "=0.1"), "--set '=0.1' is not key=value."),
-        (("train", "--method", "fedavg", "--set", "lr= "), "--set 'lr= ' is not key=value."),
+        (("reproduce", "list", "--rounds", 3), "--rounds"),
+        (("reproduce", "info", "fst-table4", "--only", "a=b", "--device", "cpu"), "--only, --device"),
+        (("reproduce", "nope"), "'nope'"),
+        (("reproduce", "list", "fst-table4"), "'fst-table4'"),
+        (("reproduce", "fst-table4", "fst-table5"), "fst-table4 and fst-table5"),
+        (("reproduce", "fst-table4", "-o", "no/t.md"), "no"),
+        (("train", "--method", "tip-local", "--set", "tau=0.1", "--set", "tau=0.2"), "--set tau"),
+        (("train", "--method", "fedavg,fedprox"), "'fedavg,fedprox'"),
+        (("train", "--method", "fedavg", "--set", "lr"), "--set 'lr'"),
+        (("train", "--method", "fedavg", "--set", "=0.1"), "--set '=0.1'"),
+        (("ingest", "x.npz", "--name", "../../x"), "'../../x'"),
+        (("ingest", "x.npz", "--name", ".x"), "'.x'"),
+        (("grid", "--method", "fedavg", "--sweep", "lift=batched,gram"), "execution"),
     ],
 )
 def test_what_would_be_ignored_or_misread_is_refused(words: tuple[object, ...], said: str) -> None:
@@ -341,23 +267,11 @@ def test_a_saved_partition_is_looked_for_before_anything_is_extracted(images: Pa
     assert not list(own_home.glob("stores/*"))
 
 
-@pytest.mark.parametrize(("name", "hint"), [("--sweep", "lr=0.1,0.01"), ("--set", "lr=0.1"), ("--recipe", "key=value")])
-def test_the_example_of_a_pair_is_one_of_its_option(name: str, hint: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        pairs(["x"], name)
-    assert (caught.value.message, caught.value.hint) == (f"{name} 'x' is not key=value.", f"For example {name} {hint}")
-    assert pairs(["a=1", " a = 2=3 "], name) == {"a": "2=3"}
-
-
 def test_rows_that_could_not_be_read_are_an_error_where_there_is_no_other() -> None:
     lost, read = Prediction("a.png", (), (), "torn"), Prediction("b.png", ("cat",), (0.5,))
-    for rows, said in (
-        ([lost], "a.png could not be read: torn."),
-        ([lost, replace(lost, name="c.png")], "None of 2 rows could be read; the first: a.png: torn."),
-    ):
-        with pytest.raises(CorruptionError) as caught:
+    for rows in ([lost], [lost, replace(lost, name="c.png")]):
+        with pytest.raises(CorruptionError, match=r"a\.png"):
             predictions_answer(told_of(rows), 1, None, calibrated=True)
-        assert caught.value.message == said
     found = predictions_answer(told_of([lost, read]), 1, None, calibrated=True)
     assert [row["name"] for row in found.data["rows"]] == ["a.png", "b.png"]
 
@@ -378,26 +292,17 @@ def test_rows_beyond_those_that_are_shown_are_counted_and_kept_only_for_json() -
 
 
 def test_weights_are_fetched_where_they_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedcache.commands import backbones
-    from fedcache.extract.backbones import Weights
-
-    missing, pulled = Weights(None, "", "not here", "timm/model.bin"), []
+    missing, found = Weights(None, "", "not here", "timm/model.bin"), Weights(Path("w.bin"), "ab" * 32, "fetched")
     monkeypatch.setattr(backbones, "locate", lambda *_, **__: missing)
-
-    def pull(backbone: Any, **_: Any) -> Weights:
-        pulled.append(backbone.name)
-        return Weights(Path("w.bin"), "ab" * 32, "fetched")
-
-    monkeypatch.setattr(backbones, "pull", pull)
+    monkeypatch.setattr(backbones, "pull", lambda *_, **__: found)
     done = ok("backbones", "pull", "clip-rn50")
-    assert pulled == ["clip-rn50"]
     assert done.data == {"name": "clip-rn50", "path": "w.bin", "sha256": "ab" * 32}
-    assert "Downloading timm/model.bin" in done.err
+    assert "timm/model.bin" in done.err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("words", [("runs", "list"), ("methods", "list"), ("--help",), ("new", "method", "mine")])
+@pytest.mark.parametrize("words", [("runs", "list"), ("--help",), ("new", "method", "mine")])
 def test_a_closed_stream_is_no_error_and_nothing_is_written_into_a_file(
     own_home: Path, closed: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,8 +312,3 @@ def test_a_closed_stream_is_no_error_and_nothing_is_written_into_a_file(
     assert "Traceback" not in err
     if words[0] == "new":
         assert Path("mine/pyproject.toml").read_text(encoding="utf-8").startswith("[build-system]")
-
-
-@pytest.mark.slow
-def test_an_error_with_stderr_closed_keeps_its_exit_code(own_home: Path) -> None:
-    assert piped(own_home, "2>&-", "report", "nothing-of-that-name")[0] == Exit.USAGE

@@ -46,33 +46,23 @@ def test_runs_are_listed_by_what_is_asked_for(three: dict[str, str]) -> None:
         (digest(three["lam"]), "fed3r", "lam=5"),
         (digest(three["ncm"]), "fedncm", ""),
     ]
-    assert [r["run"] for r in rows(fedcache("runs", "list", "--method", "fedn*"))] == [digest(three["ncm"])]
-    assert [r["run"] for r in rows(fedcache("runs", "list", digest(three["lam"])[:6]))] == [digest(three["lam"])]
-    assert fedcache("runs", "list", "--dataset", "other").err == "No run is so.\nfedcache runs list\n"
+    dataset, partition = (ok("runs", "list").data["entries"][0][key] for key in ("dataset", "partition"))
+    for query, names in (
+        (("--method", "fedn*"), ("ncm",)), ((digest(three["lam"])[:6],), ("lam",)), (("--dataset", "other"), ()),
+        (("method:fed3r",), ("plain", "lam")), (("method:*ncm",), ("ncm",)), ((f"dataset:{dataset}",), three),
+        ((f"partition:{partition}",), three), (("partition:iid",), three),
+    ):  # fmt: skip
+        found = [entry["path"] for entry in ok("runs", "list", *query).data["entries"]]
+        assert found == [three[name] for name in names], query
+    assert fedcache("compare", "method:fedavg").code == Exit.STORE
+    assert "method:fed3r" in fedcache("compare", "fed3r", "fedncm").err
     Path(three["lam"], "rounds.jsonl").write_text("{}")
     Path(three["ncm"], "result.json").unlink()
     states = {e["path"]: e["state"] for e in ok("runs", "list").data["entries"]}
     assert states == {three["plain"]: "finished", three["lam"]: "damaged", three["ncm"]: "unfinished"}
     (left,) = ok("runs", "list", "--state", "unfinished").data["entries"]
     assert (left["method"], left["accuracy"], left["backbones"]) == ("fedncm", None, ["mine"])
-    wrong = fedcache("runs", "list", "--state", "finish")
-    assert (wrong.code, wrong.err.splitlines()[0]) == (
-        Exit.USAGE,
-        "fedcache: Unknown --state 'finish'. Did you mean 'finished'?",
-    )
-
-
-@pytest.mark.slow
-def test_runs_are_named_by_method_dataset_and_partition(three: dict[str, str]) -> None:
-    dataset, partition = (ok("runs", "list").data["entries"][0][key] for key in ("dataset", "partition"))
-    for query, names in (("method:fed3r", ("plain", "lam")), ("method:*ncm", ("ncm",)), ("dataset:" + dataset, three),
-                         ("partition:" + partition, three), ("partition:iid", three)):  # fmt: skip
-        expected = [digest(three[name]) for name in names]
-        assert [r["run"] for r in rows(fedcache("runs", "list", query))] == expected, query
-    none = fedcache("compare", "method:fedavg")
-    assert (none.code, "is of method:fedavg" in none.err) == (Exit.STORE, True)
-    meant = fedcache("compare", "fed3r", "fedncm")
-    assert (meant.code, meant.err.splitlines()[-1]) == (Exit.USAGE, "method:fed3r   names the runs of that method")
+    assert fedcache("runs", "list", "--state", "finish").code == Exit.USAGE
 
 
 @pytest.mark.slow
@@ -81,10 +71,7 @@ def test_a_run_is_shown_with_the_settings_that_are_its_own(three: dict[str, str]
     assert told["settings"] == [{"setting": "set.lam", "value": "5", "default": "0.01"}]
     assert told["figures"]["accuracy"] == read_result(Path(three["lam"], "result.json"))["accuracy"]["mean"]
     assert {f["name"] for f in told["files"]} >= {"config.toml", "result.json", "models/seed-0.safetensors"}
-    shown = fedcache("runs", "show", three["plain"]).out
-    assert "all of them the method's own" in shown
-    again = told["again"].split()[1:]
-    assert ok(*again).data["reused"], "the command that is shown names this run"
+    assert ok(*told["again"].split()[1:]).data["reused"], "the command that is shown names this run"
 
 
 @pytest.mark.slow
@@ -94,36 +81,26 @@ def test_what_differs_between_runs_is_told_and_nothing_else(three: dict[str, str
     assert told["settings"] == {"set.lam": {first: "0.01", second: "5"}}
     assert "bytes up" not in told["figures"]
     assert told["figures"]["seconds"].keys() == {first, second}
-    three_of_them = fedcache("runs", "diff", *map(digest, three.values())).out.splitlines()
-    assert three_of_them[0].split("\t") == ["setting", *(f"{digest(p)[:8]} {m}" for p, m in zip(
-        three.values(), ("fed3r", "fed3r", "fedncm"), strict=True))]  # fmt: skip
     more = digest(ok("train", "fed3r", *IID, "--seeds", "0,1").data["path"])
-    told = fedcache("runs", "diff", digest(three["plain"]), more)
-    assert "bytes up, bytes down, seconds: sums over 1 and 2 seeds." in told.out.splitlines() + told.err.splitlines()
-    assert "bytes up, 2 seeds" in fedcache("runs", "show", more).out
-    alone = fedcache("runs", "diff", three["plain"], digest(three["plain"])[:7])
-    assert (alone.code, "names one run" in alone.err) == (Exit.USAGE, True)
+    assert "sums over 1 and 2 seeds" in fedcache("runs", "diff", digest(three["plain"]), more).out
+    assert fedcache("runs", "diff", three["plain"], digest(three["plain"])[:7]).code == Exit.USAGE
 
 
 @pytest.mark.slow
 def test_tags_find_runs_everywhere_and_change_no_digest(three: dict[str, str]) -> None:
+    pair = [three["plain"], three["ncm"]]
     before = {p: p.read_bytes() for p in Path(three["plain"]).glob("*.*")}
-    assert ok("runs", "tag", "base", digest(three["plain"])[:6], digest(three["ncm"])).data["runs"] == [
-        three["plain"], three["ncm"],
-    ]  # fmt: skip
+    assert ok("runs", "tag", "base", digest(three["plain"])[:6], digest(three["ncm"])).data["runs"] == pair
     assert {p: p.read_bytes() for p in before} == before
     assert ok("train", "fed3r", *IID).data["reused"], "a tagged run is whole"
-    assert [e["path"] for e in ok("runs", "list", "--tag", "base").data["entries"]] == [three["plain"], three["ncm"]]
-    assert len(ok("compare", "tag:base").data["comparisons"]) == 1
+    assert [e["path"] for e in ok("runs", "list", "--tag", "base").data["entries"]] == pair
     assert "lam=5" not in fedcache("compare", "tag:base").out
     assert rows(fedcache("runs", "tag"))[0]["runs"] == "2"
     ok("runs", "tag", "base", digest(three["ncm"]), "--remove")
     ok("runs", "tag", "other", "tag:base")
     assert ok("runs", "show", "tag:base").data["tags"] == ["base", "other"]
-    missing = fedcache("compare", "tag:nobody")
-    assert (missing.code, "there are base, other." in missing.err) == (Exit.STORE, True)
-    wrong = fedcache("runs", "tag", "two words", three["ncm"])
-    assert (wrong.code, "is no tag" in wrong.err) == (Exit.USAGE, True)
+    assert fedcache("compare", "tag:nobody").code == Exit.STORE
+    assert fedcache("runs", "tag", "two words", three["ncm"]).code == Exit.USAGE
 
 
 @pytest.mark.slow
@@ -132,20 +109,23 @@ def test_damaged_tags_are_named_wherever_runs_are_listed(three: dict[str, str]) 
         ok("runs", "tag", f"base-{run}", digest(three[run]))
     path, other = Path(three["plain"], "tags.json"), Path(three["ncm"], "tags.json")
     whole = path.read_bytes()
-    for damaged in (b"{", b"", b"\xff\x00", whole.replace(b"base", b"case"), other.read_bytes(), whole[:-1]):
+    for damaged in (b"{", b"", whole.replace(b"base", b"case"), other.read_bytes(), b'["base", "two"]\n'):
         path.write_bytes(damaged)
         shown = fedcache("runs", "show", three["plain"])
-        assert (shown.code, f"rm {path}" in shown.err) == (Exit.CORRUPT, True)
+        assert shown.code == Exit.CORRUPT
+        assert f"rm {path}" in shown.err
         (warning,) = ok("runs", "list").envelope["warnings"]
         assert f"rm {path}" in warning
         assert fedcache("runs", "list", "tag:base-ncm").code == Exit.CORRUPT
-    path.write_text('["base", "two"]\n')  # as an earlier release wrote it
-    shown = fedcache("runs", "show", three["plain"])
-    hint = f"rm {path} && fedcache runs tag base {path.parent.name} && fedcache runs tag two {path.parent.name}"
-    assert (shown.code, hint in shown.err) == (Exit.CORRUPT, True)
+    assert "fedcache runs tag base" in shown.err, "an earlier release wrote a plain list: how to keep its tags"
     path.write_bytes(whole)
     renamed = path.parent.rename(path.parent.with_name("my run"))
     assert ok("runs", "show", renamed).data["tags"] == ["base-plain"], "a directory of any name holds the same run"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.mark.slow
@@ -153,32 +133,18 @@ def test_runs_are_removed_after_a_question_or_with_yes(
     three: dict[str, str], own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = digest(three["lam"])
-    assert ok("train", "fed3r", "--set", "lam=5", *IID).data["reused"]
     board = own_home / "runs" / "tensorboard" / name
     (board / "seed-0").mkdir(parents=True)
     asked = fedcache("runs", "rm", name)
     assert (asked.code, asked.err.splitlines()[-1]) == (Exit.USAGE, f"fedcache runs rm {name} --yes")
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
-    assert fedcache("runs", "rm", name).out == "Nothing was removed.\n"
-    assert Path(three["lam"]).is_dir()
-    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
-    done = fedcache("runs", "rm", name)
-    assert done.out.startswith("Removed 1 run, ")
-    assert "Remove 1 run, " in done.err
-    assert not Path(three["lam"]).exists()
-    assert not board.exists()
-    noted = [p for p in (own_home / "digests").glob("*.json") if name in p.read_text()]
-    assert noted == [], "no noted answer names a run that is gone"
+    for answer, kept in (("n", True), ("y", False)):
+        monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
+        assert fedcache("runs", "rm", name).code == 0
+        assert Path(three["lam"]).exists() is board.exists() is kept
     assert ok("train", "fed3r", "--set", "lam=5", *IID).data["reused"] is False, "it is trained again"
-    mine = Path(three["ncm"], "notes.txt")
-    mine.write_text("mine")
+    Path(three["ncm"], "notes.txt").write_text("mine")
     told = ok("runs", "rm", three["ncm"], "--yes")
-    assert "notes.txt is not of the run, and stays." in told.envelope["warnings"][0]
+    assert "notes.txt" in told.envelope["warnings"][0]
     assert [p.name for p in Path(three["ncm"]).iterdir()] == ["notes.txt"]
     assert fedcache("runs", "rm", "--yes").code == Exit.USAGE, "nothing named is nothing removed"
 
@@ -196,8 +162,7 @@ def test_a_run_that_is_being_trained_is_not_removed(three: dict[str, str]) -> No
     folders = [Path(three["plain"]), Path(three["lam"])]
     with running(folders):
         assert [e["state"] for e in ok("runs", "list").data["entries"]] == ["running", "running", "finished"]
-        refused = fedcache("runs", "rm", *folders, "--yes")
-        assert (refused.code, "is being trained now" in refused.err) == (Exit.USAGE, True)
+        assert fedcache("runs", "rm", *folders, "--yes").code == Exit.USAGE
     assert all((folder / "result.json").is_file() for folder in folders)
     assert not any((folder / LOCK).exists() for folder in folders)
     (folders[0] / LOCK).touch()  # of a process that was killed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from command import fedcache, ok
 from fedcache.commands.train import list_ready_grids, swept_values
 from fedcache.commands.train_answers import grid_answer, plan_answer, result_lines
 from fedcache.errors import Exit, FedcacheError
+from fedcache.grids import result as grid_result
 from fedcache.grids.presets import find_preset, preset_names
 from fedcache.grids.result import Grid, LostPoint, Point
 from fedcache.runs.run import Run
@@ -40,27 +42,21 @@ def test_a_result_is_told_whole() -> None:
     measured = {"seconds": {"extract": 1.5, "train": 1234.5}}
     trust = {"aggregate": "median", "rejected": 3}
     watched = {"drift": 0.123456, "rejected": None}
-    assert result_lines(result(worst=0.25, trust=trust, diagnostics=watched), measured, "/runs/d") == [
-        "fedavg (paper, exact): accuracy 81.25 % +- 1.00 over 2 seeds",
-        "  one model on the global test rows; dirichlet, 100 clients, 10% a round, 20 rounds, batched",
-        "  macro-F1 50.00 %; 2 to 3.5 of 10 classes per client; 5,130 parameters trained (1,360,664 fixed)",
-        "  over clients mean 70.00, std 12.50 points, worst 10 % 25.00, worst 40 % 60.00, best 10 % 90.00",
-        "  sends 5,130 scalars per client and round (paper counts 5,000), receives 10,260",
-        "  Uploads taken together by median.",
-        "  3 uploads were rejected over all rounds and seeds.",
-        "  at the end drift 0.1235",
-        "  extract 1.50 s, train 1,234.50 s",
-        "  /runs/d",
-    ]
+    told = "\n".join(result_lines(result(worst=0.25, trust=trust, diagnostics=watched), measured, "/runs/d"))
+    for said in (
+        "81.25 % +- 1.00 over 2 seeds", "100 clients", "20 rounds", "50.00 %", "2 to 3.5 of 10 classes", "5,130",
+        "(1,360,664 fixed)", "mean 70.00", "worst 10 % 25.00", "worst 40 % 60.00", "best 10 % 90.00", "5,000",
+        "10,260", "median", "3 uploads", "drift 0.1235", "train 1,234.50 s", "/runs/d",
+    ):  # fmt: skip
+        assert said in told
 
 
-def test_a_result_at_chance_says_so_in_its_first_lines() -> None:
-    hp = {"lr": 0.001}
+@pytest.mark.parametrize(("accuracy", "said"), [(0.12, True), (0.16, False)])
+def test_a_result_at_chance_says_so_in_its_second_line(accuracy: float, said: bool) -> None:
     part = {**result()["partition"], "test_rows": 3044}
-    lines = result_lines(result(0.12, partition=part, hyperparameters=hp), {}, "/runs/d")
-    assert lines[1].startswith("  NO BETTER THAN CHANCE: a guess gives 10.00 % on these 3,044 test rows")
-    assert lines[2] == "  Next: the same command with a larger rate, --set lr=0.01"
-    assert result_lines(result(0.16, partition=part, hyperparameters=hp), {}, "/runs/d")[1].startswith("  one model")
+    lines = result_lines(result(accuracy, partition=part, hyperparameters={"lr": 0.001}), {}, "/runs/d")
+    assert ("NO BETTER THAN CHANCE" in lines[1]) is said
+    assert ("--set lr=0.01" in lines[2]) is said
 
 
 def test_what_a_result_lacks_is_left_out_or_explained() -> None:
@@ -70,33 +66,21 @@ def test_what_a_result_lacks_is_left_out_or_explained() -> None:
         classes_owned={"per_client": [4.0, 4.0]}, parameters={"trainable": 8, "fixed": None},
         fairness={"mean": 0.5, "std_pp": 0.0, "worst10": None, "worst40": None, "best10": None},
     )  # fmt: skip
-    assert result_lines(lacking, {}, "p") == [
-        "fedavg (paper, exact): accuracy - %",
-        "  each client's own model on all test rows, over clients; dirichlet, 100 clients, 10% a round, 20 rounds,"
-        " batched",
-        "  no accuracy: the scores of a model are not numbers, or nobody could be scored",
-        "  macro-F1 50.00 %; 4 of 10 classes per client; 8 parameters trained",
-        "  per domain   a 50.00  b 100.00",
-        "  over clients mean 50.00, std 0.00 points",
-        "  left out for want of scored clients: worst 10 % at least 10, worst 40 % at least 3, best 10 % at least 10",
-        "  sends 5,130 scalars per client and round (paper counts 5,000), receives 10,260",
-        "  p",
-    ]
-    unscored = {**lacking, "fairness": {"std_pp": None}}
-    assert not [line for line in result_lines(unscored, {}, "p") if "over clients mean" in line or "left out" in line]
+    told = "\n".join(result_lines(lacking, {}, "p"))
+    for said in ("accuracy - %", "no accuracy", "4 of 10 classes", "a 50.00  b 100.00", "left out"):
+        assert said in told
+    assert "fixed" not in told
+    unscored = "\n".join(result_lines({**lacking, "fairness": {"std_pp": None}}, {}, "p"))
+    assert "left out" not in unscored
 
 
 def test_a_plan_says_how_many_points_are_one_program() -> None:
     one = {"method": "fedavg", "points": 1, "points_at_once": 1, "execution": "batched", "clients_at_once": 7,
            "words": "needs 3 MB"}  # fmt: skip
     many = {**one, "points": 4, "points_at_once": 2, "execution": "gram"}
-    data = {"programs": [one, many]}
-    made = plan_answer(data)
-    assert made.data is data
-    assert made.lines == [
-        "fedavg: batched, 7 clients at once", "  needs 3 MB",
-        "fedavg 4 points: gram, 7 clients at once, 2 points at once", "  needs 3 MB",
-    ]  # fmt: skip
+    made = plan_answer({"programs": [one, many]})
+    assert made.lines[0] == "fedavg: batched, 7 clients at once"
+    assert made.lines[2] == "fedavg 4 points: gram, 7 clients at once, 2 points at once"
 
 
 def point(lr: str, mean: float | None, *, reused: bool = False, seconds: float | None = 2.0, **changes: Any) -> Point:
@@ -113,29 +97,20 @@ def test_a_grid_is_a_table_of_all_points_the_best_first() -> None:
     )
     made = grid_answer(done, ["lr"])
     (table,) = made.renderables
-    assert table.columns == ("method", "lr", "accuracy %", "std", "worst 10 %", "sends per round", "seconds")
-    assert table.right == table.columns[1:]
     assert [tuple(row) for row in table.rows] == [
         ("fedavg", "1", "75.00", "1.00", "-", "5,130", "-"),
         ("fedavg", "0.1", "50.00", "1.00", "25.00", "5,130", "2.00"),
         ("fedavg", "2", "-", "1.00", "-", "5,130", "2.00"),
         ("fedavg", "9", "failed", "", "", "", ""),
     ]
-    assert made.lines == [
-        "3 points, 1 of them was there already.",
-        "Highest test accuracy (not a choice): fedavg lr=1  75.00 %",
-        "worst 10 % needs at least 10 scored clients; - has fewer.",
-        "Damaged, left out: fedavg lr=3. result.json is not what was written.", "  --fresh",
-        "Failed: fedavg lr=9. The loss is not a number.", "  Lower the learning rate.",
-    ]  # fmt: skip
+    assert "1 of them" in made.lines[0]
+    assert "lr=1  75.00 %" in made.lines[1]
+    assert any("fedavg lr=3" in line for line in made.lines)
+    assert any("fedavg lr=9" in line for line in made.lines)
     assert made.code is Exit.CORRUPT
-    words = "highest test accuracy (not a choice)"
-    assert made.data["best"] == {"method": "fedavg", "sweep": {"lr": "1"}, "digest": "d" * 64, "chosen_by": words}
+    assert (made.data["best"]["method"], made.data["best"]["sweep"]) == ("fedavg", {"lr": "1"})
     assert (made.data["reused"], len(made.data["points"])) == (1, 3)
-    assert (
-        repr(done)
-        == "Grid(3 points, 2 without a result, highest test accuracy (not a choice): fedavg lr=1, 0.7500 +- 0.0100)"
-    )
+    assert repr(done).startswith("Grid(3 points, 2 without a result")
 
 
 def test_a_grid_shows_no_spread_where_every_seed_gives_the_same() -> None:
@@ -169,15 +144,12 @@ def test_a_grid_chooses_by_validation_where_test_accuracy_would_choose_another()
     assert [tuple(row)[1:4] for row in table.rows] == [
         ("2", "70.00", "60.00"), ("3", "70.00", "70.00"), ("1", "40.00", "90.00"), ("4", "-", "80.00"),
     ]  # fmt: skip
-    assert made.lines[1] == "Chosen by validation accuracy: fedavg lr=2  70.00 %, on test rows 60.00 %"
-    assert made.data["best"]["chosen_by"] == "chosen by validation accuracy"
+    assert "fedavg lr=2  70.00 %" in made.lines[1]
     assert made.data["best"]["sweep"] == {"lr": "2"}
-    assert repr(done) == "Grid(4 points, chosen by validation accuracy: fedavg lr=2, 0.6000 +- 0.0100)"
     assert "<th>validation</th>" in done._repr_html_()
     assert done.frame()["validation"].tolist()[:3] == [0.4, 0.7, 0.7]
     some = Grid([*done.points, point("5", 0.8, worst=0.5)])
     assert some.best().sweep == {"lr": "1"}, "one without such rows, and none is chosen by them"
-    assert some.chosen_by == "highest test accuracy (not a choice)"
 
 
 @pytest.mark.parametrize("order", [("10", "9", "auto", "0.5"), ("0.5", "auto", "9", "10")])
@@ -185,58 +157,41 @@ def test_a_tie_is_named_and_broken_alike_however_the_sweep_is_written(order: tup
     figures = {"10": 0.7, "9": 0.7 + 1e-16, "auto": 0.7, "0.5": 0.4}
     done = Grid([validated(lr, 0.6, figures[lr]) for lr in order])
     assert [p.sweep["lr"] for p in done.ranked()] == ["9", "10", "auto", "0.5"]
-    tie = "3 points tie at 70.00 %; fedavg lr=9 is taken, the first by method and settings, numbers ascending, " \
-          "then words."  # fmt: skip
     made = grid_answer(done, ["lr"])
-    assert made.lines[2] == made.data["best"]["tie"] == tie
-    assert next(row[1] for row in made.renderables[0].rows) == "9"
+    assert made.lines[2] == made.data["best"]["tie"] == done.tie
+    assert made.lines[2].startswith("3 points tie at 70.00 %; fedavg lr=9")
     assert [p.sweep for p in done.chosen()] == [{"lr": "9"}]
     alone = Grid([validated("1", 0.6, 0.7), validated("2", 0.6, 0.4)])
     assert alone.tie is None
-    assert "tie" not in alone.to_dict()["best"]
 
 
 def test_a_grid_without_tails_has_no_column_for_them() -> None:
     none = grid_answer(Grid([point("1", 0.5)]), ["lr"])
     assert "worst 10 %" not in none.renderables[0].columns
-    assert none.lines[-1] == "worst 10 % needs at least 10 scored clients."
     every = grid_answer(Grid([point("1", 0.5, worst=0.5)]), ["lr"])
-    assert every.lines == [
-        "1 point, 0 of them were there already.",
-        "Highest test accuracy (not a choice): fedavg lr=1  50.00 %",
-    ]
+    assert len(every.lines) == len(none.lines) - 1 == 2
     assert every.code is Exit.OK
-    assert (
-        repr(Grid([point("1", None)])) == "Grid(1 point, highest test accuracy (not a choice): fedavg lr=1, not scored)"
-    )
-    assert repr(Grid([], failed=[LostPoint("solo", {}, "", "")])) == "Grid(0 points, 1 without a result)"
+    assert repr(Grid([point("1", None)])).endswith("not scored)")
 
 
-@pytest.mark.parametrize(
-    ("simulation", "epsilon", "line"),
-    [
-        (True, None, "Simulated privacy of each client over all 2 points (4 seeds): no bound for delta 1e-05."),
-        (False, 2.345, "Privacy of each client over all 2 points (4 seeds): epsilon 2.35 for delta 1e-05."),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("simulation", "epsilon", "said"), [(True, None, "Simulated"), (False, 2.345, "2.35")])
 def test_a_grid_says_what_noise_costs_together(
-    monkeypatch: pytest.MonkeyPatch, simulation: bool, epsilon: float | None, line: str
+    monkeypatch: pytest.MonkeyPatch, simulation: bool, epsilon: float | None, said: str
 ) -> None:
-    from fedcache.grids import result
-
     asked: list[Any] = []
 
     def epsilons(spent: Any, delta: float) -> dict[str, float | None]:
         asked.extend([(s.noise, s.share, s.rounds) for s in spent] + [delta])
         return {"epsilon_pld": epsilon, "epsilon_rdp": None}
 
-    monkeypatch.setattr(result, "epsilons", epsilons)
-    monkeypatch.setattr(result, "counted_share", lambda cost: cost["share"])
+    monkeypatch.setattr(grid_result, "epsilons", epsilons)
+    monkeypatch.setattr(grid_result, "counted_share", lambda cost: cost["share"])
     cost = {"noise": 2.0, "share": 0.5, "rounds": 10, "seeds": 2, "delta": 1e-4, "simulation": simulation}
-    trust = [{"privacy": {**cost, "delta": delta}} for delta in (1e-4, 1e-5)]
+    points = [point(str(delta), 0.5, trust={"privacy": {**cost, "delta": delta}}) for delta in (1e-4, 1e-5)]
     silent = point("7", 0.1, trust={"privacy": {**cost, "noise": 0.0}})
-    made = grid_answer(Grid([point(str(i), 0.5, trust=t) for i, t in enumerate(trust)] + [silent]), ["lr"])
-    assert line in made.lines
+    made = grid_answer(Grid([*points, silent]), ["lr"])
+    (line,) = (line for line in made.lines if "2 points (4 seeds)" in line)
+    assert said in line
     assert asked[:3] == [(2.0, 0.5, 20), (2.0, 0.5, 20), 1e-5]
 
 
@@ -256,32 +211,15 @@ def test_sweeps_take_the_place_of_those_of_a_ready_grid() -> None:
 def test_a_method_that_is_not_there_is_refused_before_its_sweeps_are_read() -> None:
     done = fedcache("grid", "--method", "fedavgg", "--sweep", "nothing=1", "--json")
     assert done.code == Exit.USAGE
-    assert "Did you mean 'fedavg'" in done.envelope["error"]["message"]
-    none = fedcache("grid", "--sweep", "lr=1", "--json").envelope["error"]
-    assert none["message"] == "No method was named."
-    assert none["hint"] == "For example fedcache grid fedavg --sweep lr=0.1,0.01"
+    assert "'fedavg'" in done.envelope["error"]["message"]
+    assert fedcache("grid", "--sweep", "lr=1", "--json").code == Exit.USAGE
 
 
 def test_the_ready_grids_are_listed_with_their_points() -> None:
     grids = {g["name"]: g for g in ok("grid", "--ready", "list").data["grids"]}
-    answer = list_ready_grids()
-    (table,) = answer.renderables
-    rows = {row[0]: row for row in table.rows}
-    assert rows.keys() == grids.keys()
+    (table,) = list_ready_grids().renderables
+    assert [row[0] for row in table.rows] == list(grids)
     for name, grid in grids.items():
-        runs = len(grid["methods"])
-        for values in grid["sweep"].values():
-            runs *= len(values)
-        assert grid["points"] == runs
+        points = math.prod([len(grid["methods"]), *map(len, grid["sweep"].values())])
+        assert grid["points"] == points
         assert grid["command"] == f"fedcache grid --ready {name}"
-        swept = [f"{key}={','.join(values)}" for key, values in grid["sweep"].items()]
-        assert rows[name] == (
-            name,
-            grid["title"],
-            grid["paper"],
-            " ".join([",".join(grid["methods"]), *swept]),
-            str(runs),
-        )
-    assert answer.lines == [
-        "Run one:  fedcache grid --ready local-losses   (methods, sweeps and all other options take its place)"
-    ]

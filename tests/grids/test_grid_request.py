@@ -12,7 +12,15 @@ import pytest
 from heard import Heard
 
 from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
-from fedcache.errors import CorruptionError, Exit, FedcacheError, FederatedRunError, StoppedError, StoreError
+from fedcache.errors import (
+    CorruptionError,
+    Exit,
+    FedcacheError,
+    FederatedRunError,
+    StoppedError,
+    StoreError,
+    UsageError,
+)
 from fedcache.grids import train_grid
 from fedcache.grids.points import combinations, partition_of_point, point_groups, values_of_place
 from fedcache.grids.request import GridRequest, request_grid
@@ -60,20 +68,14 @@ def test_a_swept_scheme_is_laid_over_that_of_all_points() -> None:
 
 
 def test_where_results_lie_and_what_is_allowed_is_taken_over(tmp_path: Path) -> None:
-    plain = requested(["fedavg"], {"lr": ["1", "2", "3"]})
-    assert (plain.runs, plain.repartition, plain.extract, plain.fresh, plain.exact) == (
-        HOME.runs,
-        False,
-        True,
-        False,
-        False,
-    )
+    sweeps = {"lr": ["1", "2", "3"]}
+    plain = requested(["fedavg"], sweeps)
+    assert plain.runs == HOME.runs
     assert plain.partition == PartitionConfig()
-    chosen = requested(["fedavg"], {"lr": ["1", "2", "3"]}, runs=tmp_path, repartition=True, extract=False, fresh=True,
-                       exact=True, sampler="random:2", partition=PartitionConfig("iid"))  # fmt: skip
-    assert (chosen.runs, chosen.repartition, chosen.extract, chosen.fresh, chosen.exact) == (
-        tmp_path, True, False, True, True,
-    )  # fmt: skip
+    given: dict[str, Any] = {"runs": tmp_path, "repartition": True, "extract": False, "fresh": True, "exact": True}
+    chosen = requested(["fedavg"], sweeps, **given, sampler="random:2", partition=PartitionConfig("iid"))
+    for name, value in given.items():
+        assert getattr(chosen, name) == value != getattr(plain, name)
     assert len(chosen.points) == 2
     assert chosen.partition.scheme == "iid"
 
@@ -84,12 +86,9 @@ def test_points_that_differ_in_floats_alone_are_one_group() -> None:
 
 
 def test_a_point_that_uploads_do_not_allow_is_named_before_any_is_run() -> None:
-    with pytest.raises(FedcacheError) as caught:
-        requested(["fedavg"], {"aggregate": ["mean", "krum"], "clients": ["9", "3"]},
-                  config=TrainConfig(participation="all", byzantine=0.4))  # fmt: skip
-    assert caught.value.code is Exit.USAGE
-    assert caught.value.message.startswith("fedavg aggregate=krum clients=3: ")
-    assert caught.value.hint
+    config = TrainConfig(participation="all", byzantine=0.4)
+    with pytest.raises(FedcacheError, match=r"^fedavg aggregate=krum clients=3: "):
+        requested(["fedavg"], {"aggregate": ["mean", "krum"], "clients": ["9", "3"]}, config=config)
 
 
 @pytest.mark.parametrize(
@@ -125,10 +124,7 @@ def test_a_point_that_ends_is_told_of_when_it_is_the_best_so_far() -> None:
     run.end_point(1, made(0.5))  # not better
     run.end_point(2, FederatedRunError("The loss is not a number.", "Lower lr."))
     run.end_point(4, made(None))
-    assert heard.notes == [
-        "Highest test accuracy so far, 1 of 5 points: fedavg lr=4  0.00 %",
-        "Highest test accuracy so far, 2 of 5 points: fedavg lr=1  50.00 %",
-    ]  # fmt: skip
+    assert [note.rpartition(": ")[2] for note in heard.notes] == ["fedavg lr=4  0.00 %", "fedavg lr=1  50.00 %"]
     assert heard.warnings == ["The loss is not a number."]
     grid = run.grid()
     assert [(p.method, p.sweep) for p in grid.points] == [("fedavg", {"lr": n}) for n in ("1", "2", "4", "5")]
@@ -146,11 +142,9 @@ def test_a_grid_without_any_result_is_an_error() -> None:
     run = GridRun(requested(["fedavg"], {"lr": ["1", "2"]}), Silent(), Stop())
     run.end_point(0, FederatedRunError("Failed.", "Lower lr."))
     run.end_point(1, DamagedRunError(Path("/runs/d/result.json")))
-    with pytest.raises(FedcacheError) as caught:
+    with pytest.raises(FedcacheError, match=r"(?s)result\.json .*Failed") as caught:
         run.grid()
-    assert caught.value.code is Exit.CORRUPT
-    assert caught.value.message == "/runs/d/result.json is not what was written.\nFailed."
-    assert caught.value.hint == "The same command with --fresh runs it again; or remove /runs/d."
+    assert "--fresh" in caught.value.hint
 
 
 def test_some_errors_end_one_point_and_others_the_grid() -> None:
@@ -161,10 +155,8 @@ def test_some_errors_end_one_point_and_others_the_grid() -> None:
 
 
 def test_a_word_for_the_models_to_keep_that_is_none_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(FedcacheError, match="--save-models") as caught:
+    with pytest.raises(UsageError, match="--save-models"):
         requested(["fedavg"], {"lr": ["1", "2"]}, save=SaveModels("bets"))
-    assert caught.value.code is Exit.USAGE
-    assert "best" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -240,9 +232,8 @@ def test_points_of_other_processes_are_taken_over_and_a_fault_of_all_ends_the_gr
     with pytest.raises(StoreError, match="No store"):
         trained(best, StoreError("No store.", "Make one."))
     assert Pool.stopped == [{"wait": False, "cancel_futures": True}]
-    with pytest.raises(StoppedError) as caught:
+    with pytest.raises(StoppedError, match="1 of 3 points"):
         trained(best, best, stop=True)
-    assert caught.value.message == "Stopped on request after 1 of 3 points; they are kept."
     assert Pool.stopped == [{"wait": False, "cancel_futures": True}]
 
 

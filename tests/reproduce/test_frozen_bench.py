@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from pictures import folder
 from fedcache.errors import FedcacheError
 from fedcache.federate.methods import METHODS
 from fedcache.reproduce.frozen_bench.measure import BenchScore, Block
-from fedcache.reproduce.frozen_bench.page import SUMMARY, as_json, markdown, sentences, study_data, summary_rows
+from fedcache.reproduce.frozen_bench.page import SUMMARY, as_json, markdown, study_data, summary_rows
 from fedcache.reproduce.frozen_bench.study import TEXTS, label_of, parse_study, read_study
 from fedcache.reproduce.frozen_bench.table import rankings
 
@@ -60,36 +59,32 @@ def test_every_method_that_reads_stored_features_is_compared() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"extra": 1}, "unknown key extra"),
-        ({"treatments": {"fedavgg": {"family": "x"}}}, "no method fedavgg"),
-        ({"partitions": {"odd": {"scheme": "odd"}}}, "no scheme odd"),
+        ({"extra": 1}, "extra"),
+        ({"treatments": {"fedavgg": {"family": "x"}}}, "fedavgg"),
+        ({"treatments": {"fedavg": {"family": "x", "search": {"nonsense": ["1"]}}}}, "nonsense"),
+        ({"partitions": {"odd": {"scheme": "odd"}}}, "odd"),
         ({"partitions": {"odd": {"scheme": "iid", "options": {"alpha": 1}}}}, "alpha"),
     ],
 )
 def test_a_wrong_file_is_named(change: dict[str, object], words: str) -> None:
     with pytest.raises(FedcacheError, match=words):
         parse_study({**TINY, **change})
-    with pytest.raises(FedcacheError, match="nonsense"):
-        parse_study({**TINY, "treatments": {"fedavg": {"family": "x", "search": {"nonsense": ["1"]}}}})
 
 
 def test_data_have_short_names_and_parts_are_chosen_by_them() -> None:
     study = read_study()
-    assert [label_of(s) for s in ("digits", "folder:/a/pacs/", "arrays:b/medical.npz", "paper:office10")] == [
-        "digits", "pacs", "medical", "office10",
-    ]  # fmt: skip
+    found = {spec: label_of(spec) for spec in ("digits", "folder:/a/pacs/", "arrays:b/medical.npz", "paper:office10")}
+    assert list(found.values()) == ["digits", "pacs", "medical", "office10"]
     assert list(study.with_data(["digits", "mine=folder:/a/pacs"]).data) == ["digits", "mine"]
-    with pytest.raises(FedcacheError, match="Two data sets are called pacs"):
+    with pytest.raises(FedcacheError, match="pacs"):
         study.with_data(["folder:/a/pacs", "folder:/b/pacs"])
     part = study.only({"treatment": ["fedavg", "fed3r"], "partition": ["iid"]})
     assert (list(part.treatments), list(part.partitions)) == (["fed3r", "fedavg"], ["iid"])
 
 
 def test_ranks_by_hand() -> None:
-    study = replace(parse_study(TINY), treatments=parse_study(TINY).treatments)
-    found = rankings(
-        study, scores(("fed3r", (0.9, 0.8, 0.7, 0.6)), ("ncm", (0.8, 0.8, 0.6, 0.5)), ("fedavg", (0.7, 0.9, None, 0.4)))
-    )
+    rows = scores(("fed3r", (0.9, 0.8, 0.7, 0.6)), ("ncm", (0.8, 0.8, 0.6, 0.5)), ("fedavg", (0.7, 0.9, None, 0.4)))
+    found = rankings(parse_study(TINY), rows)
     whole = found[0]
     # ranks: block 1: 1 2 3; block 2: 2.5 2.5 1; block 3: 1 2 3 (not trained is last); block 4: 1 2 3
     ranks = {s.treatment: s.rank for s in whole.standings}
@@ -123,10 +118,8 @@ def test_the_page_is_made_of_the_values_alone() -> None:
     again = json.loads(as_json(data))
     assert markdown(again) == markdown(data)
     page = markdown(data)
-    assert "- shapes, pixels, skewed, ncm: no" in page
     assert "| ncm | 80.00 | not trained |" in page
     assert len(summary_rows(again["rankings"][0])[0]) == len(SUMMARY)
-    assert "Nemenyi" in " ".join(sentences(again["rankings"][0]))
 
 
 def test_the_published_page_is_that_of_the_published_values() -> None:
@@ -146,20 +139,12 @@ def test_the_published_page_is_that_of_the_published_values() -> None:
         (("frozen-bench", "--backbones", "glyph-clop"), "glyph-clip"),
         (("frozen-bench", "--on", "digist"), "digits"),
         (("frozen-bench", "-o", "nowhere/page.md"), "mkdir"),
-        (("frozen-bnch",), "frozen-bench"),
-        (("fedpcl-table5", "--on", "digits", "--on", "digits"), "one dataset"),
     ],
 )
 def test_wrong_words_are_answered(words: tuple[str, ...], expected: str) -> None:
     done = fedcache("reproduce", *words)
     assert done.code == 2
     assert expected in done.err
-
-
-def test_list_and_info_show_it() -> None:
-    assert "frozen-bench" in fedcache("reproduce", "list").err
-    told = ok("reproduce", "info", "frozen-bench").data
-    assert told["treatments"]["fedavg linear"] == "fedavg"
 
 
 @pytest.mark.slow
@@ -183,19 +168,14 @@ def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(own_
         assert score["pooled"] == pytest.approx(sum(r["accuracy"]["pooled"] for r in found) / 2)
         assert [r["seeds"] for r in found] == [[0], [1]]
         assert all("validation" not in r for r in found), "the runs that are compared train on all training rows"
-        tried = [
-            r for r in results.values()
-            if "validation" in r and r["method"] == found[0]["method"]
-            and r["partition"]["scheme"] == found[0]["partition"]["scheme"]
-        ]  # fmt: skip
+        method, scheme = found[0]["method"], found[0]["partition"]["scheme"]
+        tried = [r for r in results.values() if "validation" in r and r["method"] == method]
+        tried = [r for r in tried if r["partition"]["scheme"] == scheme]
         assert len(tried) == (score["points"] if score["points"] > 1 else 0)
         if tried:
-            best = max(r["validation"]["mean"] for r in tried)
-            named = [
-                r for r in tried
-                if all(float(r["hyperparameters"][k]) == float(v) for k, v in score["settings"].items())
-            ]  # fmt: skip
-            assert named[0]["validation"]["mean"] == best
+            settings = {name: float(value) for name, value in score["settings"].items()}
+            chosen = next(r for r in tried if settings.items() <= r["hyperparameters"].items())
+            assert chosen["validation"]["mean"] == max(r["validation"]["mean"] for r in tried)
     # All treatments of a block and seed have one partition.
     for part in ("iid", "domains"):
         runs = [[results[d] for d in s["runs"]] for s in data["scores"] if s["block"]["partition"] == part]

@@ -15,13 +15,11 @@ from small_entry import SMALL
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
-from fedcache.extract.backbones import lookup
 from fedcache.federate.methods import METHODS
-from fedcache.reproduce.metrics import AgainstPrinted, Measurement, compare, over_seeds, subtract
+from fedcache.reproduce.metrics import Measurement, compare, over_seeds, subtract
 from fedcache.reproduce.planning import READS, Options, RequirementCheck, plan
-from fedcache.reproduce.prepare import pixels_recipe
 from fedcache.reproduce.registry import Printed, entry, names, parse
-from fedcache.reproduce.render import markdown, rows, title
+from fedcache.reproduce.render import markdown, rows
 from fedcache.reproduce.runner import reproduce
 
 TINY = ("--backbones", "random-projection:16", "--seeds", 0, "--rounds", 2)
@@ -32,15 +30,9 @@ def test_standard_errors_by_hand() -> None:
     found = compare(Printed(45.22, 3.65), 3, Measurement(47.0, 1.0, 4))
     assert found.difference == pytest.approx(1.78)
     assert found.errors == pytest.approx(1.78 / 2.165833, rel=1e-6)
-    assert found.spread == "both"
     # without a std of ours: 3.65 / sqrt(3) = 2.107329
-    assert compare(Printed(45.22, 3.65), 3, Measurement(47.0, None, 1)) == AgainstPrinted(
-        pytest.approx(1.78), pytest.approx(1.78 / 2.107329, rel=1e-6), "printed"
-    )
-    assert compare(Printed(45.0), 1, Measurement(47.0, 1.0, 4)) == AgainstPrinted(2.0, pytest.approx(4.0), "got")
-    assert compare(Printed(45.0), 1, Measurement(47.0, None, 1)) == AgainstPrinted(2.0)
-    assert compare(Printed(45.0, 1.0), 3, Measurement()) == AgainstPrinted()
-    assert compare(Printed(text="a"), 0, Measurement(text="b")).same is False
+    found = compare(Printed(45.22, 3.65), 3, Measurement(47.0, None, 1))
+    assert found.errors == pytest.approx(1.78 / 2.107329, rel=1e-6)
 
 
 def test_over_seeds_is_the_sample_std_and_nothing_where_a_seed_lacks_it() -> None:
@@ -62,14 +54,11 @@ def test_a_proxy_end_to_end_and_again_from_what_is_stored(images: str, tmp_path:
     words = ("reproduce", "fedpcl-table2", "--on", images, *TINY)
     first = ok(*words, "-o", tmp_path / "t.md").data
     assert first["proxy"] is True
-    assert first["title"].startswith("PROXY of fedpcl-table2")
     assert len(first["cells"]) == 16
     for cell in first["cells"]:
-        assert cell["proxy"] is True
         assert cell["row"].startswith("PROXY")
         assert cell["run"] == (cell["protocol"]["method"] in METHODS)
-        for value in cell["values"].values():
-            assert cell["run"] or value["got"] is None
+        assert cell["run"] or all(value["got"] is None for value in cell["values"].values())
     pcl = next(c for c in first["cells"] if c["labels"] == {"backbones": "1", "method": "FedPCL"})
     values = pcl["values"]
     assert values["domain:mnist"]["printed"] == {"mean": 82.75, "std": 0.40, "text": None}
@@ -77,24 +66,18 @@ def test_a_proxy_end_to_end_and_again_from_what_is_stored(images: str, tmp_path:
     assert values["domain:svhn"]["got"]["mean"] is None
     assert values["params"]["got"]["mean"] == 3 * 256
     said = " ".join([*first["departures"], *pcl["departures"]])
-    for words_of in ("folder:", "random-projection:16 instead of resnet18-quickdraw-maxpool", "2 instead of 100",
-                     "seeds: 0 instead of 0-2", "clients: 3, the domains", "short batches"):  # fmt: skip
-        assert words_of in said, words_of
-    page = (tmp_path / "t.md").read_text()
-    body = [line for line in page.splitlines() if line.startswith("| ")][2:]
-    assert page.startswith("# PROXY of")
+    for departure in (
+        "random-projection:16 instead of resnet18-quickdraw-maxpool",
+        "2 instead of 100",
+        "short batches",
+    ):
+        assert departure in said
+    body = [line for line in (tmp_path / "t.md").read_text().splitlines() if line.startswith("| ")][2:]
     assert body
     assert all(line.startswith("| PROXY") for line in body)
-    assert "rounds: 2 instead of 100" in page
     again = ok(*words).data
     assert all(c["reused"] == len(c["runs"]) for c in again["cells"])
-    assert any(c["runs"] for c in again["cells"])
     assert [c["values"] for c in again["cells"]] == [c["values"] for c in first["cells"]]
-    text = fedcache(*words)
-    assert text.code == 0
-    lines = [line for line in text.out.splitlines() if "FedPCL" in line or "FedAvg" in line]
-    assert "PROXY of fedpcl-table2" in text.out
-    assert all(line.lstrip().startswith("PROXY") for line in lines if "%" in line)
 
 
 @pytest.mark.slow
@@ -131,17 +114,14 @@ def test_the_papers_own_data_is_no_proxy_and_departures_are_said(images: str, ow
     report = reproduce(e, Home(own_home))
     a, b = report.lines
     assert not report.proxy
-    assert title(report).startswith("small: ")
     assert a.measured["client_mean"].n == 2
     assert a.measured["client_mean"].std is not None
     assert rows(report)[0][0] == "reproduced"
-    assert b.why_not == "missing method nonesuch"
+    assert "nonesuch" in b.why_not
     assert not b.measured
-    assert "not run: missing method nonesuch" in rows(report)[1]
     assert len(rows(report)) == 2, "a difference with a row that was not run is not shown"
     fewer = reproduce(e, Home(own_home), Options(rounds=1))
     assert rows(fewer)[0][0] == "departs"
-    assert "with departures" in title(fewer)
     assert "rounds: 1 instead of 2" in markdown(fewer)
 
 
@@ -150,7 +130,7 @@ def test_only_a_proxy_is_scaled_down(images: str, own_home: Path) -> None:
     scheme = 'scheme = "iid"\nargs = { clients = 500 }\nparticipation = "400"'
     text = SMALL.replace('scheme = "feature-shift"\nargs = { shots = 4, tests = 2 }', scheme)
     e = parse(text.replace("DATA", images), "small")
-    with pytest.raises(FedcacheError, match="Scheme iid with 500 clients: 108 rows"):  # 3 domains x 3 classes x 12
+    with pytest.raises(FedcacheError, match="108 rows"):  # 3 domains x 3 classes x 12
         reproduce(e, Home(own_home))
     report = reproduce(e, Home(own_home), Options(on=images))
     assert report.lines[0].measured["client_mean"].mean is not None
@@ -169,10 +149,9 @@ def test_only_a_proxy_is_scaled_down(images: str, own_home: Path) -> None:
         (("fedpcl-table5", "--only", "los=FedPCL"), 2, "loss"),
         (("fedpcl-table5", "--only", "loss=FedPCK"), 2, "FedPCL"),
         (("fedpcl-table5", "--on", "digist"), 2, "digits"),
-        (("fedpcl-table5", "--on", "digits", "--backbones", "glyph-clop"), 2, "glyph-clip"),
+        (("fedpcl-table5", "--on", "digits", "--on", "digits"), 2, "one dataset"),
         (("fst-fig2", "--on", "digits", "--backbones", "glyph-clip,cnn2"), 2, "clip-rn50"),
-        (("fst-fig2", "--on", "digits", "--recipe", "cnn2:size=16"), 2, "takes no role"),
-        (("fedpcl-fig4", "--on", "digits", "--backbones", "glyph-clip"), 2, "--backbones"),
+        (("fst-fig2", "--on", "digits", "--recipe", "cnn2:size=16"), 2, "cnn2"),
         (("fedpcl-table5",), 6, "--on digits"),
     ],
 )
@@ -206,45 +185,23 @@ def test_list_tells_the_truth(own_home: Path) -> None:
     assert "resnet18-aircraft-maxpool" in after
 
 
-def test_the_list_shows_rows_that_are_ready_and_how_to_get_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedcache.commands import reproduce
-
-    answer = reproduce.list_entries()
-    entries, missing = (table.rows for table in answer.renderables)
-    for found, row in zip(answer.data["entries"], entries, strict=True):
-        ready, cells = found["ready_cells"], found["cells"]
-        names = ", ".join(n["name"] for n in found["missing"])
-        assert row == (found["name"], found["title"], f"{ready}/{cells}", found["status"], names)
-        partly = f"{ready} of {cells} rows ready, missing "
-        assert found["status"].startswith(partly if 0 < ready < cells else "ready" if ready else "missing ")
-        assert found["command"] == f"fedcache reproduce {found['name']}"
-    wanted = {(n["kind"], n["name"]) for found in answer.data["entries"] for n in found["missing"]}
-    assert {row[:2] for row in missing} == wanted != set()
-    assert not [row for row in missing if " Looked at:" in row[2] or " Ready now:" in row[3]]
-    monkeypatch.setattr(reproduce.RequirementCheck, "missing", lambda *_: [])
-    monkeypatch.setattr(reproduce.RequirementCheck, "all_missing", lambda *_: [])
-    (table,) = reproduce.list_entries().renderables
-    assert {row[3] for row in table.rows} == {"ready"}
-
-
-def test_what_is_here_is_ready(own_home: Path) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "lacks"), [("", "", []), ("batch = 4", "bach = 4", ["setting"]), ("digits", "nowhere", ["data"])]
+)
+def test_what_is_here_is_ready(own_home: Path, old: str, new: str, lacks: list[str]) -> None:
     text = SMALL.replace("DATA", "digits").replace("random-projection:16", "glyph-clip")
-    a, b = (RequirementCheck(Home(own_home)).missing(parse(text, "small"), c) for c in parse(text, "small").cells)
-    assert a == []
-    assert [(n.kind, n.name) for n in b] == [("method", "nonesuch")]
-    wrong = parse(text.replace("batch = 4", "bach = 4"), "small")
-    assert [n.kind for n in RequirementCheck(Home(own_home)).missing(wrong, wrong.cells[0])] == ["setting"]
-    lost = parse(text.replace("digits", "nowhere"), "small")
-    assert [n.kind for n in RequirementCheck(Home(own_home)).missing(lost, lost.cells[0])] == ["data"]
+    table = parse(text.replace(old, new) if old else text, "small")
+    looker = RequirementCheck(Home(own_home))
+    assert [need.kind for need in looker.missing(table, table.cells[0])] == lacks
+    assert ("method", "nonesuch") in [(need.kind, need.name) for need in looker.missing(table, table.cells[1])]
 
 
 def test_info_prints_protocol_and_numbers() -> None:
-    done = fedcache("reproduce", "info", "fedpcl-table12")
-    assert done.code == 0
-    for words in ("Variance", "11.16 (0.35)", "clients 40", "participation=20", "resnet18-birds-maxpool", "D-14"):
-        assert words in done.out, words
+    told = fedcache("reproduce", "info", "fedpcl-table12").out
+    assert [words for words in ("11.16 (0.35)", "participation=20", "D-14") if words not in told] == []
     data = ok("reproduce", "info", "fst-table4").data
     assert data["cells"][0]["protocol"]["set"] == {"sampling": "equal"}
+    assert ok("reproduce", "info", "frozen-bench").data["treatments"]["fedavg linear"] == "fedavg"
 
 
 def test_the_layers_are_those_that_methods_build() -> None:
@@ -293,17 +250,6 @@ def test_entropy_is_in_bits_and_below_its_bound(images: str) -> None:
     assert values["entropy_mean"]["got"]["mean"] <= math.log2(3)
 
 
-@pytest.mark.slow
-def test_curves_have_a_number_for_each_round(images: str) -> None:
-    words = ("--only", "dataset=CIFAR-10", "--only", "partition=IID", "--only", "method=FST-CBDG")
-    done = ok("reproduce", "fst-fig3", "--on", images, "--rounds", 3, "--seeds", "0", *words).data
-    values = done["cells"][0]["values"]
-    curve = values["curve"]["got"]["curve"]
-    assert len(curve) == 3
-    near = values["near_best"]["got"]["mean"]
-    assert near == next(i for i, a in enumerate(curve, 1) if a >= max(curve) - 0.5)
-
-
 def test_formulas_and_heatmaps_are_measured(images: str) -> None:
     cost = ok("reproduce", "flesd-eq11")
     words = ("--on", images, *TINY[:2], *TINY[4:], "--only", "dataset=Digit-5")
@@ -342,28 +288,6 @@ def test_every_row_of_the_prompt_tables_is_ready_on_digits(name: str, own_home: 
         assert p.cell.backbones == (("glyph-clip", "pixels") if live else ("glyph-clip",))
         assert p.refused is None
         assert looker.missing(entry(name), p.cell) == []
-
-
-@pytest.mark.slow
-def test_local_prompts_run_on_what_is_at_hand(images: str) -> None:
-    words = ("--backbones", "glyph-clip", "--seeds", 0, "--rounds", 1, "--only", "method=Local")
-    done = ok("reproduce", "tpfl-table1", "--on", images, *words, "--only", "dataset=EuroSAT").data
-    (cell,) = done["cells"]
-    assert cell["run"]
-    assert 0 <= cell["values"]["client_mean"]["got"]["mean"] <= 100
-
-
-def test_images_beside_a_live_encoder_are_stored_as_it_reads_them(own_home: Path) -> None:
-    (cell, *_) = entry("tpfl-fig2").cells
-    assert cell.backbones == ("clip-vit-b-16", "pixels")
-    row = lookup("clip-vit-b-16").recipe
-    stored = lookup("pixels").recipe.override(
-        {k.removeprefix("pixels:"): v for k, v in pixels_recipe(cell, Home(own_home)).items()}
-    )
-    assert [getattr(stored, k) for k in ("size", "resize", "interpolation", "crop_pct")] == [
-        getattr(row, k) for k in ("size", "resize", "interpolation", "crop_pct")
-    ]
-    assert pixels_recipe(entry("flesd-fig5").cells[0], Home(own_home)) == {}
 
 
 def test_a_head_on_cached_views_takes_the_place_of_an_encoder_on_images() -> None:

@@ -50,11 +50,6 @@ def test_a_noisy_image_of_table_15_is_the_papers(kind: str, p: str) -> None:
     assert (hp["noise_on"], hp["train_view"], hp["views"], hp["proto_view"]) == ("off", "aug", "twice", "center")
 
 
-def test_prototype_noise_and_plain_rows_of_table_15_store_no_views() -> None:
-    plain = [c for c in entry("fedpcl-table15").cells if c.labels["noise on"] != "images"]
-    assert {(c.augment, c.views) for c in plain} == {(None, 1)}
-
-
 @pytest.mark.slow
 def test_domainnet_rows_run_from_files_in_its_layout_to_accuracies(tmp_path: Path) -> None:
     root = write_pairs("domainnet10", "DomainNet", tmp_path / "here", 6)

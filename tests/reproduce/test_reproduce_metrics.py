@@ -40,42 +40,35 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path, RESULT, MEASURED)
 
 
-@pytest.mark.parametrize(
-    ("metric", "expected"),
-    [
-        ("accuracy", 50.0),
-        ("client_mean", 62.5),
-        ("client_min", 25.0),
-        ("client:0", 75.0),
-        ("client:1", None),  # it has no test rows
-        ("client:3", None),  # there are three clients
-        ("domain:real", 12.5),
-        ("domain:sketch", None),
-        ("worst10", 25.0),
-        ("worst20", None),
-        ("worst40", None),
-        ("best10", 100.0),
-        ("std", 3.5),
-        ("params", 2560.0),
-        ("head_params", (4 + 6) * 3 + 3 * 5),  # P and Q, without biases
-        ("fixed_params", 64.0),
-        ("macro_f1", 37.5),
-        ("seconds_per_round", 3.0),
-        ("curve", [20.0, 79.6, 80.0, 70.0]),
-        ("curve:entropy_bits", [2.0, 1.0, 0.0, -1.0]),
-        ("curve:loss", None),
-        ("near_best", 2.0),  # 79.6 is within half a point of 80
-    ],
-)
-def test_a_metric_by_hand(metric: str, expected: Any, run: Run) -> None:
-    found = measure(metric, run)
-    assert found == (expected if expected is None else pytest.approx(expected))
+BY_HAND: list[tuple[str, Any]] = [
+    ("accuracy", 50.0),
+    ("client_mean", 62.5),
+    ("client_min", 25.0),
+    ("client:0", 75.0),
+    ("client:1", None),  # it has no test rows
+    ("client:3", None),  # there are three clients
+    ("domain:real", 12.5),
+    ("domain:sketch", None),
+    ("worst10", 25.0),
+    ("worst20", None),
+    ("worst40", None),
+    ("best10", 100.0),
+    ("std", 3.5),
+    ("params", 2560.0),
+    ("head_params", (4 + 6) * 3 + 3 * 5),  # P and Q, without biases
+    ("fixed_params", 64.0),
+    ("macro_f1", 37.5),
+    ("seconds_per_round", 3.0),
+    ("curve", [20.0, 79.6, 80.0, 70.0]),
+    ("curve:entropy_bits", [2.0, 1.0, 0.0, -1.0]),
+    ("curve:loss", None),
+    ("near_best", 2.0),  # 79.6 is within half a point of 80
+]
 
 
-@pytest.mark.parametrize("name", ["worst10", "worst20", "worst40", "best10"])
-def test_each_share_of_the_clients_is_a_percentage_or_missing(name: str, run: Run) -> None:
-    for value, expected in ((0.3125, 31.25), (None, None)):
-        assert measure(name, Run(run.path, {**RESULT, "fairness": {name: value}}, {})) == expected
+def test_metrics_by_hand(run: Run) -> None:
+    for metric, expected in BY_HAND:
+        assert measure(metric, run) == (expected if expected is None else pytest.approx(expected)), metric
 
 
 def test_all_that_is_trained_of_an_encoder_counts(run: Run) -> None:
@@ -104,10 +97,8 @@ def test_differences_by_hand() -> None:
     assert (both.mean, both.std, both.n) == (3.0, 5.0, 4)
     assert subtract(Measurement(5.0, None, 4), Measurement(2.0, 4.0, 9)).std is None
     assert subtract(Measurement(n=4), Measurement(2.0, 4.0, 9)) == Measurement(n=4)
-    texts = compare(Printed(text="a > b"), 0, Measurement(text="a > b"))
-    assert (texts.same, texts.difference) == (True, None)
-    assert compare(Printed(text="a > b"), 0, Measurement(text="b > a")).same is False
-    assert compare(Printed(text="a > b"), 0, Measurement()).same is None
+    for got, same in (("a > b", True), ("b > a", False), (None, None)):
+        assert compare(Printed(text="a > b"), 0, Measurement(text=got)).same is same
     assert compare(None, 3, Measurement(1.0)).difference is None
     assert compare(Printed(mean=2.0), 3, Measurement()).difference is None
     alone = compare(Printed(mean=2.0), 0, Measurement(5.0))

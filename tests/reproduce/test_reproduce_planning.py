@@ -9,26 +9,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from heard import Heard
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoppedError, UsageError
 from fedcache.extract.backbones import lookup
 from fedcache.federate.partition.partition import Columns, InfeasibleError, make
 from fedcache.process import Stop
-from fedcache.progress import Silent
 from fedcache.reproduce import cell_kinds, planning, prepare, registry, runner
 from fedcache.reproduce.cell_kinds import MEASURES
 from fedcache.reproduce.metrics import Measurement
-from fedcache.reproduce.planning import Options, PlannedCell, Requirement, match_domains, plan, roles
+from fedcache.reproduce.planning import Options, PlannedCell, Requirement, plan, roles
 from fedcache.reproduce.prepare import partition_cell, short_batches, with_known_domains
 from fedcache.reproduce.registry import Difference, PaperCell, PaperTable, Printed
 from fedcache.reproduce.runner import (
     ReproducedCell,
     Reproduction,
-    _feat_post,
     _nothing_can_run,
     _participation,
-    _same,
     _take_out_shared,
     reproduce,
 )
@@ -59,24 +57,16 @@ def planned(cell: PaperCell, options: Options, *lacking: str) -> PlannedCell:
 
 def test_all_that_a_proxy_changes_is_said_in_order() -> None:
     options = Options(on="digits", backbones=("glyph-clip",), recipe={"size": "32"}, rounds=5, seeds="1", limit=50)
+    assert options.proxy
     one = planned(CELL, options)
-    assert one.paper is CELL
-    assert one.departures == (
-        "data: digits instead of paper:x",
-        "data: 50 evenly spaced images",
-        "backbone: glyph-clip instead of vit-tiny",
-        "backbones: none in place of vit-small",
-        "images: as glyph-clip takes them, not size 64",
-        "images: size 32",
-        "rounds: 5 instead of 100",
-        "seeds: 1 instead of 0-2",
-    )
-    assert one.cell == replace(
-        CELL, dataset="digits", backbones=("glyph-clip",), recipe={"size": "32"}, rounds=5, seeds="1"
-    )
-    assert one.refused is None
-    assert planned(CELL, Options()) == PlannedCell(CELL, CELL, ())
+    assert [said.partition(":")[0] for said in one.departures] == [
+        "data", "data", "backbone", "backbones", "images", "images", "rounds", "seeds",
+    ]  # fmt: skip
+    assert one.departures[2] == "backbone: glyph-clip instead of vit-tiny"
+    changed = {"dataset": "digits", "backbones": ("glyph-clip",), "recipe": {"size": "32"}, "rounds": 5, "seeds": "1"}
+    assert one == PlannedCell(CELL, replace(CELL, **changed), one.departures)
     assert planned(CELL, Options(rounds=100, seeds="0-2")) == PlannedCell(CELL, CELL, ())
+    assert not Options(rounds=1, seeds="1", only={"m": ("A",)}, device="cpu").proxy
 
 
 def test_a_recipe_stays_with_the_backbones_that_stay() -> None:
@@ -113,35 +103,15 @@ def test_roles_are_filled_in_order_or_by_what_is_here() -> None:
     assert roles(table(replace(CELL, backbones=())), Options(on="digits"), looker()) == {}
     two = Options(backbones=("glyph-clip", "cnn2"))
     assert roles(entry, two, looker()) == {"vit-tiny": "glyph-clip", "vit-small": "cnn2"}
-    with pytest.raises(FedcacheError, match="3 backbones for 2 roles"):
+    with pytest.raises(FedcacheError, match="3 backbones"):
         roles(entry, Options(backbones=("glyph-clip", "cnn2", "vgg11")), looker())
-    with pytest.raises(FedcacheError, match="t uses no backbone that could be replaced"):
+    with pytest.raises(FedcacheError, match="no backbone"):
         roles(table(replace(CELL, backbones=())), two, looker())
     refused = plan(table(CELL, replace(CELL, labels={"m": "B"}, backbones=("vit-base",))), Options(backbones=("cnn2",)),
                    looker())  # fmt: skip
-    assert [p.refused for p in refused] == [None, "no backbone is named in place of its own"]
-    with pytest.raises(FedcacheError, match="--recipe vgg11:size names 'vgg11', which takes no role in t"):
+    assert [p.refused is None for p in refused] == [True, False]
+    with pytest.raises(FedcacheError, match="'vgg11'"):
         plan(entry, Options(recipe={"vgg11:size": "32"}), looker())
-
-
-@pytest.mark.parametrize(
-    ("options", "proxy"),
-    [
-        (Options(), False),
-        (Options(rounds=1, seeds="1", only={"m": ("A",)}, device="cpu"), False),
-        (Options(on="digits"), True),
-        (Options(backbones=("cnn2",)), True),
-        (Options(recipe={"size": "8"}), True),
-        (Options(limit=0), True),
-    ],
-)
-def test_other_images_or_backbones_make_a_proxy(options: Options, proxy: bool) -> None:
-    assert options.proxy is proxy
-
-
-def test_domains_are_told_by_letters_and_digits() -> None:
-    found = match_domains(("MNIST-M", "sketch", "mnist m"), ("svhn", "mnistm"))
-    assert found == (("mnistm", "svhn"), ["domain: svhn instead of sketch"])
 
 
 @pytest.mark.parametrize(
@@ -159,39 +129,17 @@ def test_short_batches_are_kept_where_a_proxys_smallest_client_has_no_other(
     partition: Any = SimpleNamespace(clients=[SimpleNamespace(train=range(9)), SimpleNamespace(train=range(rows))])
     found, said = short_batches(replace(CELL, set=settings), partition, proxy=proxy)
     assert found == ({"batch": 4, "drop_last": False} if short else settings)
-    why = "short batches: trained on, as the smallest client has 3 rows and a batch 4"
-    assert said == ([why] if short else [])
+    assert len(said) == int(short)
 
 
 @pytest.mark.parametrize(
     ("asked", "clients", "proxy", "found"),
-    [
-        ("20", 10, True, ("all", ["participation: all 10 clients instead of 20"])),
-        ("20", 20, True, ("20", [])),
-        ("20", 10, False, ("20", [])),
-        ("10%", 5, True, ("10%", [])),
-        (None, 5, True, (None, [])),
-    ],
+    [("20", 10, True, "all"), ("20", 20, True, "20"), ("20", 10, False, "20"), ("10%", 5, True, "10%")],
 )
-def test_no_more_take_part_than_a_proxy_has(asked: str | None, clients: int, proxy: bool, found: object) -> None:
-    assert _participation(replace(CELL, participation=asked), clients, proxy) == found
-
-
-@pytest.mark.parametrize(
-    ("preset", "backbones", "done", "said"),
-    [
-        ("official", ("resnet18-birds",), "l2", ["features: l2 instead of sign"]),
-        ("official", ("resnet18-birds",), "sign", []),
-        ("official", ("resnet18-birds",), None, []),
-        ("official", ("resnet18-birds", "vit-tiny"), "l2", []),
-        ("paper", ("resnet18-birds",), "l2", []),
-    ],
-)
-def test_signs_are_missed_of_the_released_codes_networks_alone(
-    preset: str, backbones: tuple[str, ...], done: str | None, said: list[str]
-) -> None:
-    cell = replace(CELL, preset=preset, backbones=backbones)
-    assert _feat_post(cell, {"hyperparameters": {"feat_post": done}}) == said
+def test_no_more_take_part_than_a_proxy_has(asked: str, clients: int, proxy: bool, found: str) -> None:
+    participation, said = _participation(replace(CELL, participation=asked), clients, proxy)
+    assert participation == found
+    assert len(said) == int(found != asked)
 
 
 def line(label: str, *departures: str, why: str = "", **measured: float) -> ReproducedCell:
@@ -218,37 +166,18 @@ def test_a_difference_is_of_two_rows_that_have_the_number() -> None:
     assert (compared.difference, compared.spread) == (-45.0, "got")
 
 
-def test_cells_are_the_same_measurement_whatever_they_are_called_and_print() -> None:
-    assert _same(CELL, replace(CELL, labels={"m": "Z"}, printed=(None,)))
-    assert not _same(CELL, replace(CELL, seeds="0"))
-
-
 def test_where_nothing_can_run_each_thing_is_named_once_with_its_command() -> None:
     weights = Requirement("weights", "w", "not here", "fedcache backbones import FILE --as w Ready now: x, y")
     method = Requirement("method", "m", "none", "fedcache methods list")
     error = _nothing_can_run(table(CELL), [[weights], [weights, method]], [])
-    assert error.message == "No row of t can be run here. Missing: weights w; method m."
-    assert error.hint.splitlines() == [
-        "fedcache backbones import FILE --as w",
-        "fedcache methods list",
-        "The same protocol on what is at hand:  fedcache reproduce t --on digits --backbones glyph-clip",
-    ]
+    assert "weights w; method m" in error.message
+    first, second, last = error.hint.splitlines()
+    assert (first, second) == ("fedcache backbones import FILE --as w", "fedcache methods list")
+    assert last.endswith("fedcache reproduce t --on digits --backbones glyph-clip")
     without = _nothing_can_run(table(replace(CELL, backbones=())), [[weights]], [])
     assert without.hint.endswith("fedcache reproduce t --on digits")
-    assert _nothing_can_run(table(CELL), [[method]], []).hint == "fedcache methods list"
     refused = _nothing_can_run(table(CELL), [[]], [PlannedCell(CELL, CELL, (), "no backbone")])
-    assert refused.message.endswith("Missing: no backbone.")
     assert refused.hint == "fedcache reproduce info t"
-
-
-class Told(Silent):
-    """Keeps what is noted."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 def formulas(monkeypatch: pytest.MonkeyPatch, values: dict[str, float | FedcacheError]) -> PaperTable:
@@ -270,15 +199,14 @@ def formulas(monkeypatch: pytest.MonkeyPatch, values: dict[str, float | Fedcache
 
 def test_rows_that_fail_are_told_and_the_others_are_measured(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = formulas(monkeypatch, {"A": 2.0, "B": UsageError("B does not fit.", "Try C."), "C": 0.5})
-    told = Told()
+    told = Heard()
     report = reproduce(entry, Home(own_home), observer=told)
     assert [ln.why_not for ln in report.lines] == ["", "B does not fit.", ""]
     assert [ln.measured for ln in report.lines] == [
         {"bound_x": Measurement(2.0, None, 1)}, {}, {"bound_x": Measurement(0.5, None, 1)},
     ]  # fmt: skip
     assert [ln.departures for ln in report.lines] == [["said of A"], [], ["said of C"]]
-    assert told.notes == ["1 of 3: A: bound x 2", "2 of 3: B: not run, B does not fit.", "3 of 3: C: bound x 0.50000"]
-    assert (report.proxy, report.on, report.departures) == (False, None, [])
+    assert [note.partition(": ")[0] for note in told.notes] == ["1 of 3", "2 of 3", "3 of 3"]
 
 
 def test_where_every_row_fails_the_first_error_is_that_of_the_call(
@@ -288,18 +216,10 @@ def test_where_every_row_fails_the_first_error_is_that_of_the_call(
     with pytest.raises(FedcacheError, match="A does not fit"):
         reproduce(formulas(monkeypatch, {"A": first, "B": second}), Home(own_home))
     damage = CorruptionError("B is damaged.", "Verify it.")
-    told = Told()
+    told = Heard()
     with pytest.raises(FedcacheError, match="B is damaged"):
         reproduce(formulas(monkeypatch, {"A": 1.0, "B": damage, "C": 2.0}), Home(own_home), observer=told)
-    assert told.notes == ["1 of 3: A: bound x 1"], "damage ends all"
-
-
-def test_rows_of_a_proxy_that_are_the_same_are_named(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = formulas(monkeypatch, {"A": 1.0, "B": 1.0})
-    entry = replace(entry, cells=tuple(replace(c, options={}) for c in entry.cells))
-    for options, same in ((Options(limit=5), ("A",)), (Options(), ())):
-        report = reproduce(entry, Home(own_home), options)
-        assert [ln.same_as for ln in report.lines] == [(), same]
+    assert len(told.notes) == 1, "damage ends all"
 
 
 ROWS = 24
@@ -336,7 +256,7 @@ def test_a_proxy_deals_to_fewer_clients_and_says_how_many_domains_there_are() ->
 
 def test_the_domains_of_a_paper_must_be_there_unless_it_is_a_proxy() -> None:
     cell = replace(CELL, domain=("mnist-m", "sketch"), dataset="digits")
-    with pytest.raises(FedcacheError, match="digits has no domain sketch; it has ink, MNIST_M") as caught:
+    with pytest.raises(FedcacheError, match="sketch") as caught:
         with_known_domains(cell, COLUMNS, proxy=False)
     assert caught.value.hint == "fedcache datasets info digits"
     found, said = with_known_domains(cell, COLUMNS, proxy=True)
@@ -352,7 +272,7 @@ def test_a_proxy_that_fits_at_no_scale_ends(monkeypatch: pytest.MonkeyPatch) -> 
         raise InfeasibleError("too many", "fewer", {"clients": clients - 1})
 
     monkeypatch.setattr(prepare, "make", never)
-    with pytest.raises(FedcacheError, match="iid fits these rows at no scale that was tried"):
+    with pytest.raises(FedcacheError, match="iid"):
         partition_cell(replace(CELL, args={"clients": 9}), COLUMNS, 0, proxy=True)
     assert asked == [9, 8, 7, 6]
 
@@ -386,52 +306,45 @@ def test_the_sizes_of_a_partition_by_hand(monkeypatch: pytest.MonkeyPatch) -> No
 def test_features_are_extracted_once_for_cells_that_read_the_same(
     monkeypatch: pytest.MonkeyPatch, own_home: Path
 ) -> None:
-    asked: list[Any] = []
+    asked: list[ExtractConfig] = []
     held = {"t-1": "vit-tiny", "s-1": "vit-small", "s-2": "vit-small", "p-1": "pixels"}
+    keys = {"vit-tiny": "t-1", "vit-small": "s-2", "pixels": "p-1"}
 
-    def extract(config: Any, home: Home, **more: Any) -> Any:
-        asked.append((config, home, more))
+    def extract(config: ExtractConfig, home: Home, **_: Any) -> Any:
+        asked.append(config)
         arrays = {key: SimpleNamespace(recipe={"backbone": name}) for key, name in held.items()}
-        keys = {"vit-tiny": "t-1", "vit-small": "s-2", "pixels": "p-1"}
-        return SimpleNamespace(store=SimpleNamespace(arrays=arrays), path=Path("s"),
-                               arrays=[{"key": keys[b]} for b in config.backbones])  # fmt: skip
+        made = [{"key": keys[backbone]} for backbone in config.backbones]
+        return SimpleNamespace(store=SimpleNamespace(arrays=arrays), path=Path("s"), arrays=made)
 
     monkeypatch.setattr(prepare, "extract", extract)
     monkeypatch.setattr(prepare, "columns_of", lambda _: COLUMNS)
-    home, stop, told = Home(own_home), Stop(), Told()
     options = Options(limit=7, weights={"w": "f"}, data={"d": "p"}, device="cpu")
-    bench = prepare.Workbench(home, options, told, stop, Path("pictures"), Path("runs"))
+    bench = prepare.Workbench(Home(own_home), options, Heard(), Stop(), Path("pictures"), Path("runs"))
     cell = replace(CELL, backbones=("vit-tiny", "vit-small", "pixels"), recipe={"views": "2", "size": "8"}, views=3)
     found = bench.features(cell)
     assert bench.features(replace(cell, recipe={"size": "8", "views": "2"}, labels={"m": "B"})) is found
     # two arrays are of vit-small, so its own is called by its key; images beside an encoder are found by training
     assert (found.keys, found.names) == (("t-1", "s-2", "p-1"), ("vit-tiny", "s-2"))
-    assert bench.features(replace(cell, backbones=("pixels",))).names == ("pixels",)
-    assert len(asked) == 2
-    config, where, more = asked[0]
-    assert (where, more) == (home, {"observer": told, "stop": stop, "engine": None})
+    (config,) = asked
     assert config == ExtractConfig(
         dataset="paper:x", backbones=cell.backbones, views=3, limit=7, weights={"w": "f"}, data={"d": "p"},
-        device="cpu", recipe={"views": "2", "size": "8", **prepare.pixels_recipe(cell, home)},
+        device="cpu", recipe={"views": "2", "size": "8", **prepare.pixels_recipe(cell, Home(own_home))},
     )  # fmt: skip
-    for changed in ({"views": 1}, {"dataset": "y"}, {"recipe": {}}):
+    for changed in ({"views": 1}, {"dataset": "y"}, {"recipe": {}}, {"backbones": ("pixels",)}):
         bench.features(replace(cell, **changed))
     assert len(asked) == 5
 
 
-def test_a_scheme_that_is_not_there_or_takes_other_values_is_a_lack() -> None:
-    def lack(scheme: str, **args: Any) -> Requirement | None:
-        cell: Any = SimpleNamespace(scheme=scheme, args=args, domain=())
-        return planning._scheme(cell)
-
-    assert lack("dirichlet", alpha=0.1) is None
-    assert lack("nope") == Requirement(
-        "scheme", "nope", "this fedcache has no scheme nope", "fedcache partition --help"
-    )  # fmt: skip
-    found = lack("dirichlet", alhpa=0.1)
-    assert found is not None
-    assert (found.kind, found.name) == ("scheme", "dirichlet")
-    assert "alhpa" in found.why
+@pytest.mark.parametrize(
+    ("scheme", "args", "lacks"), [("dirichlet", {"alpha": 1}, False), ("nope", {}, True), ("dirichlet", {"a": 1}, True)]
+)
+def test_a_scheme_that_is_not_there_or_takes_other_values_is_a_lack(
+    scheme: str, args: dict[str, Any], lacks: bool
+) -> None:
+    cell: Any = SimpleNamespace(scheme=scheme, args=args, domain=())
+    found = planning._scheme(cell)
+    assert (found is not None) is lacks
+    assert found is None or (found.kind, found.name) == ("scheme", scheme)
 
 
 def test_runs_of_all_cells_are_asked_of_a_cluster_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command import ok
 from pictures import folder
 from scipy.stats import kendalltau
 
@@ -18,7 +16,7 @@ from fedcache.reproduce.metrics import Measurement
 from fedcache.reproduce.planning import Options, PlannedCell
 from fedcache.reproduce.ranking import orders
 from fedcache.reproduce.registry import PaperCell, Printed, entry
-from fedcache.reproduce.render import columns, report_data, rows, sentences
+from fedcache.reproduce.render import columns, report_data, rows
 from fedcache.reproduce.runner import ReproducedCell, Reproduction, reproduce
 
 
@@ -56,13 +54,7 @@ def test_both_orders_of_a_group_by_hand() -> None:
     assert set(one.reverse) == {("A", "C"), ("B", "C")}
     assert one.undecided == (("A", "B"),)
     assert one.tau == pytest.approx(1 / 3)
-    said = one.sentence()
-    assert "3 of 6 pairs as printed (A above D; C above D; B above D)" in said
-    assert "2 the other way round (A printed above C; B printed above C)" in said
-    assert "1 undecided, less than one standard error apart (A and B)" in said
-    assert "tau-b is +0.33" in said
-    assert said in sentences(report)
-    assert columns(report)[-2:] == ("rank printed", "rank got")
+    assert "tau-b is +0.33" in one.sentence()
     assert rows(report)[2][-2:] == ("3 of 4", "1 of 4")
     assert rows(report)[-1][-2:] == ("", ""), "a group of one has no rank"
     assert report_data(report)["orders"][0]["reversed"] == [["A", "C"], ["B", "C"]]
@@ -82,10 +74,10 @@ def test_equal_numbers_share_a_rank_and_say_nothing() -> None:
     # 3 decided pairs agree (AC, AD) or not (BD, CD): tau-b = (2 - 2) / sqrt((6 - 1) (6 - 1)) = 0
     assert one.tau == pytest.approx(0.0)
     assert one.tau == pytest.approx(kendalltau([50, 50, 40, 30], [80, 70, 70, 75]).statistic)
-    assert "one seed" in one.sentence()
     (flat,) = orders(proxy(*(line(("x", m), p, Measurement(70.0, None, 1)) for m, p in (("A", 2.0), ("B", 1.0)))))
     assert flat.tau is None
     assert "tau" not in flat.sentence()
+    assert "B and C" in one.sentence()
 
 
 def test_no_order_and_no_difference_where_they_mean_nothing() -> None:
@@ -119,17 +111,3 @@ def test_rows_that_a_proxy_cannot_tell_apart_are_measured_once(
     assert len(calls) == 1
     assert report.lines[1].measured == report.lines[0].measured
     assert report.lines[1].same_as == cell.at
-    assert f"The same measurement: {cell.at[0]}; CIFAR-100." in sentences(report)
-    assert "rank" not in " ".join(columns(report))
-
-
-def test_a_proxy_names_its_orders_for_each_dataset_of_the_paper(tmp_path: Path) -> None:
-    images = f"folder:{folder(tmp_path / 'shapes', train=12, test=4)}"
-    words = ("--on", images, "--backbones", "glyph-clip", "--seeds", "0", "--rounds", "1", "--only", "partition=IID")
-    done = ok("reproduce", "fst-table4", *words).data
-    assert [o["at"] for o in done["orders"]] == [["CIFAR-10", "IID"], ["CIFAR-100", "IID"]]
-    measured = [[row["got"] for row in o["rows"]] for o in done["orders"]]
-    assert measured[0] == measured[1]
-    assert done["cells"][2]["same_as"] == ["CIFAR-10", "IID", "equal"]
-    assert done["cells"][2]["reused"] == len(done["cells"][2]["runs"]) == 1
-    assert Path(done["cells"][2]["runs"][0]).is_relative_to(os.environ["FEDCACHE_HOME"])

@@ -14,6 +14,7 @@ from command import fedcache, ok
 from pictures import folder
 
 from fedcache.config import Home
+from fedcache.runs import garbage
 from fedcache.runs.directory import write_result
 from fedcache.runs.garbage import find_garbage, remove
 from fedcache.store.lock import hold_lock
@@ -25,21 +26,13 @@ DEAD = 2**22 + 1
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    images = folder(tmp_path / "images", train=6, test=2)
-    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 16)
+def home(shapes: Path) -> Path:
     ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2)
     return Path(os.environ["FEDCACHE_HOME"])
 
 
 def listed(*words: object) -> dict[str, str]:
     return {Path(g["path"]).name: g["kind"] for g in ok("gc", *words).data["garbage"]}
-
-
-def test_a_whole_home_holds_no_garbage(home: Path) -> None:
-    assert listed() == {}
-    assert "Nothing to delete" in fedcache("gc").out
-    assert listed("--kind", "leftovers,given-up,old-runs,old-stores") == {}
 
 
 @pytest.mark.parametrize("remover", ["gc", "ingest"])
@@ -80,7 +73,9 @@ def test_a_store_that_is_replaced_goes_whole(tmp_path: Path, monkeypatch: pytest
 
 def test_leftovers_are_listed_and_deleted_when_told(home: Path) -> None:
     (store,) = (home / "stores").glob("*.zarr")
+    assert listed("--kind", "leftovers,given-up,old-runs,old-stores") == {}
     made = [
+        home / "scratch" / f".predict.{DEAD}-x.partial",
         home / "stores" / f".x.zarr.{DEAD}-abc.partial",
         home / "runs" / f".result.json.{DEAD}.partial",
         home / "recipes" / f".vit.json.{DEAD}-0.partial",
@@ -98,7 +93,6 @@ def test_leftovers_are_listed_and_deleted_when_told(home: Path) -> None:
     (home / "flower" / "loopback" / f"up.{os.getpid()}-abc").mkdir()
     mine = home / "runs" / f".y.{os.getpid()}.partial"
     mine.write_bytes(b"x")  # this process is alive
-    before = {p: p.stat().st_mtime_ns for p in store.rglob("*") if p.is_file()}
     assert listed() == {p.name: "leftovers" for p in made}
     assert all(p.exists() for p in made)
     done = ok("gc", "--delete")
@@ -106,7 +100,6 @@ def test_leftovers_are_listed_and_deleted_when_told(home: Path) -> None:
     assert done.data["bytes"] == 1000 * len(made)
     assert not any(p.exists() for p in made)
     assert mine.exists()
-    assert {p: p.stat().st_mtime_ns for p in before if p.exists()} == {p: t for p, t in before.items() if p not in made}
     assert verify(store).ok
     assert ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2).data["reused"]
 
@@ -146,10 +139,8 @@ def test_unfinished_arrays_are_given_up_after_some_days_and_the_store_stays(own_
     (journal,) = place.glob("journal-*")
     assert listed() == {}
     found = ok("gc", "--days", 0).data["garbage"]
-    assert {(Path(g["path"]).name, g["kind"]) for g in found} == {
-        (journal.name, "given-up"), (toy_store.KEYS[1], "given-up"),
-    }  # fmt: skip
-    assert all("2 of 4 chunks of an array that was left 0 days ago" in g["why"] for g in found)
+    assert {Path(g["path"]).name for g in found} == {journal.name, toy_store.KEYS[1]}
+    assert {g["kind"] for g in found} == {"given-up"}
     with hold_lock(place / "locks" / "a.lock", "a", wait=False):
         assert listed("--days", 0) == {}
     ok("gc", "--days", 0, "--delete")
@@ -163,54 +154,43 @@ def test_unfinished_arrays_are_given_up_after_some_days_and_the_store_stays(own_
 def test_results_of_other_code_and_stores_of_other_content(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedcache.runs import garbage
-
     monkeypatch.setattr(garbage, "code_digest", lambda _method: "another")
-    assert list(listed("--kind", "old-runs").values()) == ["old-runs"]
+    for name, result in (("somebody's", {"method": "mine", "code": "c"}), ("unread", {"code": "c"})):
+        (home / "runs" / name).mkdir()
+        write_result(home / "runs" / name / "result.json", result)
+    assert list(listed("--kind", "old-runs").values()) == ["old-runs"], "one run is of a method that is here"
     assert listed() == {}
     (first,) = (home / "stores").glob("*.zarr")
-    images = folder(tmp_path / "more" / "images", train=9, test=2)
-    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 16)
+    images = folder(tmp_path / "shapes", train=9, test=2)
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
     assert listed("--kind", "old-stores") == {first.name: "old-stores"}
 
 
-@pytest.mark.parametrize(("words", "said"), [(("--kind", "everything"), "--kind"), (("--days", "-1"), "days")])
-def test_wrong_words(words: tuple[str, ...], said: str) -> None:
+@pytest.mark.parametrize("words", [("--kind", "everything"), ("--days", "-1")])
+def test_wrong_words(words: tuple[str, ...]) -> None:
     done = fedcache("gc", *words, "--json")
     assert done.code == 2
-    assert said in done.out
-    assert "Traceback" not in done.err
+    assert words[0] in done.out
 
 
 def test_models_of_finished_runs_go_when_they_are_named_and_results_stay(own_home: Path) -> None:
-    run, unfinished = own_home / "runs" / "a", own_home / "runs" / "b"
-    for path in (run, unfinished):
-        (path / "models").mkdir(parents=True)
-        (path / "models" / "seed-0.safetensors").write_bytes(bytes(70))
+    for name in ("a", "b"):
+        (own_home / "runs" / name / "models").mkdir(parents=True)
+        (own_home / "runs" / name / "models" / "seed-0.safetensors").write_bytes(bytes(70))
+    run = own_home / "runs" / "a"
     write_result(run / "result.json", {"digest": "d" * 64})
-    (run / "models" / f".seed-1.safetensors.{DEAD}-a.partial").write_bytes(b"torn")
-    home = Home(own_home)
-    assert [g.path for g in find_garbage(home)] == [run / "models" / f".seed-1.safetensors.{DEAD}-a.partial"]
-    (found,) = find_garbage(home, ["models"])
-    assert (found.path, found.kind, found.bytes) == (run / "models", "models", 74)
+    assert find_garbage(Home(own_home)) == []
+    (found,) = find_garbage(Home(own_home), ["models"])
+    assert (found.path, found.kind, found.bytes) == (run / "models", "models", 70)
     remove([found])
     assert (run / "result.json").exists()
     assert not (run / "models").exists()
 
 
 def test_what_frees_most_is_listed_first_and_of_equals_the_first_by_name(own_home: Path) -> None:
-    names = (f".a.{DEAD}.partial", f".b.{DEAD}.partial", f"flower/loopback/up.{DEAD}-c/log", f"runs/.d.{DEAD}.partial")
-    for name, size in zip(names, (10, 3000, 200, 200), strict=True):
-        (own_home / name).parent.mkdir(parents=True, exist_ok=True)
+    own_home.mkdir()
+    sizes = {f".a.{DEAD}.partial": 10, f".b.{DEAD}.partial": 3000, f".c.{DEAD}.partial": 200, f".d.{DEAD}.partial": 200}
+    for name, size in sizes.items():
         (own_home / name).write_bytes(bytes(size))
-    a, b, c, d = (str(own_home / name.removesuffix("/log")) for name in names)
-    assert [str(g.path) for g in find_garbage(Home(own_home))] == [b, c, d, a]
-    assert [g["path"] for g in ok("gc").data["garbage"]] == [b, c, d, a]
-
-
-def test_a_store_that_a_killed_predict_left_is_named(own_home: Path) -> None:
-    dead, alive = (own_home / "scratch" / f".predict.{pid}-x.partial" for pid in (DEAD, os.getpid()))
-    for path in (dead, alive):
-        path.mkdir(parents=True)
-        (path / "chunk").write_bytes(bytes(10))
-    assert [g.path for g in find_garbage(Home(own_home))] == [dead]
+    found = [garbage.path.name[:2] for garbage in find_garbage(Home(own_home))]
+    assert found == [".b", ".c", ".d", ".a"]

@@ -59,12 +59,8 @@ def test_a_moved_file_leaves_stored_runs_valid(package: Path) -> None:
     [
         ("heads/losses.py", "log_softmax", "softmax"),
         ("store/reader.py", "return ", "return None or "),
-        ("store/samples.py", "return ", "return None or "),
-        ("runs/row_sources.py", "return ", "return None or "),
         ("runs/row_sources.py", "good & (s.split == 0)", "good & (s.split == 2)"),
         ("extract/images.py", "return ", "return None or "),
-        ("federate/partition/rows.py", "return ", "return None or "),
-        ("federate/engine/local_training.py", "return ", "return None or "),
         ("runs/features.py", "return ", "return None or "),
     ],
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 from command import fedcache, ok
 
 import fedcache as fc
-from fedcache.errors import Exit, FedcacheError, UsageError
+from fedcache.errors import CorruptionError, Exit, UsageError
 from fedcache.report.find_runs import gather
 from fedcache.report.run_origin import store_of_run
 from fedcache.runs.directory import file_digest, read_result, write_result
@@ -36,28 +34,27 @@ def as_json(store: fc.Store, name: str, **how: object) -> fc.Partition:
     return made
 
 
+def files_of(store: fc.Store) -> list[str]:
+    return [file.name for file in (store.path / "partitions").iterdir()]
+
+
 @pytest.mark.parametrize("protocol", ["balanced", "matched"])
-def test_a_saved_partition_is_a_file_of_arrays(store: fc.Store, protocol: str) -> None:
-    made = make_partition(store, "dirichlet", name="p", **DIRICHLET, test_protocol=protocol)
-    assert [f.name for f in (store.path / "partitions").iterdir()] == ["p.partition"]
-    assert store.partitions == ["p"]
+def test_a_saved_partition_is_a_file_of_arrays_and_the_same_again_writes_nothing(
+    store: fc.Store, protocol: str
+) -> None:
+    how = {**DIRICHLET, "test_protocol": protocol}
+    made = make_partition(store, "dirichlet", name="p", **how)
+    assert files_of(store) == ["p.partition"]
     told = store.partition("p")
     assert (told["digest"], told["scheme"], told["seed"]) == (made.digest, "dirichlet", 0)
-    again = load_partition(store, "p")
-    assert again.to_payload() == made.to_payload()
-    assert fc.Partition.load(store.path / "partitions/p.partition").digest == made.digest
-    assert verify(store.path).ok
-
-
-def test_the_same_again_writes_nothing(store: fc.Store) -> None:
-    make_partition(store, "dirichlet", name="p", **DIRICHLET)
-    file = store.path / "partitions/p.partition"
-    before = file.stat().st_mtime_ns, (store.path / "manifest.json").stat().st_mtime_ns
-    made = make_partition(store, "dirichlet", name="p", **DIRICHLET)
-    store.put_partition("p", made.to_file())
-    assert (file.stat().st_mtime_ns, (store.path / "manifest.json").stat().st_mtime_ns) == before
-    other = make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=1, replace=True)
+    assert load_partition(store, "p").to_payload() == made.to_payload()
+    written = [store.path / "partitions/p.partition", store.path / "manifest.json"]
+    before = [file.stat().st_mtime_ns for file in written]
+    make_partition(store, "dirichlet", name="p", **how)
+    assert [file.stat().st_mtime_ns for file in written] == before
+    other = make_partition(store, "dirichlet", name="p", **how, seed=1, replace=True)
     assert load_partition(store, "p").digest == other.digest != made.digest
+    assert verify(store.path).ok
 
 
 def test_json_of_an_earlier_release_is_read_by_everything(store: fc.Store, tmp_path: Path) -> None:
@@ -65,73 +62,49 @@ def test_json_of_an_earlier_release_is_read_by_everything(store: fc.Store, tmp_p
     assert load_partition(store, "old").digest == made.digest
     assert store.partition("old") == made.to_payload()
     assert make_partition(store, "dirichlet", name="old", **DIRICHLET).digest == made.digest  # and is left as it is
-    assert [f.name for f in (store.path / "partitions").iterdir()] == ["old.json"]
+    assert files_of(store) == ["old.json"]
     where = ("--store", store.path)
     assert ok("inspect", store.path).data["partitions"] == ["old"]
-    assert ok("ls").code == 0
     run = ok("train", "--method", "fed3r", *where, "-p", "old").data
-    assert read_result(Path(run["path"]) / "result.json")["partition"]["digest"] == made.digest
-    assert ok("shard", *where, "-p", "old", "--out", tmp_path / "sites").code == 0
-    assert ok("verify", store.path).code == 0
-    done = fedcache("partition", *where, "--scheme", "iid", "--clients", 2, "--name", "old", "--json")
-    assert done.code == Exit.USAGE
+    assert run["partition"]["digest"] == made.digest
+    ok("shard", *where, "-p", "old", "--out", tmp_path / "sites")
+    ok("verify", store.path)
     file = tmp_path / "old.json"
     file.write_bytes(canonical_json(made.to_payload()))
-    same = ok("train", "--method", "fed3r", *where, "-p", file).data
-    assert (same["partition"]["digest"], same["reused"]) == (made.digest, True)
-
-
-def test_arrays_take_the_place_of_json_of_the_same_name(store: fc.Store) -> None:
-    as_json(store, "p")
-    other = make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=1, replace=True)
-    assert [f.name for f in (store.path / "partitions").iterdir()] == ["p.partition"]
-    assert fc.Store.open(store.path).partitions == ["p"]
-    assert load_partition(fc.Store.open(store.path), "p").digest == other.digest
+    assert ok("train", "--method", "fed3r", *where, "-p", file).data["reused"]
+    other = make_partition(store, "dirichlet", name="old", **DIRICHLET, seed=1, replace=True)
+    assert files_of(store) == ["old.partition"]
+    assert load_partition(fc.Store.open(store.path), "old").digest == other.digest
     assert verify(store.path).ok
-    assert verify(store.path).notes == []
 
 
-@pytest.mark.parametrize("place", [0, 12, 300, -1])
-def test_a_damaged_file_is_found_and_forgotten_by_repair(store: fc.Store, place: int) -> None:
+@pytest.mark.parametrize("place", [0, 12, 300, -1, None])
+def test_a_damaged_or_missing_file_is_found_and_forgotten_by_repair(store: fc.Store, place: int | None) -> None:
     make_partition(store, "dirichlet", name="p", **DIRICHLET)
-    file = store.path / "partitions/p.partition"
-    raw = bytearray(file.read_bytes())
-    raw[place] ^= 4
-    file.write_bytes(raw)
-    with pytest.raises(FedcacheError) as caught:
+    if place is None:
+        (store.path / "partitions/p.partition").unlink()
+    else:
+        damage(store, "p", place)
+    with pytest.raises(CorruptionError):
         load_partition(store, "p")
-    assert caught.value.code == Exit.CORRUPT
     assert fedcache("train", "--method", "fed3r", "--store", store.path, "-p", "p", "--json").code == Exit.CORRUPT
     assert [p["file"] for p in verify(store.path).problems] == ["partitions/p.partition"]
-    assert repair(store.path) == ["partitions/p.partition is forgotten: make the partition again."]
+    assert len(repair(store.path)) == 1
     assert fc.Store.open(store.path).partitions == []
 
 
-def test_a_missing_file_is_corruption(store: fc.Store) -> None:
-    make_partition(store, "dirichlet", name="p", **DIRICHLET)
-    (store.path / "partitions/p.partition").unlink()
-    with pytest.raises(FedcacheError, match="missing or unreadable") as caught:
-        load_partition(store, "p")
-    assert caught.value.code == Exit.CORRUPT
-
-
-@pytest.mark.parametrize("name", ["mine.json", "mine.partition", "mine"])
+@pytest.mark.parametrize("name", ["mine.json", "mine.partition"])
 def test_a_partition_is_shared_as_a_file_of_either_form(store: fc.Store, tmp_path: Path, name: str) -> None:
     where = ("--store", store.path)
     made = ok("partition", *where, "--scheme", "iid", "--clients", 3, "--out", tmp_path / name).data
     raw = (tmp_path / name).read_bytes()
-    assert (json.loads(raw)["digest"] == made["digest"]) if name == "mine.json" else raw.startswith(b"\x89FCARR1\n")
+    assert raw.startswith(b"{" if name == "mine.json" else b"\x89FCARR1\n")
     run = ok("train", "--method", "fed3r", *where, "-p", tmp_path / name).data
     assert run["partition"]["digest"] == made["digest"]
-    kept = Path(run["path"]) / "partition-0.partition"  # the file may go
-    assert fc.Partition.load(kept).digest == made["digest"]
-    (tmp_path / name).unlink()
-    again = ok("train", "--config", Path(run["path"]) / "config.toml").data
-    assert again["reused"]
+    (tmp_path / name).unlink()  # the run keeps the partition
+    assert ok("train", "--config", Path(run["path"]) / "config.toml").data["reused"]
     (tmp_path / name).write_bytes(raw[:-9])
-    done = fedcache("train", "--method", "fed3r", *where, "-p", tmp_path / name, "--json")
-    assert done.code == Exit.CORRUPT
-    assert "is not a sound partition file" in done.envelope["error"]["message"]
+    assert fedcache("train", "--method", "fed3r", *where, "-p", tmp_path / name, "--json").code == Exit.CORRUPT
 
 
 def test_a_file_that_says_it_is_another_partition_is_refused(store: fc.Store, tmp_path: Path) -> None:
@@ -140,7 +113,6 @@ def test_a_file_that_says_it_is_another_partition_is_refused(store: fc.Store, tm
     one.save(tmp_path / "p.partition")
     done = fedcache("train", "--method", "fed3r", "--store", store.path, "-p", tmp_path / "p.partition", "--json")
     assert done.code == Exit.CORRUPT
-    assert f"it claims {other.digest[:12]}" in done.envelope["error"]["message"]
 
 
 @pytest.mark.slow
@@ -161,45 +133,25 @@ def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store: fc.Store
         path / "result.json", {**result, "files": {**files, old.name: file_digest(old.name, old.read_bytes())}}
     )
 
-    assert ok(*words).data["reused"]
     assert ok("train", "--config", config).data["reused"]
     (entry,) = gather([path], path.parent).entries
     rows = store_of_run([entry])
     assert not isinstance(rows, str)
     assert rows.partition.digest == made.digest
-    assert ok("report", path, "-o", path.parent.parent / "r.html").code == 0
     assert ok("ls", "--runs").data["left_out"] == []
-    other = shutil.copy(config, path.parent.parent / "mine.toml")
-    assert ok("train", "--config", other, "--set", "lam=0.5").data["partition"]["digest"] == made.digest
     old.write_bytes(old.read_bytes().replace(b"client-0", b"client-9"))
     assert fedcache(*words, "--json").code == Exit.CORRUPT
 
 
 def test_verify_computes_the_digest_that_reading_a_store_believes(store: fc.Store) -> None:
     made = make_partition(store, "dirichlet", name="p", **DIRICHLET)
-    as_json(store, "old", seed=5)
-    assert ok("verify", store.path).data["problems"] == []
     other = make_partition(store, "dirichlet", save=False, **DIRICHLET, seed=1)
     other.__dict__["digest"] = made.digest
     store.put_partition("p", other.to_file())  # somebody who writes manifests, too
     assert load_partition(store, "p").digest == made.digest
     done = fedcache("verify", store.path, "--json")
     assert done.code == Exit.CORRUPT
-    (problem,) = done.data["problems"]
-    assert problem["file"] == "partitions/p.partition"
-    assert "its content has digest" in problem["what"]
-    (store.path / problem["file"]).unlink()
-    assert ok("repair", store.path).data["repaired"]
-    assert ok("verify", store.path).code == 0
-
-
-def test_the_file_of_another_partition_is_not_taken_for_this_one(store: fc.Store) -> None:
-    for name, seed in (("p", 0), ("q", 1)):
-        make_partition(store, "dirichlet", name=name, **DIRICHLET, seed=seed)
-    shutil.copy(store.path / "partitions/q.partition", store.path / "partitions/p.partition")
-    with pytest.raises(FedcacheError, match="does not have the sha256 of the manifest") as caught:
-        load_partition(store, "p")
-    assert caught.value.code == Exit.CORRUPT
+    assert [problem["file"] for problem in done.data["problems"]] == ["partitions/p.partition"]
 
 
 def damage(store: fc.Store, name: str, at: int) -> None:
@@ -217,16 +169,14 @@ def test_a_damaged_partition_is_made_again_by_the_command_that_its_error_names(
 ) -> None:
     made = make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=7)
     damage(store, "p", at)
-    with pytest.raises(FedcacheError, match="does not have the sha256 of the manifest") as caught:
+    with pytest.raises(CorruptionError) as caught:
         load_partition(store, "p")
-    end = " --replace" if "SCHEME" in scheme else ""
-    assert caught.value.hint == f"To make it again:  fedcache partition {scheme} --name p{end}"
-    with pytest.raises(UsageError, match="is damaged, and this is another one") as caught:
+    assert f"fedcache partition {scheme} --name p" in caught.value.hint
+    with pytest.raises(UsageError, match="damaged") as refused:
         make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=8)
-    assert caught.value.hint.endswith("--replace")
-    assert make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=7).digest == made.digest
+    assert refused.value.hint.endswith("--replace")
+    make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=7)
     assert load_partition(store, "p").digest == made.digest
-    assert verify(store.path).ok
     damage(store, "p", at)
     other = make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=8, replace=True)
     assert load_partition(store, "p").digest == other.digest

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcache.federate.engine.outcome import confusion
 from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.runs import results
 from fedcache.runs.client_columns import CLIENTS_FILE, CLIENTS_IN_RESULT
-from fedcache.runs.results import SeedResult, columns_of_seeds, mean_std, trust_section
+from fedcache.runs.results import SeedResult, columns_of_seeds, mean_std
 from fedcache.runs.trust_words import describe_privacy, describe_trust
 
 
@@ -127,43 +126,20 @@ def test_refused_uploads_and_confusions_are_summed_over_seeds() -> None:
     assert results._summed([[[1]], None]) is None
 
 
-def test_a_confusion_counts_labelled_rows_that_got_a_prediction() -> None:
-    label = np.array([2, 2, -1, 1, 2])  # one row has no label, one no prediction
-    counts = confusion(label, np.array([2, 0, 1, 1, -1]), 3)
-    assert counts.tolist() == [[0, 0, 0], [0, 1, 0], [1, 0, 1]]
-    assert confusion(label, np.array([2, 0, 1, 1, -1]), 100).sum() == 3
-
-
-def test_the_trust_part_of_a_result_is_there_where_something_was_done() -> None:
-    names = [("p", "q"), ("q",)]
-    assert trust_section({}, {"noise": 1.0}, names, 5) == {}
-    assert trust_section({"aggregate": "median"}, {}, names, 5) == {"trust": {"aggregate": "median"}}
-    assert trust_section({"attack": "nan:0.2"}, {}, names, 5) == {
-        "trust": {"attack": "nan:0.2", "attackers": [["p", "q"], ["q"]]}
-    }
-    kept = {"on_bad_update": "reject"}
-    assert trust_section(kept, {"noise": 1.0}, [], 5) == {
-        "trust": {"on_bad_update": "reject", "rejected": 5, "privacy": {"noise": 1.0}}
-    }
-
-
 @pytest.mark.parametrize(
-    ("section", "lines"),
+    ("section", "said"),
     [
-        ({}, []),
-        ({"aggregate": "mean", "rejected": 0}, []),
-        ({"aggregate": "krum"}, ["Uploads taken together by krum."]),
-        ({"attack": "nan:0.2", "attackers": [["b"], ["a", "b"]]}, ["Attack nan:0.2: 2 clients lied (a, b)."]),
-        ({"attack": "nan:0.2", "attackers": [list("fedcba")]},
-         ["Attack nan:0.2: 6 clients lied (a, b, c, d, e, ...)."]),
-        ({"attack": "nan:0.2", "attackers": [list("edcba")]}, ["Attack nan:0.2: 5 clients lied (a, b, c, d, e)."]),
-        ({"attack": "nan:0", "attackers": [[]]}, ["Attack nan:0: nobody lied."]),
-        ({"rejected": 3}, ["3 uploads were rejected over all rounds and seeds."]),
-        ({"privacy": {"noise": 0.0}}, ["Privacy: no noise, so nothing is promised (clipping alone)."]),
+        ({"aggregate": "krum"}, "krum"),
+        ({"attack": "nan:0.2", "attackers": [["b"], ["a", "b"]]}, "(a, b)"),
+        ({"attack": "nan:0.2", "attackers": [list("fedcba")]}, "(a, b, c, d, e, ...)"),
+        ({"rejected": 3}, "3 uploads"),
+        ({"privacy": {"noise": 0.0}}, "no noise"),
     ],
-)  # fmt: skip
-def test_what_was_done_with_uploads_is_told(section: dict[str, Any], lines: list[str]) -> None:
-    assert describe_trust(section) == lines
+)
+def test_what_was_done_with_uploads_is_told(section: dict[str, Any], said: str) -> None:
+    (line,) = describe_trust(section)
+    assert said in line
+    assert describe_trust({"aggregate": "mean", "rejected": 0}) == []
 
 
 COST: dict[str, Any] = {
@@ -171,34 +147,19 @@ COST: dict[str, Any] = {
     "epsilon_rdp": 1.5, "composed": {"epsilon_pld": 4.0, "epsilon_rdp": None}, "participants": "secret",
     "participants_known": {"epsilon_pld": None}, "allowed": ["evaluation", "rows"], "noise_from": "--dp-seed 3",
 }  # fmt: skip
-FIGURES = "epsilon 1.23 (by Renyi divergence 1.5), delta 1e-05; 20 rounds, each client in a round with probability 0.5."
-NOISE = (
-    " Noise from the operating system: the run cannot be repeated bit for bit. Epsilon does not cover, and --dp-allow "
-    "allows: evaluation, rows."
-)
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    ("changes", "said"),
     [
-        ({}, f"Privacy: {FIGURES} Nobody is told who took part (else it were too large to be worth computing).{NOISE}"),
-        ({"participants_known": {"epsilon_pld": 3.0}},
-         f"Privacy: {FIGURES} Nobody is told who took part (else it were 3).{NOISE}"),
-        ({"participants_known": None, "participants": "known"},
-         f"Privacy: {FIGURES} Who took part is told, so sampling hides nothing.{NOISE}"),
-        ({"participants_known": None}, f"Privacy: {FIGURES}{NOISE}"),
-        ({"seeds": 3, "participants_known": None},
-         "Privacy: epsilon 1.23 for each of 3 seeds and 4 for all of them together (by Renyi divergence 1.5 and "
-         f"without bound), delta 1e-05; 20 rounds, each client in a round with probability 0.5.{NOISE}"),
-        ({"simulation": True},
-         "Simulation of privacy: anyone can repeat the noise of --dp-seed 3, so it hides nothing. Noise that is not "
-         f"repeatable would have {FIGURES} This takes it that nobody knows who took part (else too large to be worth "
-         "computing)."),
-        ({"simulation": True, "participants_known": None},
-         "Simulation of privacy: anyone can repeat the noise of --dp-seed 3, so it hides nothing. Noise that is not "
-         f"repeatable would have {FIGURES}"),
-        ({"noise": 0.0}, "Privacy: no noise, so nothing is promised (clipping alone)."),
+        ({}, ["epsilon 1.23", "divergence 1.5", "1e-05", "20 rounds", "0.5", "too large", "evaluation, rows"]),
+        ({"participants_known": {"epsilon_pld": 3.0}}, ["(else it were 3)"]),
+        ({"participants_known": None, "participants": "known"}, ["sampling hides nothing"]),
+        ({"seeds": 3, "participants_known": None}, ["1.23 for each of 3 seeds", "4 for all", "without bound"]),
+        ({"simulation": True}, ["Simulation of privacy", "--dp-seed 3", "epsilon 1.23", "too large"]),
+        ({"noise": 0.0}, ["no noise"]),
     ],
-)  # fmt: skip
-def test_what_noise_promises_is_one_sentence_after_another(changes: dict[str, Any], line: str) -> None:
-    assert describe_privacy({**COST, **changes}) == line
+)
+def test_what_noise_promises_is_told(changes: dict[str, Any], said: list[str]) -> None:
+    line = describe_privacy({**COST, **changes})
+    assert [words for words in said if words not in line] == []

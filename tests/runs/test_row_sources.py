@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,12 @@ from heard import Heard
 
 import fedcache as fc
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.methods import METHODS
+from fedcache.errors import FedcacheError, StoreError, UsageError
 from fedcache.process import Stop
-from fedcache.progress import Silent
 from fedcache.runs.client_stores import open_clients
-from fedcache.runs.features import RunInputs, read_client_stores
+from fedcache.runs.features import RunInputs
 from fedcache.runs.open_run import prepare_run, row_source
-from fedcache.runs.row_sources import InputCache, Preparation, ShardRows, StoreRows
+from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.store.export import write_shards
 
 ROWS = 20
@@ -49,86 +48,62 @@ def test_all_arrays_are_concatenated_as_far_as_they_have_views() -> None:
     place = store()
     inputs, heard = prepared(place, "fedavg")
     keys = list(place.arrays)
-    widths = tuple(place.arrays[key].shape[2] for key in keys)
     parts = [place.reader(key).all()[:, :2] for key in keys]
     assert torch.equal(inputs.data.x, torch.from_numpy(np.concatenate(parts, axis=2)))
-    assert inputs.data.widths == widths
-    counts = ", ".join(str(place.arrays[key].shape[1]) for key in keys)
-    assert f"Views: 2 of each backbone, as all of them have ({counts})." in heard.notes
-    assert (inputs.features.arrays, inputs.backbones) == (
-        tuple(keys),
-        tuple(sorted("ab", key=lambda n: keys[0][0] != n)),
-    )
+    assert inputs.data.widths == tuple(place.arrays[key].shape[2] for key in keys)
+    assert any(note.startswith("Views: 2 of each backbone") for note in heard.notes)
+    assert inputs.features.arrays == tuple(keys)
     assert inputs.features.digests == tuple(place.arrays[key].digest for key in keys)
     assert (inputs.domains, inputs.classes) == (("ink", "pen"), ("cat", "dog"))
     assert inputs.data.domain is not None
     assert inputs.data.domain.tolist() == [int(i % 4 >= 2) for i in range(ROWS)]
     assert inputs.data.y.tolist() == [i % 2 for i in range(ROWS)]
-    d = place.dataset
-    assert inputs.dataset == {"slug": d["slug"], "digest": d["digest"], "rows": ROWS, "ok": ROWS}
-    assert inputs.choices == {"backbones": list(inputs.backbones)}, "the store was named"
-    assert inputs.seconds.keys() == {"extract", "load"}
-    assert min(inputs.seconds.values()) >= 0
+    assert inputs.dataset == {
+        "slug": place.dataset["slug"],
+        "digest": place.dataset["digest"],
+        "rows": ROWS,
+        "ok": ROWS,
+    }
     alone, heard = prepared(place, "fedavg", backbones=("b",))
     assert (alone.data.widths, alone.backbones) == ((2,), ("b",))
     assert not [note for note in heard.notes if note.startswith("Views")]
 
 
-def test_a_store_that_was_found_is_part_of_what_runs_it_again() -> None:
-    place = store()
-    preparation = Preparation(Home.from_environment(), Silent(), Stop())
-    for config, named in ((TrainConfig(method="fedavg"), False), (TrainConfig(method="fedavg", dataset="d"), True)):
-        source = StoreRows(config, PartitionConfig("iid", 3), preparation)
-        source.store = place
-        key = next(iter(place.arrays))
-        wanted = {"backbones": [str(place.arrays[key].recipe["backbone"])]}
-        assert source.choices([key]) == (wanted if named else {"store": str(place.path.resolve()), **wanted})
+@pytest.mark.parametrize(
+    ("labels", "method", "said"),
+    [
+        ([0] * 15 + [-1] * 5, "fedavg", "No test row has a label"),
+        ([0] * 16 + [-1] * 4, "fedavg", None),
+        ([-1] * 15 + [1] * 5, "fedavg-simclr", "No training row has a label"),
+        ([-1] * 15 + [1] * 5, "clip-zs", None),  # text needs no probe
+    ],
+)
+def test_rows_without_labels_are_told_of_where_something_would_be_scored(
+    labels: list[int], method: str, said: str | None
+) -> None:
+    place = store(np.array(labels), text={"a": np.eye(2, 3)} if method == "clip-zs" else None)
+    notes = [note for note in prepared(place, method)[1].notes if "has a label" in note]
+    assert [note.partition(":")[0] for note in notes] == ([] if said is None else [said])
 
 
-def test_rows_without_labels_are_told_of_where_something_would_be_scored() -> None:
-    train_only = store(np.where(np.arange(ROWS) < 15, np.arange(ROWS) % 2, -1), name="train-only")
-    unscored = "No test row has a label: the models are made, and nothing is scored."
-    assert unscored in prepared(train_only, "fedavg")[1].notes
-    one_known = store(np.where(np.arange(ROWS) < 16, np.arange(ROWS) % 2, -1), name="one-known")
-    assert unscored not in prepared(one_known, "fedavg")[1].notes
-    test_only = store(np.where(np.arange(ROWS) < 15, -1, 1), name="test-only")
-    no_probe = "No training row has a label: no linear probe can be trained, and nothing is scored."
-    assert no_probe in prepared(test_only, "fedavg-simclr")[1].notes
-    assert no_probe not in prepared(train_only, "fedavg-simclr")[1].notes
-    worded = store(np.where(np.arange(ROWS) < 15, -1, 1), name="worded", text={"a": np.eye(2, 3)})
-    assert no_probe not in prepared(worded, "clip-zs")[1].notes, "text needs no probe"
-
-
-@pytest.mark.parametrize(("views", "said"), [(1, True), (2, True), (3, False)])
+@pytest.mark.parametrize(("views", "said"), [(2, True), (3, False)])
 def test_too_few_views_for_augmentation_are_told_of(views: int, said: bool) -> None:
     _, heard = prepared(store(arrays={"a": features(views, 3)}), "fedavg-simclr")
-    note = (
-        f"Views stored of each image: {views}. fedavg-simclr wants augmentations: approx; `fedcache extract --views 8` "
-        "stores some."
-    )
-    assert (note in heard.notes) is said
-    _, other = prepared(store(arrays={"a": features(views, 3)}), "fedavg")
-    assert not [n for n in other.notes if n.startswith("Views stored")]
+    assert any(f"Views stored of each image: {views}" in note for note in heard.notes) is said
 
 
 def test_points_of_a_grid_read_features_draw_rows_and_warn_once() -> None:
     place, cache = store(np.zeros(ROWS, int)), InputCache()
     first, heard = prepared(place, "fedavg", cache)
-    assert len([w for w in heard.warnings if "only one class among the training rows (cat)" in w]) == 1
+    assert len([warning for warning in heard.warnings if "(cat)" in warning]) == 1
     again, heard = prepared(place, "fedavg", cache, set={"lr": "0.5"})
     assert heard.warnings == []
     assert again.features is first.features
     assert again.partitions is first.partitions
     scaled, _ = prepared(place, "fedavg", cache, set={"feat_post": "l2"})
     assert scaled.features is not first.features
-    assert torch.allclose(scaled.data.x.norm(dim=2)[:, :1], torch.ones(ROWS, 1) * scaled.data.x.norm(dim=2)[0, 0])
     other, _ = prepared(place, "fedavg", cache, domain=("ink",))
     assert other.partitions is not first.partitions
-
-
-def test_a_domain_that_is_not_there_is_corrected() -> None:
-    with pytest.raises(FedcacheError, match=r"^Unknown domain 'inc'. Did you mean 'ink'\?"):
-        prepared(store(), "fedavg", domain=("pen", "inc"))
 
 
 def sites(place: fc.Store, folder: Path) -> Path:
@@ -142,112 +117,77 @@ def test_shards_do_not_go_where_others_are(tmp_path: Path) -> None:
     place, rows = store(), np.array([0, 1])
     folder = sites(place, tmp_path / "sites")
     assert sites(place, folder) == folder, "the same ones are there already"
-    with pytest.raises(FedcacheError) as caught:
-        write_shards(place, [("p", rows, rows)], folder)
-    assert caught.value.message == f"{folder} holds 1 stores that are not of this partition, 1-q.zarr for one."
-    assert caught.value.hint == "Name another folder:  --out DIR"
-    with pytest.raises(FedcacheError, match="with digest"):
-        write_shards(place, [("p", rows, rows), ("q", rows, rows)], folder)
+    for clients, said in ((["p"], r"1-q\.zarr"), (["p", "q"], "digest")):
+        with pytest.raises(FedcacheError, match=said):
+            write_shards(place, [(client, rows, rows) for client in clients], folder)
+
+
+def of_shards(folder: Path, method: str, **config: Any) -> RunInputs:
+    asked = TrainConfig(method=method, clients_from=str(folder), participation="all", **config)
+    preparation = Preparation(Home.from_environment(), Heard(), Stop())
+    return prepare_run(asked, row_source(asked, PartitionConfig(), preparation))
 
 
 def test_rows_that_several_client_stores_hold_are_read_once(tmp_path: Path) -> None:
     place = store(text={"a": np.eye(2, 3, dtype=np.float32)})
-    folder, heard = sites(place, tmp_path / "sites"), Heard()
-    config = TrainConfig(method="fed3r", clients_from=str(folder), seeds="3,1", backbones=("a",), participation="all")
-    preparation = Preparation(Home.from_environment(), heard, Stop())
-    inputs = prepare_run(config, row_source(config, PartitionConfig(), preparation))
+    inputs = of_shards(sites(place, tmp_path / "sites"), "fed3r", seeds="3,1", backbones=("a",))
     rows = [0, 1, 5, 7, 9, 14, 15, 16, 17, 18, 19]  # each once, in the parent's order
     (key,) = inputs.features.arrays
-    assert torch.allclose(
-        inputs.data.x, torch.nn.functional.normalize(torch.from_numpy(place.reader(key).all()[rows]), dim=-1)
-    ), "a backbone with text: to the sphere"
+    x = torch.nn.functional.normalize(torch.from_numpy(place.reader(key).all()[rows]), dim=-1)
+    assert torch.allclose(inputs.data.x, x), "a backbone with text: to the sphere"
     assert inputs.data.y.tolist() == [r % 2 for r in rows]
     assert inputs.data.domain is not None
     assert inputs.data.domain.tolist() == [int(r % 4 >= 2) for r in rows]
     partition = inputs.partitions[3]
     assert inputs.partitions == {3: partition, 1: partition}
-    assert [(c.name, c.train.tolist(), c.test.tolist()) for c in partition.clients] == [
-        ("p", [1, 2, 3], [6, 7, 8, 9, 10]), ("q", [0, 2, 4, 5], [6, 7, 8, 9, 10]),
-    ]  # fmt: skip
+    assert [(c.name, c.train.tolist()) for c in partition.clients] == [("p", [1, 2, 3]), ("q", [0, 2, 4, 5])]
     assert partition.test.tolist() == [6, 7, 8, 9, 10]
+    assert all(client.test.tolist() == partition.test.tolist() for client in partition.clients)
     assert partition.validation is None
     assert (partition.dataset, partition.pool) == (place.dataset["digest"], 11)
-    assert inputs.dataset == {"slug": inputs.dataset["slug"], "digest": place.dataset["digest"], "rows": 17, "ok": 17}
-    assert inputs.choices == {"backbones": ["a"]}
-    assert heard.notes[0] == f"2 client stores in {folder}."
-    assert inputs.seconds["extract"] == 0.0
+    assert (inputs.dataset["digest"], inputs.dataset["rows"]) == (place.dataset["digest"], 17)
 
 
 def test_client_stores_bring_the_rows_to_choose_by(tmp_path: Path) -> None:
     place, test = store(), np.arange(15, ROWS)
     held = [("p", np.array([1, 7]), test), ("q", np.array([0, 9, 14]), test)]
     write_shards(place, held, tmp_path / "sites", [np.array([5, 6]), None])
-    config = TrainConfig(method="fedncm", clients_from=str(tmp_path / "sites"), backbones=("a",), participation="all")
-    inputs = prepare_run(
-        config, row_source(config, PartitionConfig(), Preparation(Home.from_environment(), Heard(), Stop()))
-    )
-    (partition,) = inputs.partitions.values()
+    (partition,) = of_shards(tmp_path / "sites", "fedncm", backbones=("a",)).partitions.values()
     # Rows 0, 1, 5, 6, 7, 9, 14, 15, .. of the parent: 5 and 6 are the third and the fourth.
     assert [c.validation.tolist() for c in partition.clients if c.validation is not None] == [[2, 3], []]
     assert [c.train.tolist() for c in partition.clients] == [[1, 4], [0, 5, 6]]
 
 
-def test_what_client_stores_cannot_serve_is_refused(tmp_path: Path) -> None:
-    folder = sites(store(), tmp_path / "sites")
-
-    def refused(method: str, message: str, hint: str, **config: Any) -> None:
-        asked = TrainConfig(method=method, clients_from=str(folder), **config)
-        source = ShardRows(asked, folder, Preparation(Home.from_environment(), Silent(), Stop()))
-        with pytest.raises(FedcacheError) as caught:
-            source.open(METHODS[method], METHODS[method].resolve())
-        assert (caught.value.code, caught.value.message, caught.value.hint) == (Exit.USAGE, message, hint)
-
-    refused(
-        "fedavg-scratch", "fedavg-scratch trains on images, and --clients-from on the features of client stores.",
-        "Train on the store they were cut from: fedcache train --method fedavg-scratch --partition NAME",
-    )  # fmt: skip
-    for config in ({"client_backbones": ("a",)}, {"client_set": {"dim": "3"}}):
-        refused(
-            "solo",
-            "--client-backbones and --client-set deal differences to clients by number, --clients-from to stores.",
-            "Train on the store they were cut from:  fedcache train --partition NAME", **config,
-        )  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "config"),
+    [("fedavg-scratch", {}), ("solo", {"client_backbones": ("a",)}), ("solo", {"client_set": {"dim": "3"}})],
+)
+def test_what_client_stores_cannot_serve_is_refused(tmp_path: Path, method: str, config: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="--clients-from"):
+        of_shards(sites(store(), tmp_path / "sites"), method, **config)
 
 
 def test_client_stores_without_labels_are_refused_where_they_are_read(tmp_path: Path) -> None:
     folder = sites(store(np.where(np.arange(ROWS) == 9, -1, np.arange(ROWS) % 2)), tmp_path / "sites")
-    config = TrainConfig(method="fed3r", clients_from=str(folder))
-    preparation = Preparation(Home.from_environment(), Silent(), Stop())
-    with pytest.raises(FedcacheError) as caught:
-        prepare_run(config, row_source(config, PartitionConfig(), preparation))
-    assert caught.value.message == f"fed3r needs labels, and rows of the client stores in {folder} have none."
-    assert caught.value.hint == "Add labels to the dataset, then:  fedcache shard --partition NAME --out DIR"
+    with pytest.raises(FedcacheError, match="fed3r needs labels"):
+        of_shards(folder, "fed3r")
 
 
-def test_a_folder_without_client_stores_is_told_what_makes_them(tmp_path: Path) -> None:
-    def refused(message: str, hint: str) -> None:
-        with pytest.raises(FedcacheError) as caught:
+def test_a_folder_without_client_stores_is_refused(tmp_path: Path) -> None:
+    def refused(said: str) -> None:
+        with pytest.raises(StoreError, match=said):
             open_clients(tmp_path / "sites")
-        assert (caught.value.code, caught.value.message, caught.value.hint) == (Exit.STORE, message, hint)
 
-    make = "fedcache shard --partition NAME --out DIR"
-    refused(f"There is no directory {tmp_path / 'sites'}.", f"{make}   makes client stores.")
+    refused("no directory")
     (tmp_path / "site").mkdir()
-    refused(f"There is no directory {tmp_path / 'sites'}. Did you mean 'site'?", f"{make}   makes client stores.")
+    refused("'site'")
     (tmp_path / "sites").mkdir()
-    refused(f"{tmp_path / 'sites'} holds no client stores.", f"{make}   makes them.")
+    refused("no client stores")
     folder = sites(store(), tmp_path / "sites")
-    (folder / "0-p.zarr").rename(tmp_path / "p.zarr")
-    refused(f"{folder} lacks client 0: it has 1 stores, numbered up to 1.", f"{make}   writes what is missing.")
+    shutil.copytree(folder / "0-p.zarr", folder / "9-copy.zarr")
+    refused(r"9-copy\.zarr")
+    shutil.rmtree(folder / "9-copy.zarr")
+    shutil.rmtree(folder / "0-p.zarr")
+    refused("client 0")
     fc.Store.from_arrays({"a": features(1, 2)}, path=folder / "0-p.zarr")
-    refused(f"{folder / '0-p.zarr'} is not a client's store.", make)
-
-
-def test_features_of_client_stores_are_placed_by_row() -> None:
-    first = store()
-    key = next(iter(first.arrays))
-    places = [np.arange(ROWS)[::-1].copy()]
-    found = read_client_stores(METHODS["fedavg"], {}, [first], [key], places, "none", np.arange(3))
-    assert torch.equal(found.data.x, torch.from_numpy(first.reader(key).all()[::-1].copy()))
-    assert found.data.y.tolist() == [i % 2 for i in reversed(range(ROWS))]
-    assert found.arrays == (key,)
+    refused(r"0-p\.zarr is not a client's")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from arrays import ingested
 from command import fedcache, ok
-from pictures import folder
 
 import fedcache as fc
 from fedcache.runs import loop
@@ -21,22 +18,16 @@ FED3R = ("train", "--method", "fed3r", *IID)
 GRID = ("grid", "--method", "fedavg", "--sweep", "lr=0.1,0.01", *IID, "--rounds", 1)
 
 
-def extracted(place: Path) -> Path:
-    images = folder(place / "shapes", train=12, test=4)
-    done = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
-    return Path(done.data["path"])
-
-
-@pytest.fixture
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
-    return once(extracted)
-
-
 @pytest.mark.parametrize(
     ("name", "harm"),
-    [*itertools.product(FILES, ("emptied", "gone", "other")), ("result.json", "emptied"), ("result.json", "other")],
+    [
+        *((name, "other") for name in FILES),
+        ("config.toml", "emptied"),
+        ("rounds.jsonl", "gone"),
+        ("result.json", "other"),
+    ],
 )
-def test_a_result_with_a_damaged_promise_is_not_returned(store: Path, name: str, harm: str) -> None:
+def test_a_result_with_a_damaged_promise_is_not_returned(shapes: Path, name: str, harm: str) -> None:
     words = (*FED3R, "--seeds", "0,1", "--repartition")
     first = ok(*words).data
     path = Path(first["path"]) / name
@@ -59,7 +50,7 @@ def test_a_result_with_a_damaged_promise_is_not_returned(store: Path, name: str,
 
 
 @pytest.mark.slow
-def test_damaged_measurements_are_a_warning_and_no_error(store: Path) -> None:
+def test_damaged_measurements_are_a_warning_and_no_error(shapes: Path) -> None:
     path = Path(ok(*FED3R).data["path"]) / "measured.json"
     for content in (b"", b"[]", b'{"seconds": 1}'):
         path.write_bytes(content)
@@ -67,24 +58,23 @@ def test_damaged_measurements_are_a_warning_and_no_error(store: Path) -> None:
         assert again.data["reused"]
         assert again.data["seconds"] == {}
         assert any("measured.json" in w for w in again.envelope["warnings"])
-    shown = fedcache(*FED3R)
-    assert shown.code == 0, shown.err
     ok(*FED3R, "--fresh")
     assert ok(*FED3R).envelope["warnings"] == []
 
 
-def test_the_same_result_has_the_same_bits_wherever_store_and_runs_lie(store: Path, tmp_path: Path) -> None:
-    moved = tmp_path / "elsewhere" / "other.zarr"
-    shutil.copytree(store, moved)
-    bits = []
-    for number, place in enumerate((store, moved)):
-        run = ok(*FED3R, "--store", place, "--runs", tmp_path / f"runs{number}").data
-        assert str(place) in (Path(run["path"]) / "config.toml").read_text()
-        bits.append((Path(run["path"]) / "result.json").read_bytes())
-    assert bits[0] == bits[1]
+def test_the_same_result_has_the_same_bits_wherever_store_and_runs_lie(shapes: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(shapes, tmp_path / "elsewhere" / "other.zarr")
+    results = []
+    for number, place in enumerate((shapes, moved)):
+        run = Path(ok(*FED3R, "--store", place, "--runs", tmp_path / f"runs{number}").data["path"])
+        assert str(place) in (run / "config.toml").read_text()
+        results.append((run / "result.json").read_bytes())
+    assert results[0] == results[1]
+    assert b"seconds" not in results[0]
+    assert str(tmp_path).encode() not in results[0]
 
 
-def test_a_finished_seed_that_was_damaged_begins_again(store: Path) -> None:
+def test_a_finished_seed_that_was_damaged_begins_again(shapes: Path) -> None:
     path = Path(ok(*FED3R).data["path"])
     before = (path / "result.json").read_bytes()
     (path / "result.json").unlink()
@@ -97,7 +87,7 @@ def test_a_finished_seed_that_was_damaged_begins_again(store: Path) -> None:
 
 @pytest.mark.parametrize(("old", "new"), [('method = "fed3r"', 'method = "fedncm"'), ("seed = 0", "seed = 1")])
 def test_the_configuration_of_a_finished_run_is_not_followed_when_it_was_changed(
-    store: Path, old: str, new: str, tmp_path: Path
+    shapes: Path, old: str, new: str, tmp_path: Path
 ) -> None:
     path = Path(ok(*FED3R).data["path"])
     config = path / "config.toml"
@@ -111,23 +101,15 @@ def test_the_configuration_of_a_finished_run_is_not_followed_when_it_was_changed
     assert fedcache("train", "--config", elsewhere, "--json").code in (0, 2)
 
 
-def test_the_store_that_a_finished_run_names_is_not_changed_unseen(store: Path, tmp_path: Path) -> None:
+def test_the_store_that_a_finished_run_names_is_not_changed_unseen(shapes: Path, tmp_path: Path) -> None:
     """Of the places in config.toml the result holds no digest: it has the same bits wherever its store lies."""
     config = Path(ok(*FED3R).data["path"]) / "config.toml"
-    ok(
-        "extract",
-        "--dataset",
-        f"folder:{folder(tmp_path / 'more', train=6, test=2)}",
-        "--backbones",
-        "random-projection",
-    )
-    (other,) = set(store.parent.glob("*.zarr")) - {store}
-    config.write_text(config.read_text().replace(str(store), str(other)))
+    config.write_text(config.read_text().replace(str(shapes), str(ingested(tmp_path))))
     assert fedcache("train", "--config", config, "--json").code == 5
 
 
 @pytest.mark.slow
-def test_a_partition_of_another_run_is_found_in_an_unfinished_one(store: Path) -> None:
+def test_a_partition_of_another_run_is_found_in_an_unfinished_one(shapes: Path) -> None:
     path = Path(ok(*FED3R).data["path"])
     other = Path(ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2).data["path"])
     (path / "result.json").unlink()
@@ -137,16 +119,16 @@ def test_a_partition_of_another_run_is_found_in_an_unfinished_one(store: Path) -
     assert ok("train", "--config", path / "config.toml").data["reused"]
 
 
-def test_an_unfinished_run_without_its_configuration_is_still_listed(store: Path) -> None:
+def test_an_unfinished_run_without_its_configuration_is_still_listed(shapes: Path) -> None:
     path = Path(ok(*FED3R).data["path"])
     (path / "result.json").unlink()
     (path / "config.toml").unlink()
     (left,) = ok("ls", "--runs").data["left_out"]
     assert left["path"] == str(path)
-    assert "config.toml is missing" in left["why"]
+    assert "config.toml" in left["why"]
 
 
-def test_the_configuration_of_an_unfinished_run_is_the_users(store: Path) -> None:
+def test_the_configuration_of_an_unfinished_run_is_the_users(shapes: Path) -> None:
     path = Path(ok(*FED3R).data["path"])
     (path / "result.json").unlink()
     config = path / "config.toml"
@@ -154,7 +136,7 @@ def test_the_configuration_of_an_unfinished_run_is_the_users(store: Path) -> Non
     assert fedcache("train", "--config", config, "--json").code in (0, 2)
 
 
-def test_a_result_in_the_directory_of_another_run_is_not_returned(store: Path) -> None:
+def test_a_result_in_the_directory_of_another_run_is_not_returned(shapes: Path) -> None:
     path = Path(ok(*FED3R).data["path"])
     other = Path(ok("train", "--method", "fedncm", *IID).data["path"])
     shutil.rmtree(path)
@@ -162,8 +144,17 @@ def test_a_result_in_the_directory_of_another_run_is_not_returned(store: Path) -
     assert fedcache(*FED3R, "--json").code == 5
 
 
+def test_a_stored_run_without_its_model_says_so_and_how_to_train_it_again(shapes: Path) -> None:
+    path = Path(ok(*FED3R).data["path"])
+    shutil.rmtree(path / "models")
+    assert "no model" in fedcache(*FED3R).err
+    refused = fedcache("predict", path, "photo.jpg")
+    assert refused.code == 4
+    assert f"fedcache train --config {path / 'config.toml'} --fresh" in refused.err
+
+
 @pytest.mark.slow
-def test_a_grid_goes_round_a_damaged_point_and_says_so(store: Path) -> None:
+def test_a_grid_goes_round_a_damaged_point_and_says_so(shapes: Path) -> None:
     points = ok(*GRID).data["points"]
     path = Path(points[0]["path"]) / "result.json"
     path.write_text("{}")
@@ -174,42 +165,26 @@ def test_a_grid_goes_round_a_damaged_point_and_says_so(store: Path) -> None:
     (damaged,) = done.data["damaged"]
     assert damaged["sweep"] == points[0]["sweep"]
     assert str(path) in damaged["message"]
-    assert "--fresh" in damaged["hint"]
-    shown = fedcache(*GRID)
-    assert shown.code == 5
-    assert "lr=0.1" in shown.out
+    given = {"rounds": 1, "partition": str(path.with_name("partition-0.partition"))}
     with pytest.raises(fc.FedcacheError, match=r"result\.json"):
-        fc.grid("fedavg", store, None, lr=[0.1, 0.01], options={"rounds": 1, "partition": _partition(points[0])})
+        fc.grid("fedavg", shapes, None, lr=[0.1, 0.01], options=given)
     (Path(points[1]["path"]) / "rounds.jsonl").write_text("")
-    every = fedcache(*GRID, "--json")
-    assert every.code == 5
-    assert every.envelope["error"]["message"].count("is not what was written") == 2
+    assert fedcache(*GRID, "--json").code == 5
     fresh = ok(*GRID, "--fresh").data
-    assert fresh["reused"] == 0
     assert fresh["damaged"] == []
     assert [p["accuracy"] for p in fresh["points"]] == [p["accuracy"] for p in points]
     assert ok(*GRID).data["reused"] == 2
 
 
-def _partition(point: dict[str, str]) -> str:
-    return str(Path(point["path"]) / "partition-0.partition")
+def test_tails_of_few_clients_are_explained_and_null_in_json(shapes: Path) -> None:
+    few = ("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2)
+    assert ok(*few).data["fairness"]["worst10"] is None
+    assert " -," not in fedcache(*few).out
+    assert "worst 10 % needs at least 10" in fedcache(*GRID).out
+    assert "worst 10 %" not in fedcache("train", "--method", "fed3r", "--scheme", "iid", "--clients", 12).out
 
 
-def test_tails_of_few_clients_are_explained_and_null_in_json(store: Path) -> None:
-    done = ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2)
-    assert done.data["fairness"]["worst10"] is None
-    shown = fedcache("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2)
-    assert "left out" not in shown.out  # all clients share the test rows, so none is behind another
-    assert "%" in shown.out
-    assert " -," not in shown.out
-    table = fedcache(*GRID)
-    assert "worst 10 % needs at least 10 scored clients." in table.out
-    many = fedcache("train", "--method", "fed3r", "--scheme", "iid", "--clients", 12)
-    assert "left out" not in many.out.partition("accuracy")[2]
-    assert "worst 10 %" not in many.out
-
-
-def test_seeds_are_not_swept(store: Path) -> None:
+def test_seeds_are_not_swept(shapes: Path) -> None:
     for key in ("seed", "seeds"):
         done = fedcache("grid", "--method", "fedavg", "--sweep", f"{key}=0,1", *IID, "--json")
         assert done.code == 2
@@ -234,9 +209,3 @@ def test_a_wrong_value_is_refused_before_minutes_of_extraction(
     assert done.code == 2
     error = done.envelope["error"]
     assert expected in error["message"] + error["hint"]
-
-
-def test_result_lists_the_digests_of_its_files(store: Path) -> None:
-    path = Path(ok(*FED3R).data["path"])
-    result = json.loads((path / "result.json").read_text())
-    assert set(result["files"]) == {"config.toml", "rounds.jsonl", "partition-0.partition", "test-rows.npz"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedcache.config import PartitionConfig, TrainConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, UsageError
 from fedcache.federate.methods import METHODS
 from fedcache.runs.settings import hyperparameters, leaves_batchnorm_out, with_schedule_rounds
 from fedcache.runs.spec import (
@@ -23,10 +23,9 @@ from fedcache.runs.spec import (
 )
 
 
-def refused(message: str, hint: str, call: Any, *args: Any) -> None:
-    with pytest.raises(FedcacheError) as caught:
+def refused(match: str, call: Any, *args: Any) -> None:
+    with pytest.raises(UsageError, match=match):
         call(*args)
-    assert (caught.value.code, caught.value.message, caught.value.hint) == (Exit.USAGE, message, hint)
 
 
 @pytest.mark.parametrize(
@@ -38,9 +37,7 @@ def refused(message: str, hint: str, call: Any, *args: Any) -> None:
         ({"byzantine": 0.4}, {}),  # the mean expects nobody
         ({"byzantine": 0.4, "aggregate": "median"}, {"byzantine": 0.4, "aggregate": "median"}),
         ({"attack": "sign-flip:0.20:10.0"}, {"attack": "sign-flip:0.2:10"}),
-        ({"on_bad_update": "reject", "max_share": 0.5}, {"on_bad_update": "reject", "max_share": 0.5}),
         ({"dp_clip": 1.0}, {"dp_clip": 1.0, "dp_delta": 1e-5}),
-        ({"dp_clip": 1.0, "dp_delta": 1e-6}, {"dp_clip": 1.0, "dp_delta": 1e-6}),
         ({"dp_allow": "rows, evaluation,rows"}, {"dp_allow": "evaluation,rows"}),
     ],
 )
@@ -48,21 +45,13 @@ def test_options_of_one_meaning_have_one_spelling(config: dict[str, Any], kept: 
     assert non_default_options(TrainConfig(**config)) == kept
 
 
-@pytest.mark.parametrize(
-    ("text", "seeds"), [("0", (0,)), ("7,0-2,1", (7, 0, 1, 2)), (" 3 , 3", (3,)), ("999999999", (999_999_999,))]
-)
-def test_seeds_are_a_list_without_repeats(text: str, seeds: tuple[int, ...]) -> None:
-    assert parse_seeds(text) == seeds
-
-
-def test_seeds_are_at_most_ten_thousand_below_a_thousand_million() -> None:
-    example = "For example --seeds 0,1,2 or --seeds 0-4"
+def test_seeds_are_a_list_of_at_most_ten_thousand_below_a_thousand_million() -> None:
+    assert parse_seeds("7,0-2, 1") == (7, 0, 1, 2)
+    assert parse_seeds("999999999") == (999_999_999,)
     assert len(parse_seeds("0-9999")) == len(parse_seeds("0-5000,3-9999")) == 10_000
-    for text in ("0-10000", "0-9999,10000", "0-999999999"):
-        refused(f"--seeds {text} are more than 10,000 seeds.", example, parse_seeds, text)
-    for text in ("", "1,,2", "3-1", "-1", "a", "1-", "1.5"):
-        refused(f"--seeds {text} is not a list of seeds.", example, parse_seeds, text)
-    refused("--seeds 1000000000: a seed is at most 999,999,999.", example, parse_seeds, "5,1000000000")
+    for text in ("0-10000", "0-9999,10000", "", "1,,2", "3-1", "-1", "a", "1-", "1.5"):
+        refused(f"--seeds {text} ", parse_seeds, text)
+    refused("--seeds 1000000000", parse_seeds, "5,1000000000")
 
 
 @pytest.mark.parametrize(
@@ -74,54 +63,40 @@ def test_clients_a_round_are_a_number_or_a_share(text: str | None, meant: int | 
     assert (found, type(found)) == (meant, type(meant))
 
 
-@pytest.mark.parametrize("text", ["0", "0.0", "1.1", "101%", "-1", "nan", "some", "%", ""])
+@pytest.mark.parametrize("text", ["0", "0.0", "1.1", "101%", "nan", "poisson"])
 def test_other_words_for_clients_a_round_are_refused(text: str) -> None:
-    words = f"--participation {text} is neither a number of clients nor a share."
-    refused(words, "For example 10, 0.1, 10% or all", parse_participation, text)
-
-
-def test_how_clients_are_drawn_is_another_option() -> None:
-    words = "--participation poisson is neither a number of clients nor a share."
-    refused(words, "How clients are drawn is --client-sampling poisson", parse_participation, "poisson")
+    refused(f"--participation {text} ", parse_participation, text)
 
 
 def test_no_more_clients_are_asked_for_than_there_are() -> None:
     check_participation(TrainConfig(participation="3"), 3)
     check_participation(TrainConfig(participation="100%"), 3)
-    message, hint = "--participation 4, but there are 3 clients.", "For example --participation all"
-    refused(message, hint, check_participation, TrainConfig(participation="4"), 3)
-
-
-LEAVE = "Leave one of them out."
-DEALT = "A saved partition is dealt, and its validation rows are chosen."
-HOLDS, ALL = "A store holds its dataset.", "The client stores are all there is."
+    refused("--participation 4", check_participation, TrainConfig(participation="4"), 3)
 
 
 @pytest.mark.parametrize(
-    ("config", "partition", "message"),
+    ("config", "partition", "named"),
     [
-        ({"store": "a", "dataset": "b"}, {}, f"--store and --dataset are both given. {HOLDS}"),
-        ({"partition": "p"}, {"scheme": "iid"}, f"--partition and --scheme are both given. {DEALT}"),
-        ({"partition": "p"}, {"clients": 3}, f"--partition and --clients are both given. {DEALT}"),
+        ({"store": "a"}, {}, None),
+        ({"clients_from": "d"}, {}, None),
+        ({"store": "a"}, {"scheme": "iid", "clients": 3, "options": {"shots": 2}}, None),
+        ({"store": "a", "dataset": "b"}, {}, "--store and --dataset"),
+        ({"partition": "p"}, {"scheme": "iid"}, "--partition and --scheme"),
         ({"partition": "p"}, {"options": {"alpha": 1, "validation": 0.2, "grouping": "x"}},
-         f"--partition and --alpha, --validation, --option grouping are both given. {DEALT}"),
-        ({"clients_from": "d"}, {"clients": 3},
-         "--clients-from and --clients are both given. The stores are dealt."),
-        *(({"clients_from": "d", key: "x"}, {},
-           f"--clients-from and another store, dataset or partition are both given. {ALL}")
-          for key in ("store", "dataset", "partition")),
+         "--partition and --alpha, --validation, --option grouping"),
+        ({"clients_from": "d"}, {"clients": 3}, "--clients-from and --clients"),
+        ({"clients_from": "d", "store": "x"}, {}, "--clients-from"),
+        ({"clients_from": "d", "partition": "x"}, {}, "--clients-from"),
     ],
 )  # fmt: skip
 def test_options_of_which_one_would_be_ignored_are_refused(
-    config: dict[str, Any], partition: dict[str, Any], message: str
+    config: dict[str, Any], partition: dict[str, Any], named: str | None
 ) -> None:
-    refused(message, LEAVE, check_config, TrainConfig(method="fed3r", **config), PartitionConfig(**partition))
-
-
-def test_options_that_go_together_are_taken() -> None:
-    for config in ({"store": "a"}, {"dataset": "b"}, {"partition": "p", "store": "a"}, {"clients_from": "d"}):
-        check_config(TrainConfig(method="fed3r", **config), PartitionConfig())
-    check_config(TrainConfig(store="a", device="cpu"), PartitionConfig("iid", 3, 0, {"shots": 2}))
+    asked = TrainConfig(method="fed3r", **config), PartitionConfig(**partition)
+    if named is None:
+        check_config(*asked)
+    else:
+        refused(named, check_config, *asked)
 
 
 def test_every_default_of_the_paper_is_in_place() -> None:
@@ -160,11 +135,8 @@ def test_what_an_ordinary_run_does_not_have_is_part_of_the_identity_of_another()
         ("fedavg", "paper", None, 50, "all"),
         ("fedavg", "official", None, 50, "20"),  # the released code takes 20, where there are more
         ("fedavg", "official", None, 20, "all"),
-        ("fedavg", "official", "0.5", 50, "0.5"),
-        ("fedntd", "paper", None, 100, "10"),
         ("fedntd", "paper", None, 10, "10"),
         ("fedntd", "paper", None, 9, "all"),
-        ("fedntd", "paper", "3", 9, "3"),
     ],
 )
 def test_clients_a_round_are_the_papers_where_there_are_so_many(
@@ -172,13 +144,7 @@ def test_clients_a_round_are_the_papers_where_there_are_so_many(
 ) -> None:
     config = TrainConfig(method=method, preset=preset, participation=asked)
     assert resolve_run(config, METHODS[method], {}, [], clients).participation_text == text
-
-
-@pytest.mark.parametrize(
-    ("method", "rounds", "made"), [("fedavg", None, 100), ("fedavg", 7, 7), ("fed3r", None, 1), ("fed3r", 7, 1)]
-)
-def test_a_one_shot_method_has_one_round_whatever_is_asked(method: str, rounds: int | None, made: int) -> None:
-    assert resolve_run(TrainConfig(method=method, rounds=rounds), METHODS[method], {}, [], 5).rounds == made
+    assert resolve_run(replace(config, method="fed3r", rounds=7), METHODS["fed3r"], {}, [], 5).rounds == 1
 
 
 def test_a_schedule_lasts_as_long_as_the_run_unless_it_says_how_long() -> None:
@@ -193,13 +159,12 @@ def test_a_schedule_lasts_as_long_as_the_run_unless_it_says_how_long() -> None:
 
 
 def test_a_private_run_has_no_batchnorm_unless_it_is_asked_for_by_name() -> None:
+    fedavg = METHODS["fedavg"]
     noisy, clipped = {"dp_clip": 1.0, "dp_noise": 2.0, "dp_seed": 0}, {"dp_clip": 1.0, "dp_noise": 0.0}
     for how, expected in ((noisy, False), (clipped, True), ({}, True)):
-        assert hyperparameters(METHODS["fedavg"], TrainConfig(method="fedavg", **how))["bn"] is expected
+        assert hyperparameters(fedavg, TrainConfig(method="fedavg", **how))["bn"] is expected
     asked = TrainConfig(method="fedavg", set={"bn": True}, **noisy)
-    assert hyperparameters(METHODS["fedavg"], asked)["bn"] is True  # and the trust policy refuses it
-    with pytest.raises(FedcacheError, match="noise makes variances of BatchNorm negative") as caught:
-        policy_from_config(asked, METHODS["fedavg"]).check(METHODS["fedavg"], hyperparameters(METHODS["fedavg"], asked))
-    assert "a private run trains without BatchNorm" in caught.value.hint
-    linear = TrainConfig(method="fedavg", set={"head": "linear"}, **noisy)
-    assert not leaves_batchnorm_out(METHODS["fedavg"], linear)
+    assert hyperparameters(fedavg, asked)["bn"] is True
+    with pytest.raises(FedcacheError, match="BatchNorm"):
+        policy_from_config(asked, fedavg).check(fedavg, hyperparameters(fedavg, asked))
+    assert not leaves_batchnorm_out(fedavg, TrainConfig(method="fedavg", set={"head": "linear"}, **noisy))
