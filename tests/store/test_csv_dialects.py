@@ -29,10 +29,19 @@ def digest(path: Path) -> str:
     return str(content.dataset["digest"])
 
 
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
-@pytest.mark.parametrize("first", ["", "sep={}\r\n"])
-@pytest.mark.parametrize("ending", [".csv", ".csv.gz"])
+@pytest.mark.parametrize(
+    ("separator", "encoding", "first", "ending"),
+    [
+        (";", "utf-8", "", ".csv"),
+        ("\t", "utf-8", "sep={}\r\n", ".csv"),
+        (",", "utf-8-sig", "", ".csv"),
+        (";", "utf-8-sig", "sep={}\r\n", ".csv.gz"),
+        (";", "utf-16", "", ".csv"),
+        ("\t", "utf-16", "sep={}\r\n", ".csv.gz"),
+        (",", "utf-16-be", "sep={}\r\n", ".csv"),
+        ("\t", "utf-16-be", "", ".csv.gz"),
+    ],
+)
 def test_a_csv_means_the_same_however_it_is_written(
     tmp_path: Path, separator: str, encoding: str, first: str, ending: str
 ) -> None:
@@ -52,6 +61,6 @@ def test_another_encoding_is_refused_with_the_lines_that_convert_it(tmp_path: Pa
     raw = written(";").encode("cp1252")
     other = tmp_path / f"other{ending}"
     other.write_bytes(gzip.compress(raw) if ending.endswith("gz") else raw)
-    with pytest.raises(UsageError, match="is not in UTF-8") as refused:
+    with pytest.raises(UsageError, match="UTF-8") as refused:
         open_embeddings(other)
     assert digest(run_conversion(refused.value)) == digest(plain)
