@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from command import fedcache
 from pictures import folder
+from refusal import refused
 
-from fedcache.errors import CorruptionError
+from fedcache.errors import Exit
 from fedcache.extract.batches import ComputedBatch
 from fedcache.extract.result import Extraction, ExtractionStats
 from fedcache.store.sidecars import VANISHED
@@ -18,11 +19,6 @@ from fedcache.store.sidecars import VANISHED
 
 def test_batches_and_tasks_are_added_up() -> None:
     stats = ExtractionStats()
-    assert vars(stats) == {
-        "images": 0, "forward_batches": {}, "forward_images": 0, "kept_chunks": {}, "bad": {}, "seconds": 0.0,
-        "decode_seconds": 0.0, "forward_seconds": 0.0, "workers": 0, "cut": {},
-        "holds": "images",
-    }  # fmt: skip
     assert (stats.rate, stats.busy(4)) == (0.0, 0.0)
     x = np.zeros((4, 1, 2))
     stats.add(ComputedBatch({"a": x, "b": x}, {2: "torn"}, 4, 0.5, {"a": 1.0, "b": 2.0}))
@@ -36,15 +32,6 @@ def test_batches_and_tasks_are_added_up() -> None:
     assert stats == ExtractionStats(12, {"a": 2, "b": 4, "c": 1}, 17, {}, every, 2.0, 1.75, 6.0, cut={"a": 5, "b": 1})
     assert stats.rate == 6.0
     assert stats.busy(2) == 7.75 / (2.0 * 2)
-
-
-def test_too_many_bad_images_name_the_last_of_those_found_last() -> None:
-    stats = ExtractionStats(bad={2: "torn", 6: "odd", 8: "cut"})
-    stats.check_bad({}, 3)
-    with pytest.raises(CorruptionError, match=r"3 images could not be read, more than --max-bad 2; the last is row 6"):
-        stats.check_bad({6: "odd", 2: "torn"}, 2)
-    with pytest.raises(CorruptionError, match=r"the last is row 8: cut\."):
-        stats.check_bad({}, 2)
 
 
 def test_the_figures_of_an_extraction_and_of_one_with_nothing_to_do(tmp_path: Path) -> None:
@@ -71,3 +58,10 @@ def test_the_figures_of_an_extraction_and_of_one_with_nothing_to_do(tmp_path: Pa
     empty = Extraction(tmp_path, {"slug": "s"}, [])
     held = {"path": str(tmp_path), "dataset": {"slug": "s"}, "holds": "images"}
     assert {k: v for k, v in empty.to_dict().items() if v} == held
+
+
+def test_too_many_bad_images_name_the_last_of_those_found_last() -> None:
+    stats = ExtractionStats(bad={2: "torn", 6: "odd", 8: "cut"})
+    stats.check_bad({}, 3)
+    refused(lambda: stats.check_bad({6: "odd", 2: "torn"}, 2), "--max-bad 2", "row 6", code=Exit.CORRUPT)
+    refused(lambda: stats.check_bad({}, 2), "row 8: cut", code=Exit.CORRUPT)
