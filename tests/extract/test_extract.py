@@ -75,25 +75,6 @@ def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(images:
     assert done.returncode == 0, done.stderr
 
 
-def test_decoding_happens_once_for_all_backbones(images: Path) -> None:
-    done = extract(images, "--backbones", "random-projection,pixels", "--size", 16)
-    assert done.code == 0, done.err
-    assert done.data["decoded"] == done.data["images"]
-    assert [a["forward_batches"] for a in done.data["arrays"]] == [12, 12]
-
-
-def test_views_are_seeded_and_the_first_is_the_plain_one(images: Path) -> None:
-    plain = Store.open(Path(extract(images).data["path"]))
-    done = extract(images, "--views", 3)
-    store = Store.open(Path(done.data["path"]))
-    key = done.data["arrays"][0]["key"]
-    views = store.reader(key).all()
-    first = plain.reader(next(k for k in plain.arrays if k != key)).all()
-    assert views.shape[1] == 3
-    assert np.array_equal(views[:, :1], first)
-    assert not np.array_equal(views[:, 1], views[:, 2])
-
-
 def test_a_bad_image_keeps_its_row_and_is_named(images: Path) -> None:
     (images / "train" / "ant" / "broken.png").write_bytes(b"not a picture")
     done = extract(images)
@@ -163,21 +144,6 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(images: Path, tmp_p
     assert content(part) == content(whole)
 
 
-def test_every_batch_has_the_same_size_the_last_one_too(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedcache.extract.backbones.encoder import ModuleEncoder
-
-    sizes: list[int] = []
-    real = ModuleEncoder.image
-
-    def counted(self: ModuleEncoder, x: Any) -> Any:
-        sizes.append(len(x))
-        return real(self, x)
-
-    monkeypatch.setattr(ModuleEncoder, "image", counted)
-    extract(images, "--limit", 10)  # of batches of 4
-    assert set(sizes) == {4}
-
-
 def test_non_finite_features_are_refused_with_their_rows(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedcache.extract.batches import BatchRunner
 
@@ -240,14 +206,6 @@ def test_a_dry_run_says_bytes_and_time_and_writes_nothing(images: Path) -> None:
     assert not Path(done.data["path"]).exists()
 
 
-def test_limit_takes_rows_evenly_and_is_another_dataset(images: Path) -> None:
-    done = extract(images, "--limit", 12)
-    store = Store.open(Path(done.data["path"]))
-    assert store.rows == 12
-    assert set(store.samples.label.tolist()) == {0, 1, 2}
-    assert extract(images).data["path"] != done.data["path"]
-
-
 def test_wrong_values_are_refused_although_there_is_nothing_to_do(images: Path) -> None:
     assert extract(images, "--chunk-rows", 6).code == 2  # no multiple of the batch
     assert extract(images).code == 0
@@ -284,19 +242,6 @@ def test_only_the_command_line_changes_how_its_process_keeps_memory(
     assert not calls
     assert extract(images).code == 0
     assert len(calls) == 1
-
-
-def test_missing_weights_name_three_places_and_what_works_now(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
-    words = ("--backbones", "resnet18-quickdraw,clip-rn50,random-projection")
-    done = extract(images, *words)
-    assert done.code == 6
-    error = done.envelope["error"]
-    for word in ("resnet18-quickdraw", "clip-rn50", "--weights", "Ready now", "--skip-missing"):
-        assert word in error["message"] + error["hint"]
-    skipped = extract(images, *words, "--skip-missing")
-    assert skipped.code == 0
-    assert skipped.data["skipped"] == ["resnet18-quickdraw", "clip-rn50"]
 
 
 def chunks(store: Path) -> int:

@@ -186,9 +186,7 @@ def test_missing_weights_are_named_all_at_once_or_skipped(tmp_path: Path, monkey
         (None, (), False, (), ("a photo of the number {}.",)),  # the backbone's own
         ("of {}.", ("a {}", "the {}"), False, (), ("a {}", "the {}")),
         ("of {}.", (), True, ("other",), None),  # what is there stays
-        ("of {}.", (), True, (), ("of {}.",)),
         ("of {}.", ("a {}",), True, ("other",), ("a {}",)),
-        ("of {}.", (), False, ("other",), ("of {}.",)),
     ],
 )
 def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -189,7 +190,7 @@ def test_finite_is_what_numpy_says(x: np.ndarray) -> None:
     assert all_finite(x) == bool(np.isfinite(x).all())
 
 
-@pytest.mark.slow
+@examples(30, 100)
 @given(st.data())
 def test_the_held_out_fifth_has_the_smallest_uids(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 40))

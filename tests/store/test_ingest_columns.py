@@ -108,8 +108,6 @@ def test_groups_of_arrays_are_in_the_store_and_its_frame(tmp_path: Path) -> None
     assert frame["hospital"].dropna().tolist() == ["b", "a"] * 4
     assert frame["hospital"].isna().tolist() == [False, False, True] * 4
     assert frame["group/name"].tolist() == list(map(str, range(N)))
-    again = Store.from_arrays({"a": X}, labels=np.arange(N) % 2, groups={"ward": [1] * N}, path=tmp_path / "s.zarr")
-    assert again.groups == ["hospital", "name", "ward"]
     for wrong in ({"age": X[:, 0]}, {"ward": [1, 2]}, {"split": [1] * N}, [1, 2]):
         refused(lambda wrong=wrong: Store.from_arrays({"a": X}, groups=wrong, path=tmp_path / "t.zarr"))
 
@@ -152,21 +150,6 @@ def test_a_word_that_may_mean_nothing_is_a_class_and_the_user_is_told(tmp_path: 
     assert (found.classes, found.labels[:3].tolist()) == (("cat", "dog"), [0, -1, 1])
     named = of_npz(tmp_path, y=labels, classes=np.array(["cat", "dog", word]))
     assert (named.labels[1], named.notes) == (2, [])  # the file says that it is the name of a class
-
-
-@pytest.mark.parametrize(
-    ("labels", "codes", "classes"),
-    [
-        (np.array([0.0, np.nan, 2.0] * 4), [0, -1, 1], ("0", "2")),
-        (np.array([1.0, -1.0, 1.0] * 4), [1, 0, 1], ("-1", "1")),
-        (np.array(["b", float("nan"), "a"] * 4, object), [1, -1, 0], ("a", "b")),
-        (np.array([2, None, 0] * 4, object), [1, -1, 0], ("0", "2")),
-        (np.array([b"b", b" ", b"a"] * 4), [1, -1, 0], ("a", "b")),
-    ],
-)
-def test_labels_of_any_type_are_codes(tmp_path: Path, labels: Any, codes: list[int], classes: tuple[str, ...]) -> None:
-    found = of_npz(tmp_path, label=labels)
-    assert (found.labels[:3].tolist(), found.classes) == (codes, classes)
 
 
 def test_what_no_label_can_be_is_refused(tmp_path: Path) -> None:

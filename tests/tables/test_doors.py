@@ -638,16 +638,6 @@ def test_class_names_of_the_file_are_read_by_every_door(tmp_path: Path) -> None:
         assert (read.classes, read.labels) == expected
 
 
-def test_class_names_of_several_files_are_those_of_each(tmp_path: Path) -> None:
-    names = ["walrus", "crane", "ant"]
-    (tmp_path / "h").mkdir()
-    for split, rows in (("train", slice(0, 16)), ("test", slice(16, ROWS))):
-        table = pa.table({"image": PICTURES["image"][rows], "label": [row % 2 for row in range(ROWS)][rows]})
-        pq.write_table(named_codes(table, names), tmp_path / "h" / f"{split}.parquet")
-    read = read_file("hf", tmp_path / "h")
-    assert (read.classes, set(read.labels)) == (tuple(names), {0, 1})
-
-
 def test_class_names_that_are_numbers_are_whole_numbers(tmp_path: Path) -> None:
     torch.save({"X": torch.tensor(FEATURES), "y": [0, 1, 2] * (ROWS // 3), "class_names": [2, 1, 0]}, tmp_path / "e.pt")
     assert open_any(tmp_path / "e.pt", ColumnChoice()).classes == ("2", "1", "0")

@@ -123,31 +123,6 @@ def test_a_compressed_array_is_unpacked_once_when_its_rows_are_read_in_order(
     assert len(begun) == 2
 
 
-def test_the_arrays_of_medmnist_are_splits_with_their_labels(tmp_path: Path, memory: DigestMemory) -> None:
-    spans = {"train": slice(0, 10), "val": slice(10, 15), "test": slice(15, 20)}
-    columns = {f"{word}_images": RGB[span] for word, span in spans.items()}
-    columns |= {f"{word}_labels": LABELS[span, None] for word, span in spans.items()}
-    data = opened(write(tmp_path / "path.npz", **columns), memory)
-    assert np.bincount(data.split).tolist() == [10, 5, 5]
-    row = data.names.index("validation/0000002")
-    assert data.label[row] == LABELS[12]
-    assert np.array_equal(data.source.read(row), RGB[12])
-
-
-def test_other_columns_are_groups_and_domains(tmp_path: Path, memory: DigestMemory) -> None:
-    columns = {"X": RGB, "Target": LABELS, "age": np.linspace(0, 1, 20), "bbox": np.ones((20, 4))}
-    columns |= {"hospital": np.arange(20) % 3, "domain": np.arange(20) // 10}
-    path = write(tmp_path / "a.npz", **columns)
-    data = opened(path, memory)
-    assert data.domains == ("0", "1")
-    assert data.groups["hospital"].codes.tolist() == [0, 1, 2] * 6 + [0, 1]
-    assert "age (" in data.reading
-    assert "bbox (" in data.reading
-    assert "Not used" not in opened(path, memory, "?group=hospital").reading  # what was not asked for
-    for name, named in (("age", "age"), ("hospitals", "Did you mean 'hospital'"), ("bbox", "bbox")):
-        refused(lambda name=name: opened(path, memory, f"?group={name}"), named)
-
-
 def test_groups_are_no_part_of_the_digest_and_labels_are(tmp_path: Path, memory: DigestMemory) -> None:
     plain = opened(write(tmp_path / "a.npz", x=RGB, y=LABELS), memory)
     grouped = opened(write(tmp_path / "b.npz", x=RGB, y=LABELS, writer=LABELS[::-1]), memory)
@@ -171,18 +146,6 @@ def test_rows_of_a_split_without_labels_are_no_class(tmp_path: Path, memory: Dig
         data = opened(write(tmp_path / "a.npz", x_train=RGB, y_train=labels, x_test=GRAY), memory)
         assert len(data.classes) == 4
         assert ((data.label < 0) == (data.split == 1)).all()
-
-
-def test_labels_and_splits_that_make_no_sense_are_refused(tmp_path: Path, memory: DigestMemory) -> None:
-    for columns, named in (
-        ({"y": LABELS + 0.5}, "not whole"),
-        ({"y": LABELS + 2.0**63}, "2^53"),
-        ({"y": LABELS[:5]}, "(5,)"),
-        ({"y": LABELS, "class_names": np.array(["a", "b"])}, "'2'"),
-    ):
-        path = write(tmp_path / "l.npz", x=RGB, **columns)
-        refused(lambda path=path: opened(path, memory), named)
-    refused(lambda: opened(write(tmp_path / "c.npz", x_test=RGB, y_test=LABELS), memory), "no training images")
 
 
 @pytest.mark.parametrize(

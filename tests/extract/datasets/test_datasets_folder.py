@@ -429,18 +429,6 @@ def csv_of(tmp_path, memory, text, **options):
     return open_dataset(f"folder:{root / 'list.csv'}", memory=memory, **options)
 
 
-def test_a_csv_says_label_domain_and_split_of_each_row(tmp_path, memory):
-    rows = ["img/3.png,dog,b,test", "img/1.png,cat,a,train", "", "img/2.png,dog,a,VAL", "img/0.png,cat,b,train"]
-    text = "\n".join(["path,label,domain,split", *rows])
-    data = csv_of(tmp_path, memory, text)
-    assert data.names == tuple(f"img/{i}.png" for i in range(4))
-    assert [data.classes[c] for c in data.label] == ["cat", "cat", "dog", "dog"]
-    assert [data.domains[d] for d in data.domain] == ["b", "a", "a", "b"]
-    assert data.split.tolist() == [0, 0, 2, 1]
-    assert data.source.read(3) == png(3)
-    assert data.slug == "list"
-
-
 def test_a_missing_image_of_a_csv_keeps_its_row(tmp_path, memory):
     data = csv_of(tmp_path, memory, "path,label\nimg/0.png,a\nimg/99.png,b\n")
     with pytest.raises(BadImage, match="no such file"):

@@ -106,15 +106,6 @@ def test_columns_are_named_in_the_spec(tmp_path):
     assert (list(data.groups), data.source.read(1)) == (["b"], b"oh")
 
 
-def test_without_labels_or_splits_all_is_unknown_and_a_fifth_is_held_out(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text("text\n" + "".join(f"line {i}\n" for i in range(10)))
-    data = opened(f"texts:{path}", tmp_path)
-    assert set(data.label.tolist()) == {-1}
-    assert (data.classes, int((data.split == 1).sum())) == ((), 2)
-    assert "no labels" in data.reading
-
-
 def test_a_part_and_several_as_domains(table, tmp_path):
     assert [opened(f"texts:{table}", tmp_path, limit=3).source.read(row) for row in (0, 1)] == [
         b"A fine day.",

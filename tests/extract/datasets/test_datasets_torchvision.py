@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from make_images import encoded, pixels, png, write_directory
+from make_images import pixels, png, write_directory
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import open_dataset, peek
@@ -72,22 +72,6 @@ def test_it_is_found_by_name_remembered_and_seen_to_change(tmp_path, memory, mni
     labels = root / "MNIST/raw/t10k-labels-idx1-ubyte"
     os.utime(labels, ns=(1, 1))
     assert peek(spec, memory=memory, roots=roots) is None
-
-
-def test_eurosat_gives_encoded_bytes_and_a_held_out_fifth(tmp_path, memory):
-    files = {f"{c}/{c}_{i}.jpg": encoded(pixels(i), "JPEG") for c in ("Forest", "River") for i in range(10)}
-    write_directory(tmp_path / "eurosat" / "2750", files)
-    data = open_dataset("torchvision:EuroSAT", memory=memory, roots={"EuroSAT": tmp_path})
-    assert data.classes == ("Forest", "River")
-    assert Counter(zip(data.label.tolist(), data.split.tolist(), strict=True)) == {
-        (0, 0): 8,
-        (0, 1): 2,
-        (1, 0): 8,
-        (1, 1): 2,
-    }
-    assert data.source.read(0) in files.values()
-    assert isinstance(data.source.read(0), bytes)
-    assert "smallest uids" in data.reading
 
 
 def test_dtd_keeps_its_validation_set_and_a_lost_image_keeps_its_row(tmp_path, memory):
