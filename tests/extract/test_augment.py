@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from given_draws import Drawn
 from make_images import pixels
 from PIL import Image
 from refusal import refused
@@ -19,19 +20,6 @@ from fedcache.extract.recipe import Recipe
 IMAGE = Image.fromarray(pixels(0, 40, 56))
 RECIPE = Recipe("b", "none", size=24, crop_pct=0.875, views=4, view_seed=7)
 UID = bytes(range(16))
-
-
-class Drawn:
-    """In the place of a generator: each draw lies at the next given share of its range."""
-
-    def __init__(self, *shares: float) -> None:
-        self.shares = list(shares)
-
-    def uniform(self, low: float, high: float) -> float:
-        return low + self.shares.pop(0) * (high - low)
-
-    def random(self) -> float:
-        return self.shares.pop(0)
 
 
 def done(image: Image.Image, text: str, *shares: float, mirror: bool = True) -> np.ndarray:

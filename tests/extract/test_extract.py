@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command import apart, fedcache, ok, start
+from command import apart, fedcache, ok
 from pictures import folder
 from toy_store import content
 
@@ -242,31 +240,6 @@ def test_only_the_command_line_changes_how_its_process_keeps_memory(
     assert not calls
     assert extract(images).code == 0
     assert len(calls) == 1
-
-
-def chunks(store: Path) -> int:
-    return (
-        sum(1 for f in (store / "features").rglob("*") if f.is_file() and f.name != "zarr.json")
-        if store.exists()
-        else 0
-    )
-
-
-@pytest.mark.slow
-def test_a_signal_finishes_the_chunk_and_says_how_to_go_on(tmp_path: Path) -> None:
-    images = folder(tmp_path / "many", train=96, test=32)
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection,pixels", "--size", 16,
-             "--batch", 4, "--chunk-rows", 8, "--workers", 1, "--json")  # fmt: skip
-    run = start(*words, "--store", tmp_path / "s.zarr", home=os.environ["FEDCACHE_HOME"], capture=True)
-    while run.poll() is None and chunks(tmp_path / "s.zarr") < 4:
-        time.sleep(0.005)
-    run.send_signal(signal.SIGTERM)
-    out, err = run.communicate(timeout=60)
-    assert run.returncode == 130, err
-    assert '"status": "error"' in out
-    assert "same command" in err
-    again = apart(*words, "--store", tmp_path / "s.zarr", home=os.environ["FEDCACHE_HOME"])
-    assert again.code == 0, again.err
 
 
 def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_holds_stays(tmp_path: Path) -> None:

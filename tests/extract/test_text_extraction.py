@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import own_encoders
 import pytest
 from command import Done, fedcache, ok
 
@@ -20,13 +17,9 @@ WORDS = ["sun", "rain", "wind", "snow", "bread", "soup", "fish", "salt"]
 
 
 @pytest.fixture
-def bag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def bag(encoders: str) -> str:
     """The name of a backbone of texts, in the working directory."""
-    name = own_encoders.write(tmp_path, f"bags_{abs(hash(str(tmp_path)))}")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    yield f"module:{name}:bag"
-    sys.modules.pop(name, None)
+    return f"module:{encoders}:bag"
 
 
 def sentences(count: int) -> list[str]:
@@ -68,17 +61,6 @@ def test_a_changed_text_costs_one_chunk_and_a_renamed_file_none(bag, tmp_path):
     assert "image" not in changed.err + first.err
     shown = fedcache("extract", "--dataset", "texts:renamed.csv", "--backbones", bag, "--batch", 4, "--chunk-rows", 8)
     assert "image" not in shown.out + shown.err
-
-
-@pytest.mark.slow
-def test_workers_and_batches_give_the_same_bytes(bag, tmp_path):
-    path = write(tmp_path / "a.csv", sentences(64))
-    one = extract(bag, path, "--workers", 0, "--store", tmp_path / "one.zarr")
-    two = extract(bag, path, "--workers", 2, "--store", tmp_path / "two.zarr")
-    stores = [Store.open(Path(done.data["path"])) for done in (one, two)]
-    (key,) = stores[0].arrays
-    assert two.data["workers"] == 2
-    assert np.array_equal(*(store.reader(key).all() for store in stores))
 
 
 def test_rows_without_a_text_are_quarantined_by_name_and_never_zeros(bag, tmp_path):

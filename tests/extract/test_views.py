@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from given_draws import Drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_images import pixels
@@ -78,19 +79,6 @@ def test_a_crop_lies_inside_and_keeps_half_the_area_unless_the_image_is_long(hei
     assert (right - left + 1) * (bottom - top + 1) >= expected * 0.98
     if max(height, width) <= 1.2 * min(height, width) and min(height, width) > 40:
         assert (right - left) * (bottom - top) >= 0.42 * height * width
-
-
-class Drawn:
-    """In the place of a generator: each draw lies at the next given share of its range."""
-
-    def __init__(self, *shares: float) -> None:
-        self.shares = list(shares)
-
-    def uniform(self, low: float, high: float) -> float:
-        return low + self.shares.pop(0) * (high - low)
-
-    def random(self) -> float:
-        return self.shares.pop(0)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,13 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from command import fedcache, ok
+from conversion_lines import run_conversion
 from embedding_file import read_embeddings
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
 
-from fedcache.errors import CorruptionError
+from fedcache.errors import CorruptionError, UsageError
 from fedcache.store import content as contents
 from fedcache.store.content import arrange
 from fedcache.store.store import Store
@@ -328,3 +329,60 @@ def test_the_column_that_keeps_others_from_being_features_is_named(tmp_path: Pat
         lines.append(";".join([*cells, str(row % 3)]))
     (tmp_path / "wide.csv").write_text("\n".join(lines) + "\n")
     refused(lambda: read_embeddings(tmp_path / "wide.csv"), f"f{place}", why)
+
+
+# One CSV, written as Excel and others write it
+
+
+DIALECT = [
+    ("f0", "f1", "label", "ward", "a, b, c, d, e"),
+    *[(f"{i}.5", str(i), "äb"[i % 2], f"w, {i % 2}", "x") for i in range(12)],
+]
+
+
+def in_dialect(separator: str) -> str:
+    return "".join(separator.join(f'"{cell}"' if "," in cell else cell for cell in row) + "\r\n" for row in DIALECT)
+
+
+def digest(path: Path) -> str:
+    content = arrange(open_embeddings(path), "t")
+    assert content.samples.classes == ("b", "ä")
+    assert content.groups["ward"].words == ("w, 0", "w, 1")
+    return str(content.dataset["digest"])
+
+
+@pytest.mark.parametrize(
+    ("separator", "encoding", "first", "ending"),
+    [
+        (";", "utf-8", "", ".csv"),
+        ("\t", "utf-8", "sep={}\r\n", ".csv"),
+        (",", "utf-8-sig", "", ".csv"),
+        (";", "utf-8-sig", "sep={}\r\n", ".csv.gz"),
+        (";", "utf-16", "", ".csv"),
+        ("\t", "utf-16", "sep={}\r\n", ".csv.gz"),
+        (",", "utf-16-be", "sep={}\r\n", ".csv"),
+        ("\t", "utf-16-be", "", ".csv.gz"),
+    ],
+)
+def test_a_csv_means_the_same_however_it_is_in_dialect(
+    tmp_path: Path, separator: str, encoding: str, first: str, ending: str
+) -> None:
+    plain = tmp_path / "plain.csv"
+    plain.write_text(in_dialect(","), "utf-8")
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    raw = (mark + first.format(separator) + in_dialect(separator)).encode(encoding)
+    other = tmp_path / f"other{ending}"
+    other.write_bytes(gzip.compress(raw) if ending.endswith("gz") else raw)
+    assert digest(other) == digest(plain)
+
+
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz"])
+def test_another_encoding_is_refused_with_the_lines_that_convert_it(tmp_path: Path, ending: str) -> None:
+    plain = tmp_path / "plain.csv"
+    plain.write_text(in_dialect(";"), "utf-8")
+    raw = in_dialect(";").encode("cp1252")
+    other = tmp_path / f"other{ending}"
+    other.write_bytes(gzip.compress(raw) if ending.endswith("gz") else raw)
+    with pytest.raises(UsageError, match="UTF-8") as caught:
+        open_embeddings(other)
+    assert digest(run_conversion(caught.value)) == digest(plain)

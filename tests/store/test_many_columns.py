@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,9 +17,7 @@ from conversion_lines import run_conversion
 
 import fedcache
 from fedcache.errors import UsageError
-from fedcache.tables import table_readers
 from fedcache.tables.embeddings import open_embeddings
-from fedcache.tables.roles import ColumnChoice
 from fedcache.tables.table_readers import read_table
 
 ROWS = 4
@@ -76,31 +73,6 @@ def test_four_times_the_columns_run_four_times_the_lines(tmp_path: Path, ending:
     few()  # imports
     # A loop over all columns for each column runs 16 times as many.
     assert lines_run(many) <= 5 * lines_run(few)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", ["csv", "parquet", "feather"])
-def test_a_table_is_opened_as_often_for_many_columns_as_for_few(
-    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = 0
-    reader = table_readers.TABLES[f".{ending}"]
-
-    def counted(path: Path) -> Any:
-        table = reader(path)
-
-        def batches(columns: Any, rows: int, *, floats: bool) -> Any:
-            nonlocal opened
-            opened += 1
-            return table.batches(columns, rows, floats=floats)
-
-        return replace(table, batches=batches)
-
-    monkeypatch.setitem(table_readers.TABLES, f".{ending}", counted)
-    file = wide(tmp_path / f"t.{ending}", [f"g{i}x" for i in range(3000)] + ["f0", "f1"])
-    found = open_embeddings(file, ColumnChoice(features=("f",)))
-    assert found.features["t"].shape == (ROWS, 1, 2)
-    assert opened <= 4
 
 
 @pytest.mark.slow

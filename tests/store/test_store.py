@@ -7,25 +7,18 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_store import CHUNK, KEYS, ROWS, check_what_is_read, content, create, fill, in_memory, values, whole, writer
+from toy_store import CHUNK, KEYS, ROWS, check_what_is_read, content, create, fill, values, whole, writer
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.export import write_shards
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with in_memory() as path:
-        yield path
 
 
 def test_the_place_and_the_hour_leave_no_trace_and_stores_are_private(place: Path) -> None:

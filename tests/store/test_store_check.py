@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from damage import files_of, flip, found, with_history_and_an_array_in_flight
 from refusal import refused
-from toy_store import BAD, KEYS, content, create, fill, in_memory, whole, write, writer
+from toy_store import BAD, KEYS, content, create, fill, whole, write, writer
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.files import sha256_hex
@@ -20,12 +19,6 @@ from fedcache.store.manifest import read_manifest
 from fedcache.store.sidecars import read_quarantine
 from fedcache.store.store import Store
 from fedcache.store.verify import repair, verify
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with in_memory() as path:
-        yield path
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import pytest
 from embedding_file import read_embeddings
 from refusal import refused
 from tolerance import close
-from toy_store import ALL_BAD, KEYS, ROWS, whole
+from toy_store import KEYS, whole
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import embedding_writers
@@ -29,7 +29,6 @@ from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
 ENDINGS = ("npz", "h5", "parquet", "safetensors")
-GOOD = [row for row in range(ROWS) if row not in ALL_BAD]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

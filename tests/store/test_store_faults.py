@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +14,12 @@ import numpy as np
 import pytest
 from draws import FULL
 from refusal import refused
-from toy_store import (
-    ALL_BAD,
-    BAD,
-    KEYS,
-    check_what_is_read,
-    content,
-    create,
-    fill,
-    in_memory,
-    values,
-    whole,
-    write,
-    writer,
-)
+from toy_store import ALL_BAD, BAD, KEYS, check_what_is_read, content, create, fill, values, whole, write, writer
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import chunks, files, journal
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with in_memory() as path:
-        yield path
 
 
 class Faults:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,7 @@ import pytest
 import xarray
 import zarr
 from refusal import refused
-from toy_store import (
-    ALL_BAD,
-    BAD,
-    CHUNK,
-    KEYS,
-    ROWS,
-    content,
-    create,
-    fill,
-    in_memory,
-    samples,
-    values,
-    whole,
-    write,
-    writer,
-)
+from toy_store import ALL_BAD, BAD, CHUNK, KEYS, ROWS, content, create, fill, samples, values, whole, write, writer
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import writer as writing
@@ -42,12 +26,6 @@ from fedcache.store.store import Samples, Store
 from fedcache.store.verify import leftover_files, verify
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with in_memory() as path:
-        yield path
 
 
 def printable(raw: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from embedding_file import read_embeddings
 from pyarrow import parquet
-from toy_store import KEYS, create, in_memory, samples, whole
+from toy_store import KEYS, create, samples, whole
 
 from fedcache.errors import CorruptionError, FedcacheError, InternalError, MachineError, StoreError, UsageError
 from fedcache.store import chunks, files, lock, manifest, mapped_rows
@@ -25,12 +25,6 @@ from fedcache.store.sidecars import read_quarantine
 from fedcache.store.store import Store
 from fedcache.tables.file_rows import FileRows
 from fedcache.tables.read import read_columns
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with in_memory() as path:
-        yield path
 
 
 def refused(kind: type[FedcacheError], named: object, call: Callable[[], Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -145,24 +144,6 @@ def test_extract_train_and_predict_by_either_name(tmp_path, monkeypatch):
     assert (entry["name"], entry["ready"], entry["width"]) == ("onnx:mine.onnx", True, 6)
     assert ok("backbones", "verify", "onnx:mine.onnx").data["width"] == 6
     assert "1x" not in ok("backbones", "info", "onnx:mine.onnx").out
-
-
-@pytest.mark.slow
-def test_another_file_of_that_name_is_another_array_and_no_prediction(tmp_path):
-    images = folder(tmp_path / "images", train=6, test=2)
-    path = encoder(tmp_path / "mine.onnx")
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", f"onnx:{path}")
-    ok(*words)
-    run_ = ok("train", "--method", "fed3r", "--clients", 2, "--scheme", "iid").data["path"]
-    shutil.copy(path, tmp_path / "kept.onnx")
-    encoder(path, weight=3.0)
-    picture = next((images / "test").rglob("*.png"))
-    other = fedcache("predict", run_, picture)
-    assert other.code == Exit.ENVIRONMENT
-    assert "weights" in other.err
-    given = ok("predict", run_, picture, "--weights", f"onnx:mine.onnx={tmp_path / 'kept.onnx'}")
-    assert given.data["rows"]
-    assert len(Store.open(Path(ok(*words).data["path"])).arrays) == 2
 
 
 def test_a_file_that_changes_under_an_extraction_is_refused(tmp_path):

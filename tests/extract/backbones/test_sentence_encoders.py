@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import own_encoders
 import pytest
 import tiny_hf
 import torch
@@ -45,15 +42,6 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_hf.sentence_encoder(tmp_path_factory.mktemp("hf") / "tiny", WORDS)
-
-
-@pytest.fixture
-def encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    name = own_encoders.write(tmp_path, f"my_encoders_{abs(hash(str(tmp_path)))}")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    yield name
-    sys.modules.pop(name, None)
 
 
 def csv(path: Path, texts: list[str] = TEXTS, labels: str = "abababa") -> Path:

@@ -23,18 +23,18 @@ from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import BadImage
 
 NAMES = [f"{s}/{c}/{i}.png" for s in ("train", "test") for c in ("cat", "dog") for i in range(3)]
-HOSTILE = {
-    "parent": "../escape.png",
-    "inner parent": "train/../../escape.png",
-    "absolute": "/tmp/escape.png",
-    "drive": "C:/escape.png",
-    "backslash": "train\\..\\..\\escape.png",
-    "case clash": "train/cat/0.PNG",
-    "folder case clash": "TRAIN/cat/0.png",
-    "empty part": "train//0.png",
-    "same name": "train/cat/0.png",
-    "long": "train/cat/" + "x" * 1000 + ".png",
-}
+HOSTILE = [
+    "../escape.png",
+    "train/../../escape.png",
+    "/tmp/escape.png",
+    "C:/escape.png",
+    "train\\..\\..\\escape.png",
+    "train/cat/0.PNG",
+    "TRAIN/cat/0.png",
+    "train//0.png",
+    "train/cat/0.png",
+    "train/cat/" + "x" * 1000 + ".png",
+]
 
 
 def refused(path, memory, *words, code=Exit.CORRUPT):
@@ -72,10 +72,11 @@ def appended(path, name, kind=None):
     return path
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_a_hostile_name_refuses_the_archive(tmp_path, memory, kind):
-    refused(zip_with(tmp_path / "x.zip", HOSTILE[kind]), memory)
-    refused(appended(tmp_path / "x.tar", HOSTILE[kind]), memory)
+    for number, name in enumerate(HOSTILE):
+        path = tmp_path / f"{number}.{kind}"
+        refused(zip_with(path, name) if kind == "zip" else appended(path, name), memory)
 
 
 def test_links_devices_and_hostile_folders_in_a_tar_refuse_it(tmp_path, memory):

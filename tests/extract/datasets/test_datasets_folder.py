@@ -128,15 +128,14 @@ def test_a_given_layout_overrules_what_the_names_suggest(tmp_path, memory):
     assert peek(f"folder:{tmp_path / 'images'}", memory=memory, layout="class/*") == ("images", ignoring.digest)
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
+def test_a_layout_that_does_not_fit_is_refused(tmp_path, memory):
+    write_directory(tmp_path / "images", tree(OFFICE))
+    spec = f"folder:{tmp_path / 'images'}"
+    for layout in (
         "domain", "class/class", "split/split/class", "clas/domain", "", "splits/class", "site/site/class",
         "a site/class", "split/domain/class", "split/class",
-    ],
-)  # fmt: skip
-def test_a_layout_that_does_not_fit_is_refused(tmp_path, memory, layout):
-    refused(lambda: open_tree(tmp_path, memory, tree(OFFICE), layout=layout), "layout")
+    ):  # fmt: skip
+        refused(lambda layout=layout: open_dataset(spec, memory=memory, layout=layout), "layout")
 
 
 def test_only_a_top_folder_without_meaning_is_entered():
@@ -440,22 +439,22 @@ def test_a_missing_image_of_a_csv_keeps_its_row(tmp_path, memory):
     assert open_dataset(spec, memory=memory).digest != data.digest
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("label,domain\na,b\n", ["path"]),
-        ("path,path\na,b\n", ["twice"]),
-        ("path,label\n", ["0 rows"]),
-        ("path,label\nimg/0.png\n", ["Row 1"]),
-        ("path,label\nimg/0.png,a\nimg/0.png,b\n", ["Row 2", "row 1"]),
-        ("path,label\n../x.png,a\n", ["Row 1", "'../x.png'"]),
-        ("path,label\n/etc/x.png,a\n", ["Row 1", "'/etc/x.png'"]),
-        ("path,label\nnone/0.png,a\n", ["none/0.png"]),
-        ('path,label\n"img/0.png,a\n', ["CSV"]),
-    ],
-)
-def test_a_wrong_csv_is_refused_with_the_line(tmp_path, memory, text, words):
-    refused(lambda: csv_of(tmp_path, memory, text), *words)
+WRONG_LISTS = [
+    ("label,domain\na,b\n", ["path"]),
+    ("path,path\na,b\n", ["twice"]),
+    ("path,label\n", ["0 rows"]),
+    ("path,label\nimg/0.png\n", ["Row 1"]),
+    ("path,label\nimg/0.png,a\nimg/0.png,b\n", ["Row 2", "row 1"]),
+    ("path,label\n../x.png,a\n", ["Row 1", "'../x.png'"]),
+    ("path,label\n/etc/x.png,a\n", ["Row 1", "'/etc/x.png'"]),
+    ("path,label\nnone/0.png,a\n", ["none/0.png"]),
+    ('path,label\n"img/0.png,a\n', ["CSV"]),
+]
+
+
+def test_a_wrong_csv_is_refused_with_the_line(tmp_path, memory):
+    for text, words in WRONG_LISTS:
+        refused(lambda text=text: csv_of(tmp_path, memory, text), *words)
 
 
 def test_a_folder_that_cannot_be_listed_stops_the_reading(tmp_path, memory, monkeypatch):
