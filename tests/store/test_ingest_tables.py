@@ -364,7 +364,7 @@ def digest(path: Path) -> str:
         ("\t", "utf-16-be", "", ".csv.gz"),
     ],
 )
-def test_a_csv_means_the_same_however_it_is_in_dialect(
+def test_a_csv_means_the_same_however_it_is_written(
     tmp_path: Path, separator: str, encoding: str, first: str, ending: str
 ) -> None:
     plain = tmp_path / "plain.csv"
