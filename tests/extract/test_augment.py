@@ -57,6 +57,7 @@ def test_one_policy_has_one_text(text, one):
         ("rotate", "rotate=DEGREES with DEGREES from 0 to 180"),
         ("rotate=200", "DEGREES from 0 to 180"),
         ("rotate=nan", "DEGREES from 0 to 180"),
+        ("flip=half", "P from 0 to 1"),
         ("flip=0.5:1", "P from 0 to 1"),
         ("gaussian-noise=0.2:2", "S from 0 to 255, P from 0 to 1"),
         ("crop=0.9:0.5", "LOW above HIGH"),

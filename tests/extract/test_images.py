@@ -169,8 +169,9 @@ def test_a_file_above_the_byte_limit_is_bad():
         decode(b"\x89PNG" + bytes(MAX_BYTES - 3))
 
 
-def test_a_pixel_bomb_is_refused_from_its_header(monkeypatch):
-    raw = png_of_size(12_000, 12_000)
+@pytest.mark.parametrize("side", [30_000, 12_000])
+def test_a_pixel_bomb_is_refused_from_its_header(side, monkeypatch):
+    raw = png_of_size(side, side)
     assert len(raw) < 300_000
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", lambda _image: pytest.fail("the pixels were decoded"))
     with pytest.raises(BadImage, match="64,000,000"):

@@ -144,6 +144,7 @@ def test_options_of_a_recipe_are_of_all_backbones_or_of_one() -> None:
         ({"recipe": {"norm": "clp"}}, "Did you mean 'clip'"),
         ({"recipe": {"size": "7"}}, "size=7"),
         ({"recipe": {"size": "2049"}}, "size=2049"),
+        ({"recipe": {"size": "large"}}, "size=large"),
         ({"recipe": {"crop_pct": "1.01"}}, "crop_pct=1.01"),
     ],
 )
@@ -227,6 +228,8 @@ def test_a_word_may_mean_an_unfinished_array() -> None:
     ordered = UnfinishedArray("glyph-clip-0a1b2c3d", 2, 6, "glyph-clip@32", ExtractConfig(backbones=("glyph-clip",)))
     other = replace(ordered, label=None, order=None)
     assert (ordered.backbone, other.backbone) == ("glyph-clip", "glyph-clip")
+    store: Any = SimpleNamespace(path="s.zarr")
+    assert "2 of 6 chunks" in ordered.state(store)
     # Whether it is meant where the home ordered it as glyph-clip@32, and where it did not.
     for word, known, unknown in (
         ("glyph-clip-0a1b2c3d", True, True),

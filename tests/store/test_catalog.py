@@ -149,7 +149,7 @@ def test_every_journal_of_a_finished_array_goes_and_that_of_an_unfinished_one_st
     assert begun.exists()
 
 
-def test_sizes_are_bytes_of_files_alone(tmp_path: Path) -> None:
+def test_sizes_are_bytes_of_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "one").write_bytes(bytes(5))
     (tmp_path / "a" / "b" / "two").write_bytes(bytes(7))
@@ -158,6 +158,12 @@ def test_sizes_are_bytes_of_files_alone(tmp_path: Path) -> None:
     assert catalog.size_of(tmp_path / "a" / "one") == 5
     assert catalog.size_of(tmp_path / "link") == len("a/b/two"), "a link is its own few bytes"
     assert catalog.size_of(tmp_path / "nowhere") == 0
+
+    def refuses(_path: Path) -> None:
+        raise OSError
+
+    monkeypatch.setattr(Path, "lstat", refuses)
+    assert catalog.size_of(tmp_path / "a") == 0
 
 
 def test_commands_name_a_store_outside_the_home_by_its_path(own_home: Path, tmp_path: Path) -> None:

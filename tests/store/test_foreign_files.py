@@ -234,7 +234,7 @@ def test_texts_of_leaf_are_read_as_texts(tmp_path: Path) -> None:
     assert sorted(data.groups["client"].values()) == sorted(CLIENTS)
 
 
-@pytest.mark.parametrize("ending", ["pkl", "xyz", "jsonl", "pt"])
+@pytest.mark.parametrize("ending", ["pkl", "xyz", "json", "jsonl", "pt"])
 def test_files_that_say_nothing_are_refused_in_words(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"x.{ending}"
     path.write_bytes(b"\x00\x01 nothing")
@@ -246,3 +246,10 @@ def test_files_that_say_nothing_are_refused_in_words(tmp_path: Path, ending: str
 def test_a_folder_that_no_program_wrote_is_refused_with_what_to_give(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", X)
     refused(lambda: open_any(tmp_path, ColumnChoice()), f"fedcache ingest {tmp_path / 'a.npy'}")
+
+
+def test_words_of_json_stay_as_they_are_written(tmp_path: Path) -> None:
+    lines = [{"embedding": [0.5, i], "label": "none", "visit": "2024-01-01 10:00"} for i in range(6)]
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = open_any(tmp_path / "r.jsonl", ColumnChoice())
+    assert found.groups["visit"].words == ("2024-01-01 10:00",)

@@ -225,3 +225,15 @@ def test_a_file_that_does_not_fit_is_answered_with_the_next_command(tmp_path: Pa
     said = failed(fedcache("ingest", file, "--name", "my own", "--json"), 2)
     assert said.endswith(shlex.join(["fedcache", "ingest", str(file), "--name", "my own"]))
     assert not list(Path(os.environ["FEDCACHE_HOME"]).glob("stores/*"))
+
+
+def test_an_interrupted_ingest_goes_on(labelled: Path) -> None:
+    made = Path(ok("ingest", labelled, "--name", "mine").data["path"])
+    chunk = next(made.glob("features/*/c/0/0/0"))
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    ok("repair", "mine")
+    assert ok("inspect", "mine").data["arrays"] == []
+    again = fedcache("ingest", labelled, "--name", "mine", "--json")
+    assert "there already" not in again.err
+    assert ok("verify", "mine").data["ok"]
+    assert len(ok("inspect", "mine").data["arrays"]) == 1

@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import struct
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -158,6 +159,11 @@ def torn_npz(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-30])
 
 
+def zip_of_anything(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("X.npy", b"not an array")
+
+
 def external_link(path: Path) -> None:
     with h5py.File(path, "w") as file:
         file["features"] = h5py.ExternalLink("/etc/passwd", "x")
@@ -218,6 +224,7 @@ HOSTILE: list[tuple[str, Callable[[Path], None]]] = [
     ("npy", pickle_as_npy),
     ("npy", npy_header_that_lies),
     ("npz", torn_npz),
+    ("npz", zip_of_anything),
     ("h5", external_link),
     ("h5", external_storage),
     ("h5", virtual_dataset),

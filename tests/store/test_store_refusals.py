@@ -20,6 +20,7 @@ from toy_store import KEYS, create, samples, whole
 
 from fedcache.errors import CorruptionError, FedcacheError, InternalError, MachineError, StoreError, UsageError
 from fedcache.store import chunks, files, lock, manifest, mapped_rows
+from fedcache.store import samples as columns
 from fedcache.store.export import export
 from fedcache.store.sidecars import read_quarantine
 from fedcache.store.store import Store
@@ -209,3 +210,11 @@ def test_text_features_are_a_matrix(place: Path) -> None:
     for shape in ((3,), (3, 0), (3, 1, 4)):
         text = np.ones(shape, np.float32)
         refused(InternalError, shape, lambda text=text: store.put_text("a", ["a {}"], text, {}))
+
+
+def test_names_that_are_none_or_too_few_are_corruption(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = whole(place / "s.zarr").path
+    known = manifest.read_manifest(path)
+    for answer in (lambda raw: ["a"] * 13, fails(ValueError("torn"))):
+        monkeypatch.setattr(columns.files, "decode_strings", answer)
+        refused(CorruptionError, "samples/name", lambda: columns.read_samples(path, known))

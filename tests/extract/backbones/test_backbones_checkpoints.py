@@ -79,6 +79,7 @@ def test_every_layout_of_the_same_tensors_reads_alike(tmp_path):
     assert len(files) == 8
     for file in files:
         assert same(loaded(file)[0]), file.name
+    assert loaded(tmp_path / "c.pt")[1].sentence(tmp_path / "c.pt", "net") == ""
 
 
 def test_numpy_scalars_of_numpy_1_are_read(tmp_path):

@@ -309,6 +309,7 @@ PREPROCESSING: list[tuple[dict[str, Any], tuple[int, str, float] | None]] = [
     ({"size": {"height": 256, "width": 256}, "crop_size": 224, "do_center_crop": True}, None),
     ({"resample": 0}, None),
     ({"rescale_factor": 1.0}, None),
+    ({"do_rescale": False}, None),
     ({"do_resize": False}, None),
     ({"image_std": [1, 0, 1]}, None),
     ({"image_mean": [1, 2]}, None),

@@ -90,7 +90,8 @@ def test_folders_of_an_archive_are_no_entries(tmp_path, memory):
         archive.mkdir("train")
         for name, raw in tree(NAMES).items():
             archive.writestr(name, raw)
-    for path in (tmp_path / "x.zip", appended(tmp_path / "x.tar", "train/cat", tarfile.DIRTYPE)):
+    tars = [appended(tmp_path / f"{i}.tar", name, tarfile.DIRTYPE) for i, name in enumerate((".", "train/cat"))]
+    for path in (tmp_path / "x.zip", *tars):
         assert open_dataset(f"folder:{path}", memory=memory).names == tuple(sorted(NAMES))
 
 

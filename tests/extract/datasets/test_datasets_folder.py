@@ -453,6 +453,7 @@ WRONG_LISTS = [
 
 
 def test_a_wrong_csv_is_refused_with_the_line(tmp_path, memory):
+    refused(lambda: csv_of(tmp_path, memory, "path\nimg/0.png\n", layout="class"), "--layout")
     for text, words in WRONG_LISTS:
         refused(lambda text=text: csv_of(tmp_path, memory, text), *words)
 

@@ -239,6 +239,7 @@ CAR = np.array([("1.jpg", 197)], dtype=[("fname", object), ("class", object)])
         ("cifar10", 0, "cifar-10-batches-py/test_batch", bad_cifar(data=np.zeros((1, 768), np.uint8)), "[1, 768]"),
         ("cifar10", 0, "cifar-10-batches-py/test_batch", bad_cifar()[:-900], "is not a pickle of arrays"),
         ("digit5", 0, "SVHN/test.pkl", pickle.dumps((np.zeros((2, 9, 9, 3)), np.zeros(2))), "float64 [2, 9, 9, 3]"),
+        ("office10", 0, "webcam_test.pkl", pickle.dumps((["a/webcam/chair/c.jpg"], ["chair"])), "the class 'chair'"),
         ("office10", 0, "webcam_test.pkl", pickle.dumps((["a/b/c.jpg"], ["b", "c"])), "the pair (paths, class names)"),
         ("pets", 1, "annotations/test.txt", b"Abyssinian_1 38 1 1\n", "expected a name and a class from 1"),
         ("tiny-imagenet", 0, "val/val_annotations.txt", b"val_0.JPEG n01443537\n", "expected an image and a class"),

@@ -97,9 +97,11 @@ def test_a_pickle_can_change_nothing_it_names(raw, words, tmp_path):
         load(tmp_path / "x")
 
 
-def test_labels_that_are_no_numbers_are_named(tmp_path):
-    (tmp_path / "x").write_bytes(pickle.dumps((np.zeros((2, 4, 4), np.uint8), ["cat", "dog"])))
-    refused(lambda: read_images(tmp_path / "x", ""), "labels", code=Exit.CORRUPT)
+def test_what_is_no_pair_of_images_and_labels_is_named(tmp_path):
+    images = np.zeros((2, 4, 4), np.uint8)
+    for held, named in (((images, ["cat", "dog"]), "labels"), (images, "pair"), ((images, [0]), "1 labels")):
+        (tmp_path / "x").write_bytes(pickle.dumps(held))
+        refused(lambda: read_images(tmp_path / "x", ""), named, code=Exit.CORRUPT)
 
 
 def test_a_file_that_is_lost_while_it_is_read_costs_its_images(tmp_path):
@@ -109,5 +111,8 @@ def test_a_file_that_is_lost_while_it_is_read_costs_its_images(tmp_path):
     source = StackSource([str(tmp_path / name) for name in "ab"], [2, 2], "")
     (tmp_path / "b").write_bytes(b"no pickle")
     assert np.array_equal(source.read(1), images[1])
-    with pytest.raises(BadImage, match="is not a pickle of arrays"):
+    with pytest.raises(BadImage, match="pickle"):
         source.read(2)
+    (tmp_path / "b").write_bytes(pickle.dumps((images[:1], [0])))
+    with pytest.raises(BadImage, match="1 images"):
+        source.read(3)
