@@ -44,12 +44,10 @@ LAST = "--rounds 5 --seeds 0,1"
     ("config", "store", "result", "words"),
     [
         (DIGITS, "", {}, f"{START} --dataset digits {PARTITION} {LAST} --set lr=0.02"),
-        ("[train]\nrounds = 5\n", "", {}, f"{START} --dataset shapes {PARTITION} {LAST} --set lr=0.02"),
         (DIGITS, "s.zarr", {}, f"{START} --store s.zarr {PARTITION} {LAST} --set lr=0.02"),
         (DIGITS + 'preset = "official"\n', "s", {}, f"{START} --preset official --store s {PARTITION} {LAST}"),
         (DIGITS + 'clients_from = "sites"\n', "s", {}, f"{START} --clients-from sites {LAST} --set lr=0.02"),
         (DIGITS + 'partition = "mine"\n', "s", {}, f"{START} --store s --partition mine {LAST} --set lr=0.02"),
-        (DIGITS + 'partition = "a/b.json"\n', "s", {}, f"{START} --store s {PARTITION} {LAST} --set lr=0.02"),
         # each seed with a partition of its own, from seed 4 on; a scheme without clients or other arguments
         (DIGITS, "s", {"partition": {**DEALT, "args": {}, "seed": 4, "digests": ["p", "q"]}},
          f"{START} --store s --scheme dirichlet --partition-seed 4 --repartition {LAST} --set lr=0.02"),
@@ -63,8 +61,6 @@ LAST = "--rounds 5 --seeds 0,1"
         (DIGITS + "[train.client_set]\nlr = [0.1, 0.2]\n", "s", {"hyperparameters": {"own": True}, "method": "gone"},
          f"fedcache train --method gone --store s {PARTITION} {LAST} --set own=true --client-set lr=0.1,0.2"),
         (None, "s", {}, ""),
-        ("no table", "s", {}, ""),
-        ("[other]\n", "s", {}, ""),
     ],
 )  # fmt: skip
 def test_the_command_of_a_run_word_for_word(

@@ -56,16 +56,13 @@ def test_validation_chooses_though_another_is_higher_on_the_test_rows() -> None:
     assert (said.label, said.chosen, said.digest) == ("chosen", True, chosen.digest)
     assert said.headline.startswith("chosen is best by validation accuracy (90.00 %) and reaches 82.00 % on the test")
     assert "3.33 points below the second, higher (95 % interval of the difference -4.77 to -1.90)" in said.headline
-    assert said.headline.endswith("; a client sends 2 kB and training takes 3 s.")
     assert said.word == "Contradicted"
-    assert "kept to choose by" not in said.sure
 
 
 def test_without_validation_rows_it_says_that_it_is_by_test_rows() -> None:
     said = told(run("low", 0.5), run("high", 0.9))
     assert said.headline.startswith("high has the highest test accuracy, 90.00 %, 40.00 points above the second, low")
     assert (said.word, said.chosen) == ("Sure", False)
-    assert "the highest of 2 on the rows that score it, which flatters it (`--validation 0.2` keeps some)" in said.sure
 
 
 def test_a_lead_is_paired_over_seeds_and_else_over_test_rows() -> None:
@@ -115,7 +112,6 @@ def test_rows_in_one_place_are_a_reference_and_not_what_to_take() -> None:
     assert said.reference == "central, with all rows in one place, reaches 99.00 %."
     alone = told(central)
     assert (alone.label, alone.word) == ("central", "Alone")
-    assert alone.headline.endswith("it needs all rows in one place.")
 
 
 def test_cost_is_of_one_client_and_one_seed_and_names_what_is_as_good_and_cheaper() -> None:
