@@ -29,7 +29,6 @@ IMPORTERS = frozenset(
         "run_path",
         "run_module",
         "reload",
-        "popen",
         "extractall",
         "unpack_archive",
         "read_pickle",
@@ -40,7 +39,9 @@ LIBRARIES = frozenset(
     ["runpy", "imp", "pkg_resources", "yaml", "pickle", "_pickle", "joblib", "dill", "cloudpickle", "marshal", "shelve"]
 )
 # Readers of formats that can hold code, and what hands words to a shell.
-READERS = frozenset({"torch.load", "torch.jit.load", "torch.export.load", "np.load", "numpy.load", "os.system"})
+READERS = frozenset(
+    ["torch.load", "torch.jit.load", "torch.export.load", "np.load", "numpy.load", "os.system", "os.popen"]
+)
 PICKLE = frozenset({"Unpickler", "pickle.load", "pickle.loads"})
 
 KNOWN = {
