@@ -182,8 +182,10 @@ def test_clients_models_are_counted_together_and_their_accuracies_apart():
         assert getattr(both, mean) == pytest.approx((getattr(one, mean) + getattr(other, mean)) / 2)
     counts = [{(i, j): n for i, j, n in m.confusion} for m in (one, other)]
     assert {(i, j): n for i, j, n in both.confusion} == Counter(counts[0]) + Counter(counts[1])
-    weighed = [np.array(m.bins) * np.array(m.bins)[:, :1].clip(1) ** [0, 1, 1] for m in (one, other, both)]
-    assert weighed[2] == pytest.approx(weighed[0] + weighed[1])
+    for (n, c, r), (m, d, t), (total, confidence, right) in zip(one.bins, other.bins, both.bins, strict=True):
+        assert total == n + m
+        assert confidence * total == pytest.approx(n * c + m * d)
+        assert right * total == pytest.approx(n * r + m * t)
     for name in both.by_domain:
         right = [m.by_domain[name].right for m in (one, other, both)]
         assert right[2] == right[0] + right[1]

@@ -105,9 +105,8 @@ def test_which_methods_are_linear(name):
 
 
 @pytest.mark.parametrize("feat_post", FEAT_POSTS)
-@pytest.mark.parametrize("widths", [(5,), (2, 3)], ids=["one", "two"])
-def test_the_estimator_reads_features_as_the_model_does(feat_post, widths):
-    """Classes are sorted by name, as scikit-learn has them, and probabilities are the model's."""
+def test_the_estimator_reads_features_as_the_model_does(feat_post):
+    """Classes are sorted by name, as scikit-learn has them, and probabilities are the model's; of two backbones."""
     predictor, _ = trained(("fed3r", {"bias": True}))
     saved = predictor.members[0]
     raw = np.random.default_rng(1).standard_normal((50, 1, 5)).astype(np.float32) * 3 + 1
@@ -115,18 +114,17 @@ def test_the_estimator_reads_features_as_the_model_does(feat_post, widths):
     tensors = dict(saved.tensors)
     if scaling is not None:
         tensors |= {"features/mean": torch.from_numpy(scaling.mean), "features/scale": torch.from_numpy(scaling.scale)}
-    keys = tuple("kl"[: len(widths)])
-    facts = replace(saved.facts, feat_post=feat_post, widths=widths, classes=("z", "b", "a"))
-    facts = replace(facts, keys=keys, recipes=({},) * len(keys))
+    facts = replace(saved.facts, feat_post=feat_post, classes=("z", "b", "a"))
+    facts = replace(facts, widths=(2, 3), keys=("k", "l"), recipes=({}, {}))
     predictor = Predictor((SavedModel(facts, tensors),), temperature=0.7)
     made = estimator(predictor, linear_head(predictor))
-    parts = np.split(raw[:, 0], np.cumsum(widths)[:-1], axis=-1)
-    wanted = predictor.probabilities(*parts)
+    rows = raw[:, 0]
+    wanted = predictor.probabilities(rows[:, :2], rows[:, 2:])
     assert list(made.classes_) == ["a", "b", "z"]
-    assert np.abs(made.predict_proba(raw[:, 0].astype(np.float64)) - wanted[:, [2, 1, 0]]).max() <= 1e-6
-    assert [("z", "b", "a")[i] for i in wanted.argmax(-1)] == list(made.predict(raw[:, 0].astype(np.float64)))
+    assert np.abs(made.predict_proba(rows.astype(np.float64)) - wanted[:, [2, 1, 0]]).max() <= 1e-6
+    assert [("z", "b", "a")[i] for i in wanted.argmax(-1)] == list(made.predict(rows.astype(np.float64)))
     program = make_program(predictor, home=None)
-    assert np.abs(program.exported.module()(torch.from_numpy(raw[:, 0]))[1].numpy() - wanted).max() <= 1e-5
+    assert np.abs(program.exported.module()(torch.from_numpy(rows))[1].numpy() - wanted).max() <= 1e-5
 
 
 def test_the_head_of_more_features_than_are_asked_for_at_once_is_the_models():

@@ -391,10 +391,10 @@ def test_the_command_gives_the_numbers_of_scipy(three: Path, tmp_path: Path) -> 
     (made,) = ok("compare", "--test", "wilcoxon", "--against", "aa", "--metric", "macro_f1").data["comparisons"]
     expected = [float(stats.wilcoxon(FOUR[3][:6], row).pvalue) for row in (FOUR[0][:6], FOUR[2][:6])]
     assert [p["p"] for p in made["pairs"]] == pytest.approx(expected)
-    shown = fedcache("compare")
-    assert re.search(r"fed3r +80\.67 ± 2\.11 .*highest", shown.out)
-    assert max(map(len, shown.out.split("accuracy in %", 1)[0].splitlines())) <= 80
-    one, two = (tmp_path / f"{n}.svg" for n in "ab")
+    shown = fedcache("compare").out
+    assert re.search(r"fed3r +80\.67 ± 2\.11 .*highest", shown)
+    assert max(map(len, shown.split("accuracy in %", 1)[0].splitlines())) <= 80
+    one, two = tmp_path / "a.svg", tmp_path / "b.svg"
     assert ok("compare", "--plot", one).data["files"] == [str(one)]
     ok("compare", "cc", "bb", "aa", "--plot", two)
     assert one.read_bytes() == two.read_bytes()

