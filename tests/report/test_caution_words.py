@@ -88,5 +88,8 @@ def test_the_report_says_it_once_for_runs_that_were_scored_alike() -> None:
     assert "9.50 to 10.20" in both
     assert alone.startswith("ditto: 900 of 100,000 clients")
     assert "1.00" in alone
+
+    (lone,) = drawn_notes([("solo", SimpleNamespace(result=drawn(1, None)))])
+    assert "no standard error" in lone
     many: Any = [(f"run {i}", SimpleNamespace(result=drawn(50, 0.01))) for i in range(5)]
     assert drawn_notes(many)[0].startswith("5 runs: 50 of 100,000 clients")

@@ -144,5 +144,8 @@ def test_shortened_names_differ_where_the_names_do() -> None:
     assert shortened(long, 20) == ["0.1", "0.01"]
     assert settings_of(long, 20) == "lr"
     assert settings_of(["fedavg", "fed3r"], 20) == ""
+    made = shortened(["fed3r", *long], 20)
+    assert len(set(made)) == 3
+    assert max(map(len, made)) <= 20
     alike = [f"{'x' * 30}{i}{'y' * 30}" for i in range(3)]
     assert shortened(alike, 12) == ["1: xxxx…yyyy", "2: xxxx…yyyy", "3: xxxx…yyyy"]

@@ -13,6 +13,8 @@ from command import ok
 from test_merge_seeds import run
 
 import fedcache as fc
+from fedcache.errors import UsageError
+from fedcache.report.compare import alone_lines
 from fedcache.report.held_out import HELD_OUT, HeldOutGroup, held_out_groups, mean_over_values
 from fedcache.report.held_out_section import held_out_section
 from fedcache.report.paired_blocks import over_held_out
@@ -149,3 +151,11 @@ def test_eight_values_can_be_enough() -> None:
     runs = [held_out(m, str(v), a + v / 100) for m, a in (("fedavg", 0.8), ("fedprox", 0.3)) for v in range(8)]
     (group,) = held_out_groups(runs)
     assert held_out_section(0, group, None)[0].word == "Sure"
+
+
+def test_one_method_alone_has_its_mean_and_cannot_be_compared() -> None:
+    group = group_of(fedavg=(0.9, 0.1, 0.5, 0.7))
+    with pytest.raises(UsageError):
+        over_held_out(group, "accuracy")
+    (line,) = alone_lines(group)
+    assert "fedavg, mean 55.00 % over 4 held-out values" in line
