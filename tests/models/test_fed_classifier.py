@@ -180,6 +180,7 @@ def test_a_row_of_no_client_is_refused(missing: object) -> None:
     ("arguments", "said"),
     [
         ({"method": "fedvag"}, "fedavg"), ({"scheme": "idd"}, "iid"), ({"settings": {"lamb": 1.0}}, "lam"),
+        ({"settings": [1]}, "settings"),
         ({"dtype": "float16"}, "float32"), ({"preset": "papr"}, "paper"), ({"temperature": 0.0}, "temperature is 0.0"),
     ],
 )  # fmt: skip

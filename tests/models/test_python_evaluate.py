@@ -41,6 +41,7 @@ def test_an_evaluation_is_that_of_the_command(store: fc.Store, run: fc.Run, tmp_
     assert json.loads(json.dumps(found.to_dict())) == told
     assert found.accuracy == run.accuracy.mean == told["measures"]["accuracy"]
     assert f"{100 * run.accuracy.mean:.2f} %" in repr(found)
+    assert f"{100 * run.accuracy.mean:.2f} %" in found._repr_html_()
     saved = run.model().save(tmp_path / "m.safetensors")
     for source in (str(run.path), saved):
         again = fc.evaluate(source, store=store.path, split="test", temperature=0.1)

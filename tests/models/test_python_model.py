@@ -110,6 +110,8 @@ def test_a_saved_model_says_the_same_without_its_run(store: fc.Store, run: fc.Ru
     model = run.model()
     loaded = fc.load_model(model.save(tmp_path / "m.safetensors"))
     assert np.array_equal(loaded.scores(X), model.scores(X))
+    for shown in (repr(model), model._repr_html_()):
+        assert STORE in shown
     assert {k: t.tolist() for k, t in loaded.state.items()} == {k: t.tolist() for k, t in model.state.items()}
     for other in (fc.load_model(run), fc.load_model(run.path), fc.load_model(run.path.name[:6])):
         assert np.array_equal(other.scores(X), model.scores(X))
@@ -267,3 +269,9 @@ def test_the_best_point_of_a_grid_has_a_model(store: fc.Store) -> None:
     grid = fc.grid("fed3r", store, fc.partition(store, "iid", clients=3), lam=[0.01, 1.0])
     X, _ = store.Xy(split="test")
     assert len(grid.best().run.model().predict(X)) == len(X)
+
+
+def test_a_file_without_labels_is_not_evaluated(store: fc.Store, run: fc.Run, tmp_path: Path) -> None:
+    np.savez(tmp_path / "z.npz", features=store.Xy()[0])
+    with pytest.raises(fc.FedcacheError, match="label"):
+        fc.evaluate(run, embeddings=tmp_path / "z.npz")

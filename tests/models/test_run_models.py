@@ -20,12 +20,16 @@ from pyarrow import parquet
 
 import fedcache as fc
 from fedcache.commands.train_answers import model_lines
-from fedcache.config import SaveModels
-from fedcache.errors import CorruptionError
+from fedcache.config import ExtractConfig, Home, SaveModels
+from fedcache.errors import CorruptionError, StoppedError
 from fedcache.extract import embed_images
 from fedcache.extract.recipe import Recipe
+from fedcache.models.request import ModelOptions, PredictOptions
 from fedcache.models.saved_model import SavedModel
+from fedcache.process import Stop
+from fedcache.progress import Silent
 from fedcache.runs import open_run
+from fedcache.runs.predict_run import open_predictor, predict_rows
 from fedcache.runs.run_models import KeptModels, model_file
 
 IID = ("--scheme", "iid", "--clients", 3)
@@ -240,6 +244,7 @@ def test_a_private_run_saves_no_clients_own_model(store: Path) -> None:
 @pytest.mark.parametrize(("keep", "left"), [("best", 1), ("all", 3), ("none", 0)])
 def test_a_grid_keeps_the_models_that_are_asked_for(store: Path, keep: str, left: int) -> None:
     words = ("grid", "--method", "fedavg", "--sweep", "lr=0.0001,0.5,0.1", *IID, "--rounds", 2)
+    assert fedcache(*words, "--save-models", "some").code == 2
     points = ok(*words, "--save-models", keep).data["points"]
     kept = [p for p in points if (Path(p["path"]) / "models" / "models.json").exists()]
     assert len(kept) == left
@@ -353,6 +358,7 @@ def test_predictions_are_written_in_three_formats(store: Path, tmp_path: Path) -
         (("--store", "s", "photo.jpg"), 2),
         (("photo.jpg", "-o", "out.xlsx"), 2),
         (("photo.jpg", "-o", "folder.csv"), 2),
+        (("photo.jpg", "-o", "nowhere/out.csv"), 2),
         (("photo.jpg", "--split", "test"), 2),
         (("photo.jpg", "--seed", "x"), 2),
         (("photo.jpg", "--client", "a", "--global"), 2),
@@ -380,3 +386,13 @@ def test_a_damaged_list_of_models_names_the_command_that_makes_it_again(store: P
     with pytest.raises(CorruptionError, match=r"models\.json") as caught:
         fc.load_model(run)
     assert caught.value.hint.endswith(f"fedcache train --config {run / 'config.toml'} --fresh")
+
+
+def test_a_stopped_prediction_of_images_keeps_no_part(store: Path, tmp_path: Path) -> None:
+    images, stop = folder(tmp_path / "new", train=2, test=1), Stop()
+    stop.ask()
+    home = Home.from_environment()
+    predictor = open_predictor(trained(*FED3R), ModelOptions(), home, Silent())
+    asked = (predictor, [images], ModelOptions(), PredictOptions(), ExtractConfig(workers=0), home, Silent(), stop)
+    with pytest.raises(StoppedError):
+        list(predict_rows(*asked))

@@ -142,6 +142,7 @@ def test_settings_that_are_called_alike_are_told_apart_by_their_digests() -> Non
         return run("a", partition=part)
 
     assert setting_name(dealt("p", name="")) == "digits, iid-m3-s0"
+    assert setting_name(dealt("p", "q", name="", scheme="gone")) == "digits, gone, redrawn for every seed"
     groups = [[dealt("p" * 20)], [dealt("q" * 20)], [dealt("r" * 20, name="other")]]
     one, two = (f"digits, mine (dataset dddddddd, partition {letter * 8})" for letter in "pq")
     assert setting_names(groups) == [one, two, "digits, other"]
