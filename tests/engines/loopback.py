@@ -5,7 +5,6 @@ python loopback.py SITES FOLDER: started by ``test_flower.py``, in a network of 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -19,7 +18,7 @@ from fedcache.api import load_model
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import FedcacheError
 from fedcache.federate.engines.flower.keys import make_keys
-from fedcache.federate.engines.flower.network import Address, register, start_superlink
+from fedcache.federate.engines.flower.network import Address, register
 from fedcache.federate.engines.flower.plan import Plan
 from fedcache.federate.engines.flower.serving import attend, open_loopback
 from fedcache.federate.engines.flower.site_names import TABLE, SiteNames
@@ -93,22 +92,6 @@ def main(sites: Path, folder: Path) -> None:
         alone = reference("fed3r", 1, sites, home)
         tell("secure", last=last, alone=alone.accuracy.mean, models=compared(last, alone, sites))
 
-        # The server is lost after the first round, comes back, and the run goes on.
-        def lose(words: dict[str, Any]) -> None:
-            if "round 1 of" in str(words):
-                loopback.link.kill()
-
-        told: list[str] = []
-        if FULL:
-            with contextlib.suppress(FedcacheError):
-                loopback.run(plan("fedproto", 2), lose)
-            loopback.link = start_superlink(loopback.address, loopback.keys, folder)
-            last = loopback.run(plan("fedproto", 2), lambda words: told.append(str(words)))
-            alive = {name: node.alive for name, node in loopback.nodes.items()}
-            tell(
-                "restart", last=last, alone=reference("fedproto", 2, sites, home).accuracy.mean, told=told, alive=alive
-            )
-
         last = loopback.run(plan("fed3r", 1, backbones=["pixels"], wait=5.0), lambda _words: None)
         tell("no-features", last=last)
 
@@ -120,7 +103,7 @@ def main(sites: Path, folder: Path) -> None:
                 time.sleep(3)
                 loopback.nodes[gone].kill()
 
-        told = []
+        told: list[str] = []
         last = loopback.run(
             plan("fedavg", 2, set={"lr": "0.02"}), lambda words: (told.append(str(words)), kill(words))[0]
         )

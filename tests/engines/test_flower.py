@@ -110,14 +110,6 @@ def test_the_saved_model_predicts_as_that_of_one_process(which: str, apart: floa
     assert models["apart"] < apart
 
 
-@LATER
-def test_a_server_that_is_lost_and_comes_back_gives_the_same(told: dict[str, Any]) -> None:
-    words = told["restart"]
-    assert any("going on after round 1" in line for line in words["told"]), words["told"]
-    assert accuracy(words) == pytest.approx(words["alone"], abs=1e-5)  # fedproto
-    assert all(words["alive"].values())  # the sites have waited for it
-
-
 def test_a_site_that_is_killed_in_a_round_is_survived(told: dict[str, Any]) -> None:
     words = told["killed"]
     missed = words["last"]["done"][0]["result"]["federation"]["missed"]

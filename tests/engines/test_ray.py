@@ -244,25 +244,6 @@ def test_a_ray_grid_is_the_local_grid(whole, tmp_path, home, half_step, quiet, e
         assert len(mine) == len({p["digest"] for p in found})
 
 
-@pytest.mark.full
-def test_a_reproduced_table_is_the_local_one(tmp_path, home, quiet):
-    words = ("reproduce", "fedpcl-table5", "--on", "digits", "--backbones", "random-projection", "--limit", 200,
-             "--rounds", 1, "--seeds", "0", "--json")  # fmt: skip
-    local = apart(*words, "--runs", tmp_path / "here", home=home)
-    assert local.code == 0, local.err
-    store = next(Path(home).glob("stores/*.zarr"))
-    before = content(store)
-    shutil.rmtree(store)
-    out, _ = quiet.end(quiet.fedcache(*words, "--runs", tmp_path / "there", "--engine", "ray"))
-    assert content(store) == before
-    mine, theirs = (
-        {f.parent.name: f.read_bytes() for f in (tmp_path / at).glob("*/result.json")} for at in ("here", "there")
-    )
-    assert mine == theirs != {}
-    cells = [[(c["row"], c["values"]) for c in data["cells"]] for data in (json.loads(out)["data"], local.data)]
-    assert cells[0] == cells[1] != []
-
-
 @pytest.mark.parametrize(
     "method", ["fedrep", pytest.param("fedavg", marks=pytest.mark.full), pytest.param("fed3r", marks=pytest.mark.full)]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,14 +14,12 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from sklearn.metrics import confusion_matrix, f1_score, log_loss, precision_recall_fscore_support
 
-from fedcache.errors import FedcacheError, StoreError, UsageError
-from fedcache.extract.recipe import Recipe
+from fedcache.errors import FedcacheError, StoreError
 from fedcache.heads.losses import MASKED
 from fedcache.models import evaluate
-from fedcache.models import predictor as predictor_module
 from fedcache.models.evaluate import LabelledRows, fit_temperature, matched, measure, measure_clients
 from fedcache.models.file_features import FileFeatures
-from fedcache.models.measures import BINS, LeftOutRows, RightRows, RunEvaluation, calibration_error
+from fedcache.models.measures import BINS, LeftOutRows, RightRows, calibration_error
 from fedcache.models.predictor import Predictor
 
 
@@ -75,12 +74,6 @@ def test_figures_are_those_of_scikit_learn(seed, n, C):
     assert {(i, j): k for i, j, k in m.confusion} == {
         (names[i], names[j]): table[i, j] for i in range(C) for j in range(C) if table[i, j]
     }
-    for d in (0, 1):
-        if (domain == d).any():
-            assert m.by_domain[f"d{d}"].accuracy == (guess == label)[domain == d].mean()
-    low, high = m.all.interval
-    assert 0 <= low <= m.all.accuracy + 1e-12
-    assert m.all.accuracy - 1e-12 <= high <= 1
 
 
 def test_calibration_error_by_hand():
@@ -111,7 +104,7 @@ def test_no_temperature_has_less_nll_than_the_fitted_one(seed, members):
     assert measure(Fixed(("a", "b", "c", "d")), given_rows(scores, label)).temperature == t
 
 
-@pytest.mark.parametrize("absent", [MASKED, 1e4 * MASKED, MASKED / 5])
+@pytest.mark.parametrize("absent", [MASKED, MASKED / 5])
 def test_a_class_that_is_never_predicted_has_probability_0(absent):
     """Two rows of class 0 with p = 1/2 each, and one of class 2, which the model does not know; log 2 without it."""
     scores = np.array([[[0.0, 0.0, absent]] * 3])
@@ -127,12 +120,9 @@ def test_a_class_that_is_never_predicted_has_probability_0(absent):
 def test_a_temperature_undoes_a_scale():
     scores, label, _ = drawn(3)
     plain, hot = fit_temperature(scores, label), fit_temperature(scores * 100, label)
-    assert plain is not None
-    assert hot is not None
     assert hot.value == pytest.approx(100 * plain.value, rel=1e-3)
     assert not hot.at_limit
     right = fit_temperature(np.array([[[1.0, 0.0]]]), np.array([0]))  # the colder the better
-    assert right is not None
     assert right.at_limit or right.nll < 1e-12
     assert fit_temperature(np.array([[[0.0, -np.inf]]]), np.array([1])) is None
     assert fit_temperature(np.zeros((1, 0, 2)), np.zeros(0, np.int64)) is None
@@ -146,9 +136,7 @@ def test_classes_are_matched_by_name_and_what_is_not_scored_is_counted():
     assert rows.rows.tolist() == [10, 11, 16]
     assert rows.label.tolist() == [2, 0, 0]
     assert rows.left_out == LeftOutRows(unlabelled=1, unreadable=1, unknown={"emu": 2})
-    told = " ".join(rows.left_out.sentences())
-    assert "2 rows of classes that the model does not know are not scored: emu (2)." in told
-    with pytest.raises(StoreError, match=r"no row has a label that the model knows; its classes are cow"):
+    with pytest.raises(StoreError, match="cow"):
         matched("r", np.arange(7), codes, readable, names, ("cow",), [])
 
 
@@ -190,24 +178,18 @@ def test_clients_models_are_counted_together_and_their_accuracies_apart():
     assert both.all.accuracy == pytest.approx(spread.mean)
     assert both.all.interval is None  # rows that several models predict are not independent
     assert both.temperature is None
-    assert both.macro_f1 == pytest.approx((one.macro_f1 + other.macro_f1) / 2)
-    assert both.nll == pytest.approx((one.nll + other.nll) / 2)
-    assert sum(n for *_, n in both.confusion) == 120
-    pairs = [{(i, j): n for i, j, n in m.confusion} for m in (one, other, both)]
-    assert pairs[2] == {pair: pairs[0].get(pair, 0) + pairs[1].get(pair, 0) for pair in pairs[0] | pairs[1]}
-    for (n, c, r), (m, d, s), (total, confidence, right) in zip(one.bins, other.bins, both.bins, strict=True):
+    for mean in ("macro_f1", "nll", "ece"):
+        assert getattr(both, mean) == pytest.approx((getattr(one, mean) + getattr(other, mean)) / 2)
+    counts = [{(i, j): n for i, j, n in m.confusion} for m in (one, other)]
+    assert {(i, j): n for i, j, n in both.confusion} == Counter(counts[0]) + Counter(counts[1])
+    for (n, c, r), (m, d, t), (total, confidence, right) in zip(one.bins, other.bins, both.bins, strict=True):
         assert total == n + m
         assert confidence * total == pytest.approx(n * c + m * d)
-        assert right * total == pytest.approx(n * r + m * s)
-    for i, c in enumerate(both.by_class):
-        assert (c.rows, c.predicted, c.right) == tuple(
-            getattr(one.by_class[i], k) + getattr(other.by_class[i], k) for k in ("rows", "predicted", "right")
-        )
-    for name, d in both.by_domain.items():
-        mine = [m.by_domain[name] for m in (one, other)]
-        assert (d.rows, d.right, d.interval) == (sum(m.rows for m in mine), sum(m.right for m in mine), None)
-    assert both.ece == pytest.approx((one.ece + other.ece) / 2)
-    with pytest.raises(StoreError, match="saved no client"):
+        assert right * total == pytest.approx(n * r + m * t)
+    for name in both.by_domain:
+        right = [m.by_domain[name].right for m in (one, other, both)]
+        assert right[2] == right[0] + right[1]
+    with pytest.raises(StoreError):
         measure_clients([], turns)
 
 
@@ -220,19 +202,13 @@ def test_rows_of_a_file_are_those_of_a_split_that_it_has(monkeypatch):
     features = FileFeatures(tuple(held.features.values()))
     monkeypatch.setattr(evaluate, "features_of_file", lambda _model, _columns, _path: features)
     predictor, path = SimpleNamespace(members=[None], classes=("x", "y")), Path("f.npz")
-    for split, rows, name in (
-        ("train", [0, 2, 3], "split train"),
-        ("test", [1], "split test"),
-        (None, [0, 1, 2, 3], "all rows"),
-    ):
-        found = evaluate.rows_of_file(path, split, predictor)
-        assert (found.rows.tolist(), found.name) == (rows, f"f.npz, {name}")
-    with pytest.raises(FedcacheError, match=r"Unknown split 'tset'\. Did you mean 'test'"):
+    for split, rows in (("train", [0, 2, 3]), ("test", [1]), (None, [0, 1, 2, 3])):
+        assert evaluate.rows_of_file(path, split, predictor).rows.tolist() == rows
+    with pytest.raises(FedcacheError, match="'test'"):
         evaluate.rows_of_file(path, "tset", predictor)
-    held.splits = np.zeros(4)
-    for lost in (held.splits, None):
-        held.splits = lost
-        with pytest.raises(StoreError, match=r"^f\.npz has no rows of split test\."):
+    for splits in (np.zeros(4), None):
+        held.splits = splits
+        with pytest.raises(StoreError):
             evaluate.rows_of_file(path, "test", predictor)
 
 
@@ -242,36 +218,3 @@ def test_an_interval_is_of_the_rows_of_one_model():
     found = evaluate.right_rows(np.array([True] * 8 + [False] * 2))
     assert (found.rows, found.right) == (10, 8)
     assert found.interval == pytest.approx((0.4902, 0.9433), abs=1e-4)  # Wilson 1927, by hand
-
-
-def test_what_figures_do_not_say_is_said():
-    figures = SimpleNamespace(unscored=1234, nll=float("inf"), temperature=None)
-    made = RunEvaluation("r", "d", "m", "w", "t", (), (0,), 1.0, "rows", LeftOutRows(), figures)
-    assert made.sentences()[:2] == [
-        "1,234 rows got no score and are not counted.",
-        "NLL is inf: some of these rows are of classes to which a model gives the probability 0.",
-    ]
-    figures.unscored, figures.nll = 0, 1.0
-    assert not any("no score" in s or "inf" in s for s in made.sentences())
-
-
-def test_an_ensemble_has_a_member():
-    with pytest.raises(UsageError, match="An ensemble needs a model"):
-        Predictor(())
-
-
-@pytest.mark.parametrize(
-    ("name", "weights", "message", "hint"),
-    [
-        ("mine", None, "mine as the model was trained on; it has a-0.", "Name a store that has them."),
-        ("no-such", "ab" * 20, "no-such as the model was trained on (weights abababababab); it has a-0.",
-         "fedcache backbones import FILE --as no-such"),
-        ("a", "none", "a as the model was trained on; its a has size 9 in place of 8.",
-         "fedcache backbones import FILE --as a"),
-    ],
-)  # fmt: skip
-def test_a_store_without_the_features_of_a_model_says_what_it_has(name, weights, message, hint):
-    recipe = {"backbone": name} if weights is None else Recipe(backbone=name, weights=weights, size=8).to_dict()
-    held = {"a-0": SimpleNamespace(recipe={**recipe, "backbone": "a", "size": 9})}
-    error = predictor_module._lacks(SimpleNamespace(path=Path("s.zarr"), arrays=held), "k", recipe)
-    assert (error.message, error.hint) == (f"s.zarr has no features of {message}", hint)

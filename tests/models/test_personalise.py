@@ -53,15 +53,9 @@ PERSONAL = [case for case in cases() + VARIANTS if is_personal(case)]
 NEEDS_OTHERS = [c for c in PERSONAL if c[0] == "min-local" or c[1].get("score") == "probe"]
 LEAKS = [c for c in PERSONAL if c[1].get("adapt_on") == "test"]
 POSSIBLE = [c for c in PERSONAL if c not in NEEDS_OTHERS + LEAKS]
+QUICK = [c for c in cases() if c in POSSIBLE and "pixels" not in METHODS[c[0]].needs]
 FUNCTIONS = ("tip-local", "fed3r", "perfedavg")
 ALONE = ("solo", "supcon", "local-prompt", "local-supervised")
-
-
-def test_the_table_has_every_personalised_method():
-    assert {c[0] for c in PERSONAL} >= {
-        "ditto", "fedpcl", "fedproto", "fedrep", "local-prompt", "local-supervised", "min-local", "perfedavg", "pfedme",
-        "solo", "supcon", "tip-local", "fedavg", "fed3r",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", [c for c in POSSIBLE if c[0] in FUNCTIONS + ALONE], ids=ids)
@@ -99,7 +93,9 @@ def test_a_new_client_gets_a_model_that_can_be_saved(case, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [c for c in cases() if c in POSSIBLE and "pixels" not in METHODS[c[0]].needs], ids=ids)
+@pytest.mark.parametrize(
+    "case", tried([c for c in cases() if c in POSSIBLE and "pixels" not in METHODS[c[0]].needs]), ids=ids
+)
 def test_a_new_client_learns_its_rows(case):
     """On its own rows it is about as right as the client of the run that has them."""
     data, clients = tiny(views=4, sizes=(60, 60, 60, 60))
@@ -110,33 +106,32 @@ def test_a_new_client_learns_its_rows(case):
     out = go_tiny(case[0], settings, data, clients, rounds=8, participation=None)
     data = fitted(METHODS[case[0]], data)
     model = collect(out, facts_of(out, data), data, None).model
-    new = shard(data, clients[1], "newcomer")
-    made = personalise(model, new, encoders=data.towers)
-    y = data.y[clients[1].train]
-    right = (scores(made, data, "newcomer", clients[1].train).argmax(-1) == y).double().mean()
-    had = (scores(model, data, clients[1].name, clients[1].train).argmax(-1) == y).double().mean()
+    made = personalise(model, shard(data, clients[1], "newcomer"), encoders=data.towers)
+    rows, y = clients[1].train, data.y[clients[1].train]
+    right = (scores(made, data, "newcomer", rows).argmax(-1) == y).double().mean()
+    had = (scores(model, data, clients[1].name, rows).argmax(-1) == y).double().mean()
     assert right >= had - short
 
 
 @pytest.mark.parametrize("case", NEEDS_OTHERS, ids=ids)
 def test_a_method_that_needs_others_rows_is_refused(case):
     model, data, clients, _ = trained(case)
-    with pytest.raises(UsageError, match=f"{case[0]} ends with a probe on the labelled rows of all clients"):
+    with pytest.raises(UsageError, match=case[0]):
         personalise(model, shard(data, clients[1], "new"))
 
 
 def test_adaptation_to_test_rows_is_refused():
     model, data, clients, _ = trained(LEAKS[0])
-    with pytest.raises(UsageError, match="adapts to labelled test rows"):
+    with pytest.raises(UsageError, match="test rows"):
         personalise(model, shard(data, clients[1], "new"))
     made = personalise(model, shard(data, clients[1], "new"), settings={"adapt_on": "train"})
     assert made.clients == ["new"]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "central", "fed3r", "fedncm"])
+@pytest.mark.parametrize("name", ["fedavg", "fed3r"])
 def test_a_method_without_a_personal_part_is_refused(name):
     model, data, clients, _ = trained((name, {}))
-    with pytest.raises(UsageError, match=f"{name} has no personal part: it trained one model"):
+    with pytest.raises(UsageError, match=name):
         personalise(model, shard(data, clients[1], "new"))
 
 
@@ -146,7 +141,7 @@ def test_settings_replace_the_runs_and_are_saved():
     plain, longer = personalise(model, new), personalise(model, new, settings={"adapt_steps": "5"})
     assert longer.facts.hp["adapt_steps"] == 5
     assert any(not torch.equal(plain.tensors[k], longer.tensors[k]) for k in plain.tensors)
-    with pytest.raises(UsageError, match="has no personal part with these settings"):
+    with pytest.raises(UsageError, match="no personal part"):
         personalise(model, new, settings={"adapt_steps": 0})
     with pytest.raises(UsageError, match="hyperparameter of perfedavg"):
         personalise(model, new, settings={"adapt_step": 3})
@@ -166,9 +161,9 @@ def test_rounds_are_as_many_as_asked_for():
 def test_what_does_not_fit_is_told():
     model, data, clients, _ = trained(("fedrep", {}))
     new = shard(data, clients[1], "new")
-    with pytest.raises(UsageError, match="dim=9 does not fit what the run's server sends"):
+    with pytest.raises(UsageError, match="dim=9"):
         personalise(model, new, settings={"dim": 9})
-    with pytest.raises(StoreError, match="new has no rows to learn from"):
+    with pytest.raises(StoreError, match="new"):
         personalise(model, replace(new, train=np.empty(0, np.int64)))
     lacking = replace(model, tensors={k: t for k, t in model.tensors.items() if not k.startswith("server/P")})
     with pytest.raises(StoreError, match="lacks 'P"):

@@ -17,14 +17,12 @@ import torch
 from command import fedcache
 from heard import Heard
 from pictures import folder
-from PIL import Image, ImageOps
-from scipy.special import log_softmax, logsumexp
+from PIL import Image
 from tolerance import close
 
 import fedcache as fc
 from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.methods import METHODS
-from fedcache.models.fed_classifier import FedClassifier
 from fedcache.progress import Silent
 
 STORE = "random-projection"
@@ -55,13 +53,11 @@ def test_features_of_the_test_rows_give_the_stored_accuracy(store: fc.Store, run
     assert np.mean([model.classes.index(name) == c for name, c in zip(model.predict(X), y, strict=True)]) == (
         run.accuracy.mean
     )
-    assert model.scores(X).shape == (len(X), len(model.classes)) == model.probabilities(X).shape
     assert np.allclose(model.probabilities(X).sum(1), 1.0)
     assert np.allclose(model.probabilities(X, temperature=1e9), 1.0 / len(model.classes))
     assert np.array_equal(model.scores(X).argmax(1), model.probabilities(X, 0.5).argmax(1))
     whole = model.predict(X, top=2)
     assert [row[0][0] for row in whole] == model.predict(X)
-    assert all(a[1] >= b[1] for a, b in whole)
 
 
 def test_many_rows_are_scored_in_blocks_and_each_as_if_alone(store: fc.Store, run: fc.Run) -> None:
@@ -80,13 +76,10 @@ def test_the_same_images_as_files_a_folder_pillow_images_and_arrays_have_the_sam
     held = [Image.open(p) for p in paths]
     arrays = np.stack([np.asarray(image.convert("RGB")) for image in held])
     from_files = model.predict(paths, top=3)
-    assert len(from_files) == len(paths)
     assert model.predict(tmp_path / "shapes", top=3) == from_files
     assert model.predict(held, top=3) == from_files
     assert model.predict(arrays, top=3) == from_files
-    assert model.predict(list(arrays), top=3) == from_files
     assert model.predict(arrays[0]) == model.predict(held[0]) == [from_files[0][0][0]]
-    assert model.predict(str(paths[0])) == [from_files[0][0][0]]
 
 
 def test_a_turned_or_transparent_picture_in_memory_is_read_as_its_file(run: fc.Run, tmp_path: Path) -> None:
@@ -98,11 +91,9 @@ def test_a_turned_or_transparent_picture_in_memory_is_read_as_its_file(run: fc.R
     clear = Image.open(path).convert("RGBA")
     clear.putalpha(Image.linear_gradient("L").resize(clear.size))
     clear.save(tmp_path / "clear.png")
-    for file in ("turned.png", "clear.png"):
-        opened = Image.open(tmp_path / file)
-        assert model.predict([opened], top=3) == model.predict([tmp_path / file], top=3)
-    upright = ImageOps.exif_transpose(Image.open(tmp_path / "turned.png"))
-    assert model.predict([upright], top=3) == model.predict([tmp_path / "turned.png"], top=3)
+    for name in ("turned.png", "clear.png"):
+        file = tmp_path / name
+        assert model.predict([Image.open(file)], top=3) == model.predict([file], top=3)
 
 
 def test_what_is_no_image_has_no_class_and_the_others_have_theirs(run: fc.Run, tmp_path: Path) -> None:
@@ -119,13 +110,11 @@ def test_a_saved_model_says_the_same_without_its_run(store: fc.Store, run: fc.Ru
     model = run.model()
     loaded = fc.load_model(model.save(tmp_path / "m.safetensors"))
     assert np.array_equal(loaded.scores(X), model.scores(X))
-    assert {k: t.tolist() for k, t in loaded.state.items()} == {k: t.tolist() for k, t in model.state.items()}
-    assert set(model.state) == {"server/W", "server/b"}
-    for other in (fc.load_model(run), fc.load_model(run.path), fc.load_model(str(run.path))):
-        assert np.array_equal(other.scores(X), model.scores(X))
     for shown in (repr(model), model._repr_html_()):
-        assert "fed3r on shapes" in shown
         assert STORE in shown
+    assert {k: t.tolist() for k, t in loaded.state.items()} == {k: t.tolist() for k, t in model.state.items()}
+    for other in (fc.load_model(run), fc.load_model(run.path), fc.load_model(run.path.name[:6])):
+        assert np.array_equal(other.scores(X), model.scores(X))
 
 
 def test_a_client_has_its_own_model_and_seeds_are_an_ensemble(store: fc.Store) -> None:
@@ -133,14 +122,13 @@ def test_a_client_has_its_own_model_and_seeds_are_an_ensemble(store: fc.Store) -
     run = fc.train("fedpcl", store, parts, seeds=[0, 1], rounds=2, settings={"dim": 4})
     X, y = store.Xy(split="test")
     name = run.result["clients"][1]
-    model = run.model(seed=0, client=name)
-    right = [np.mean(run.model(seed=s, client=name).scores(X).argmax(1) == y) for s in (0, 1)]
+    members = [run.model(seed=s, client=name) for s in (0, 1)]
+    right = [np.mean(model.scores(X).argmax(1) == y) for model in members]
     assert np.mean(right) == pytest.approx(run.accuracy.per_client[1], abs=1e-12)
-    assert model.embed(X).shape == (len(X), 4)
+    assert members[0].embed(X).shape == (len(X), 4)
     both = run.model(seed="all", client=name)
     assert both.scores(X).shape == (2, len(X), len(both.classes))
-    members = [run.model(seed=s, client=name).probabilities(X) for s in (0, 1)]
-    assert np.allclose(both.probabilities(X), (members[0] + members[1]) / 2)
+    assert np.allclose(both.probabilities(X), (members[0].probabilities(X) + members[1].probabilities(X)) / 2)
     for refused in (lambda: run.model(), lambda: run.model(client="nobody"), lambda: run.model(seed=7, client=name),
                     lambda: both.embed(X), lambda: both.state, lambda: both.save("m.safetensors")):  # fmt: skip
         with pytest.raises(fc.FedcacheError) as caught:
@@ -152,42 +140,39 @@ def test_an_embedding_is_what_the_classifier_reads(store: fc.Store, run: fc.Run)
     X, _ = store.Xy(split="test")
     model = run.model()
     z = model.embed(X)
-    assert z.shape == X.shape
     W, b = (model.state[k].double().numpy() for k in ("server/W", "server/b"))
     assert close(z @ W.T + b, model.scores(X), X.shape[1])
-    unit = X / np.linalg.norm(X, axis=1, keepdims=True)
-    assert close(z, unit if run.result["hyperparameters"]["feat_post"] != "none" else X, X.shape[1])
     X[0] = np.nan
     assert np.isnan(model.embed(X)[0]).all()
     assert model.predict(X)[0] is None
 
 
-def test_what_a_model_does_not_read_is_refused(run: fc.Run, tmp_path: Path) -> None:
-    model = run.model()
+def test_what_a_model_does_not_read_is_refused(store: fc.Store, run: fc.Run, tmp_path: Path) -> None:
+    model, (X, _) = run.model(), store.Xy(split="test")
     for call, code in (
         (lambda: model.scores(np.zeros((3, 5))), 4),
-        (lambda: model.predict(np.zeros((3, 5))), 4),
+        (lambda: model.scores(X[0]), 4),  # one row is x[None]
+        (lambda: model.embed("photo.jpg"), 2),
+        (lambda: model.probabilities([Path("a.jpg"), Path("b.jpg")]), 2),
+        (lambda: model.scores(None), 4),
+        (lambda: model.scores(np.full((2, 192), "a")), 4),
         (lambda: model.predict(tmp_path / "nothing.png"), 2),
         (lambda: model.predict([]), 2),
+        (lambda: model.predict(None), 2),
         (lambda: model.predict(np.zeros((2, 8, 8, 4), np.uint8)), 2),
+        (lambda: model.predict(np.zeros((8, 8, 3), np.float32)), 4),
         (lambda: model.predict(tmp_path, top=0), 2),
         (lambda: model.predict(tmp_path, top=4), 2),
+        (lambda: model.predict(X, top=1.5), 2),
+        (lambda: model.probabilities(X, temperature="1"), 2),
         (lambda: model.save(tmp_path / "m.npz"), 2),
+        (lambda: model.save("/proc/x.safetensors"), 6),
         (lambda: fc.load_model(tmp_path), 4),
+        (lambda: fc.load_model(run, client=0), 2),
     ):
         with pytest.raises(fc.FedcacheError) as caught:
             call()
         assert caught.value.code == code, caught.value
-
-
-def test_an_infinite_feature_is_read_as_one_that_is_missing(store: fc.Store, run: fc.Run) -> None:
-    model, (X, _) = run.model().predictor.members[0], store.Xy()
-    damaged = X.astype(np.float64)
-    damaged[[0, 1, 2], [3, 4, 5]] = np.inf, -np.inf, 1e300  # the last is infinite as the float32 that models read
-    whole, found = model.read([X]), model.read([damaged])
-    assert torch.isnan(found).nonzero().tolist() == [[0, 3], [1, 4], [2, 5]]
-    assert torch.equal(found[3:], whole[3:])
-    assert not torch.isnan(whole).any()
 
 
 def test_a_row_with_an_infinite_feature_is_left_out_with_a_reason(store: fc.Store, run: fc.Run, tmp_path: Path) -> None:
@@ -202,78 +187,37 @@ def test_a_row_with_an_infinite_feature_is_left_out_with_a_reason(store: fc.Stor
             assert np.isnan(found[1]).all()
             assert np.isfinite(found[[0, 2]]).all()
     Z[1, 3] = np.inf
-    file = tmp_path / "z.npz"
-    np.savez(file, features=Z, labels=y, classes=np.array(model.classes))
-    done = fedcache("predict", run.path, "--embeddings", file, "--json")
-    row = done.envelope["data"]["rows"][1]
+    names = np.array(model.classes)
+    np.savez(tmp_path / "whole.npz", features=Z, labels=y, classes=names)
+    np.savez(tmp_path / "rest.npz", features=np.delete(Z, 1, 0), labels=np.delete(y, 1), classes=names)
+    done = fedcache("predict", run.path, "--embeddings", tmp_path / "whole.npz", "--json")
     assert done.code == 3  # as where an image cannot be read
-    assert (row["class"], row["reason"]) == (None, "its features are not all finite numbers")
-    np.savez(
-        tmp_path / "rest.npz", features=np.delete(Z, 1, 0), labels=np.delete(y, 1), classes=np.array(model.classes)
-    )
-    whole, rest = (fc.evaluate(run, embeddings=f) for f in (file, tmp_path / "rest.npz"))
+    assert done.envelope["data"]["rows"][1]["class"] is None
+    whole, rest = (fc.evaluate(run, embeddings=tmp_path / f"{name}.npz") for name in ("whole", "rest"))
     assert whole.measures == rest.measures
-    assert whole.left_out.sentences() == ["1 row without features that can be read is not scored."]
+    assert whole.left_out.unreadable == 1
 
 
 def test_the_order_of_classes_is_that_of_scores_where_probabilities_are_too_small_to_differ(
     store: fc.Store, run: fc.Run
 ) -> None:
     X, _ = store.Xy(split="test")
-    order = run.model().scores(X).argsort(1)[:, ::-1]
-    cold = replace(run.model(), predictor=replace(run.model().predictor, temperature=1e-5))
-    assert (run.model().probabilities(X, 1e-5) == 0.0).sum() > len(X)  # two of three classes, of some rows at least
+    model = run.model()
+    order = model.scores(X).argsort(1)[:, ::-1]
+    cold = replace(model, predictor=replace(model.predictor, temperature=1e-5))
+    assert (model.probabilities(X, 1e-5) == 0.0).sum() > len(X)  # two of three classes, of some rows at least
     names = [[cold.classes[c] for c in row] for row in order]
     assert [[name for name, _ in row] for row in cold.predict(X, top=3)] == names
-    seeds = fc.train("fedavg", store, fc.partition(store, "iid", clients=3), seeds=[0, 1], rounds=1)
-    both = seeds.model(seed="all")
-    cold = replace(both, predictor=replace(both.predictor, temperature=1e-7))
-    logs = logsumexp(log_softmax(both.scores(X) / 1e-7, -1), 0)
-    top = [[cold.classes.index(name) for name, _ in row] for row in cold.predict(X, top=3)]
-    for row, found in zip(logs, top, strict=True):
-        assert row[found[1]] >= row[found[2]]
 
 
-@pytest.mark.parametrize("method", ["fed3r", "fedncm", "fedpcl", "fedavg"])
-def test_no_rows_have_no_classes_and_no_embeddings(store: fc.Store, method: str) -> None:
-    made = fc.train(method, store, fc.partition(store, "iid", clients=3), rounds=1)
-    model = made.model(client=made.result["clients"][0] if method == "fedpcl" else None)
+def test_no_rows_have_no_classes_and_no_embeddings(store: fc.Store) -> None:
     X, _ = store.Xy(split="test")
-    assert model.embed(X[:0]).shape == (0, model.embed(X).shape[1])
-    assert model.scores(X[:0]).shape == model.probabilities(X[:0]).shape == (0, 3)
-    assert model.predict(X[:0]) == []
-
-
-def test_what_is_no_name_number_or_place_is_one_sentence(store: fc.Store, run: fc.Run) -> None:
-    X, _ = store.Xy(split="test")
-    model = run.model()
-    personal = fc.train("fedpcl", store, fc.partition(store, "iid", clients=3), rounds=1)
-    for call, code, said in (
-        (lambda: personal.model(client=0), 2, "Unknown client '0'"),
-        (lambda: fc.load_model(personal, client=0), 2, "Unknown client '0'"),
-        (lambda: fc.load_model(None), 2, "a NoneType was given"),
-        (lambda: model.probabilities(X, temperature="1"), 2, "The temperature is '1'"),
-        (lambda: model.predict(X, top=1.5), 2, "top is 1.5"),
-        (lambda: model.save("/proc/x.safetensors"), 6, "/proc/x.safetensors cannot be written"),
-        (lambda: FedClassifier(settings=[1]).fit(X, np.arange(len(X)) % 2), 2, "settings is a list"),
-    ):
-        with pytest.raises(fc.FedcacheError) as caught:
-            call()
-        assert (caught.value.code, said in caught.value.message) == (code, True), caught.value
-        assert caught.value.hint
-
-
-def test_images_of_floats_and_rows_without_labels_end_with_what_helps(
-    store: fc.Store, run: fc.Run, tmp_path: Path
-) -> None:
-    for images in (np.zeros((2, 8, 8, 3)), np.zeros((8, 8, 3), np.float32)):
-        with pytest.raises(fc.FedcacheError) as caught:
-            run.model().predict(images)
-        assert '(255 * images).astype("uint8")' in caught.value.hint
-    np.savez(tmp_path / "z.npz", features=store.Xy()[0])
-    with pytest.raises(fc.FedcacheError, match="no row that can be read has a label") as caught:
-        fc.evaluate(run, embeddings=tmp_path / "z.npz")
-    assert "labels, label or y" in caught.value.hint
+    for method in ("fed3r", "fedpcl", "fedavg"):
+        made = fc.train(method, store, fc.partition(store, "iid", clients=3), rounds=1)
+        model = made.model(client=made.result["clients"][0] if method == "fedpcl" else None)
+        assert model.embed(X[:0]).shape == (0, model.embed(X).shape[1])
+        assert model.scores(X[:0]).shape == model.probabilities(X[:0]).shape == (0, 3)
+        assert model.predict(X[:0]) == []
 
 
 def halves(model: fc.Model, X: np.ndarray) -> np.ndarray:
@@ -300,39 +244,15 @@ def test_a_saved_model_is_not_written_over(run: fc.Run, tmp_path: Path) -> None:
     model.save(path)
     before = path.read_bytes()
     path.write_bytes(b"another")
-    with pytest.raises(fc.FedcacheError, match="is there already") as caught:
+    with pytest.raises(fc.FedcacheError):
         model.save(path)
-    assert (caught.value.code, path.read_bytes()) == (2, b"another")
-    assert "overwrite=True" in caught.value.hint
+    assert path.read_bytes() == b"another"
     assert model.save(str(path), overwrite=True) == path
     assert path.read_bytes() == before
     for write in (model.save, model.predictor.members[0].save):
-        with pytest.raises(fc.FedcacheError, match=r"nowhere does not exist") as caught:
+        with pytest.raises(fc.FedcacheError) as caught:
             write(tmp_path / "nowhere" / "m.safetensors")
         assert caught.value.code == 2
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("photo.jpg", "'photo.jpg' is a path, and features are numbers."),
-        ([Path("a.jpg"), Path("b.jpg")], "'a.jpg' is a path, and features are numbers."),
-        (float("nan"), "found float."),
-        (None, "found NoneType."),
-        (np.full((2, 192), "a"), "found <U1 [2, 192]."),
-    ],
-)
-def test_what_are_no_features_is_called_what_it_is(run: fc.Run, given: object, said: str) -> None:
-    model = run.model()
-    for call in (model.scores, model.embed, model.probabilities):
-        with pytest.raises(fc.FedcacheError) as caught:
-            call(given)
-        assert said in caught.value.message
-    with pytest.raises(fc.FedcacheError, match="found float32") as caught:
-        model.scores(np.zeros(model.predictor.members[0].facts.width, np.float32))
-    assert "scores(x[None])" in caught.value.hint
-    with pytest.raises(fc.FedcacheError, match="Image 0 is NoneType"):
-        model.predict(None)
 
 
 def test_a_method_of_ones_own_is_given_again(store: fc.Store) -> None:
@@ -349,3 +269,9 @@ def test_the_best_point_of_a_grid_has_a_model(store: fc.Store) -> None:
     grid = fc.grid("fed3r", store, fc.partition(store, "iid", clients=3), lam=[0.01, 1.0])
     X, _ = store.Xy(split="test")
     assert len(grid.best().run.model().predict(X)) == len(X)
+
+
+def test_a_file_without_labels_is_not_evaluated(store: fc.Store, run: fc.Run, tmp_path: Path) -> None:
+    np.savez(tmp_path / "z.npz", features=store.Xy()[0])
+    with pytest.raises(fc.FedcacheError, match="label"):
+        fc.evaluate(run, embeddings=tmp_path / "z.npz")

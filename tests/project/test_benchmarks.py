@@ -11,7 +11,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import measure, runner
-from benchmarks.page import page
 from benchmarks.table import LINES, Line, line_of
 
 FAMILIES = list(dict.fromkeys(line.family for line in LINES))
@@ -83,17 +82,6 @@ def test_only_keeps_the_rows_of_the_others(tmp_path):
     assert {r["measured"] for r in found["rows"] if not r["name"].startswith("fst")} == {2.0}
 
 
-def test_only_of_something_unknown_is_refused(tmp_path, capsys):
-    assert runner.bench(["speed"], full, tmp_path / "results.json") == 2
-    assert "speed" in capsys.readouterr().err
-    assert not (tmp_path / "results.json").exists()
-
-
-def test_a_family_without_a_module_is_named():
-    with pytest.raises(runner.FamilyError, match="no_such_family"):
-        runner.in_process("no_such_family")
-
-
 def test_several_rows_may_share_a_line(tmp_path, monkeypatch):
     lines = (Line("scan again", "a", ""), Line("scan", "a", ""), Line("other", "b", ""))
     monkeypatch.setattr("benchmarks.table.LINES", lines)
@@ -104,11 +92,6 @@ def test_several_rows_may_share_a_line(tmp_path, monkeypatch):
     code, found = go(tmp_path, lambda family: [fake(n) for n in names[family]])
     assert code == 0
     assert [r["name"] for r in found["rows"]] == ["scan again x", "scan y", "scan x", "other"]
-
-
-def test_a_roofline_stands_only_where_a_target_is_missed():
-    assert "roofline" not in measure.make_row("n", "t", 1.0, [], True, roofline="why")
-    assert measure.make_row("n", "t", 1.0, [], False, roofline="why")["roofline"] == "why"
 
 
 def test_contenders_take_turns():
@@ -124,13 +107,3 @@ def test_ratios_are_of_the_best_times_and_quartiles_of_the_pairs():
     assert measure.best(seconds, "sequential", "ours") == 2.0
     assert measure.pairs(seconds, "sequential", "ours") == [2.0, 3.0, 3.0]
     assert measure.quartiles([2.0, 3.0, 3.0]) == [2.5, 3.0, 3.0]
-
-
-def test_the_page_has_the_rows_of_a_gpu_with_their_verdicts():
-    rows = [measure.make_row("fedavg", ">= 6 x", 40.0, [], True), measure.make_row("fed3r", "<= 1.5 x", 4.7, [], False)]
-    found = {"gflops/1": 100.0, "gbs/1": 10.0, "step": 200.0}
-    text = page([], found, {"hardware": "a GPU", "rows": rows})
-    assert "## a GPU\n" in text
-    assert "| fedavg | >= 6 x | 40 | - | met |" in text
-    assert "| fed3r | <= 1.5 x | 4.7 | - | missed |" in text
-    assert "GPU" not in page([], found)

@@ -150,9 +150,9 @@ def test_every_exit_code_has_its_meaning() -> None:
     assert list(MEANINGS) == list(Exit)
 
 
-@pytest.mark.parametrize("code", [e for e, m in MEANINGS.items() if not m.given], ids=lambda e: e.name)
-def test_an_example_of_an_exit_code_leaves_with_it(code: Exit) -> None:
-    assert fedcache(*shlex.split(MEANINGS[code].example)[1:]).code == code
+def test_an_example_of_an_exit_code_leaves_with_it() -> None:
+    for code in [e for e, m in MEANINGS.items() if not m.given]:
+        assert fedcache(*shlex.split(MEANINGS[code].example)[1:]).code == code
 
 
 def small_store(tmp_path: Path) -> fc.Store:
@@ -250,8 +250,6 @@ def test_the_method_of_the_example_works(tmp_path: Path, monkeypatch: pytest.Mon
     assert (
         len({r.accuracy["mean"] for r in runs}) == 1
     )  # sums add up: neither who holds what matters, nor the execution
-    blurred = fc.train(method, store, skewed, settings={"shrink": 1e9})  # all means in one place
-    assert blurred.accuracy["mean"] < plain.accuracy["mean"]
 
 
 def test_the_method_of_the_example_can_be_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

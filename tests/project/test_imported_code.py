@@ -15,7 +15,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "fedcache"
 
-# Import a module, or run text as code, by these names wherever they stand.
+# Import a module, run text as code or a shell, or open what may hold code, by these names wherever they stand.
 IMPORTERS = frozenset(
     [
         "import_module",
@@ -29,12 +29,19 @@ IMPORTERS = frozenset(
         "run_path",
         "run_module",
         "reload",
+        "extractall",
+        "unpack_archive",
+        "read_pickle",
     ]
 )
 BUILT_IN = frozenset({"eval", "exec", "compile"})
-LIBRARIES = frozenset({"runpy", "imp", "pkg_resources", "yaml", "joblib", "dill", "cloudpickle", "marshal", "shelve"})
-# Readers of formats that can hold code.
-READERS = frozenset({"torch.load", "torch.jit.load", "torch.export.load", "np.load", "numpy.load"})
+LIBRARIES = frozenset(
+    ["runpy", "imp", "pkg_resources", "yaml", "pickle", "_pickle", "joblib", "dill", "cloudpickle", "marshal", "shelve"]
+)
+# Readers of formats that can hold code, and what hands words to a shell.
+READERS = frozenset(
+    ["torch.load", "torch.jit.load", "torch.export.load", "np.load", "numpy.load", "os.system", "os.popen"]
+)
 PICKLE = frozenset({"Unpickler", "pickle.load", "pickle.loads"})
 
 KNOWN = {
@@ -61,6 +68,7 @@ KNOWN = {
     "models/export/predict_features.py  np.load": "a program of an exported folder: features, without objects",
     "models/export/predict_features.py  torch.export.load": "the same: the program beside it, which its user runs",
     "models/export/predict_images.py  torch.export.load": "the same",
+    "tables/plain_pickle.py  pickle": "the module of the unpickler below",
     "tables/plain_pickle.py _Unpickler Unpickler": "arrays, lists and words alone; any other name is refused",
 }
 
@@ -84,8 +92,12 @@ def risk_of(node: ast.AST) -> str | None:
         if whole in READERS | PICKLE:
             return whole
         return node.attr if node.attr in IMPORTERS | PICKLE else None
+    if isinstance(node, ast.keyword) and node.arg == "shell":
+        return "shell"
     if isinstance(node, ast.alias) and node.asname and node.name in IMPORTERS | PICKLE:
         return node.name
+    if isinstance(node, ast.ImportFrom) and any(f"{node.module}.{alias.name}" in READERS for alias in node.names):
+        return str(node.module)
     if isinstance(node, ast.Import | ast.ImportFrom):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
         found = sorted({name.partition(".")[0] for name in names} & LIBRARIES)
@@ -117,9 +129,12 @@ def test_every_place_that_could_run_code_is_listed_with_where_its_name_comes_fro
         "from importlib import import_module as load\nmodule = load(name)",
         "__import__(name)",
         "import yaml",
-        "import pickle\npickle.loads(raw)",
+        "from pickle import loads",
         "import torch\ntorch.load(path)",
+        "from torch import load",
         "eval(text)",
+        "archive.extractall('x')",
+        "subprocess.run('ls', shell=True)",
     ],
 )
 def test_what_could_run_code_is_seen(source: str) -> None:
@@ -136,3 +151,7 @@ def test_no_reader_is_allowed_objects_and_no_library_remote_code() -> None:
                 given = {word.arg: ast.unparse(word.value) for word in node.keywords}
                 assert given.get("weights_only", "True") == "True"
                 assert "weights_only" in given or given.get("allow_pickle") == "False", f"{path}:{node.lineno}"
+
+
+def test_plain_reading_is_let_through() -> None:
+    assert not list(found_in("subprocess.run(['ls'])\nre.compile('x')\nmodel.eval()", "x.py"))

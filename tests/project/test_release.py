@@ -61,8 +61,6 @@ def test_a_release_is_named_and_dated_everywhere_and_the_next_one_opens(copy: Pa
         "9.1.0 - 2026-12-24",
     ]
     assert "date-released" not in parsed(copy / "CITATION.cff")
-    with pytest.raises(SystemExit, match="no version like"):
-        RELEASE.set_version("9.2", "2026-12-25", copy)
 
 
 def test_a_release_collects_the_notes_of_changes(copy: Path) -> None:
@@ -123,25 +121,14 @@ def test_the_lock_file_is_of_this_pyproject_and_names_public_registries_alone() 
     locked = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     ours = next(p for p in locked["package"] if p["name"] == "fedcache")
-
-    def plain(name: str) -> str:
-        return re.sub(r"[-_.]+", "-", name).lower()
-
-    def split(line: str) -> tuple[str, str]:
-        found = re.match(r"([\w.-]+)(\[.*?\])?(.*)", line)
-        assert found is not None
-        return plain(found[1]), ",".join(sorted(found[3].replace(" ", "").split(",")))
-
-    wanted = {("", *split(line)) for line in project["dependencies"]}
-    for extra, lines in project["optional-dependencies"].items():
-        wanted |= {(extra, *split(line)) for line in lines}
+    declared = [("", line) for line in project["dependencies"]]
+    declared += [(extra, line) for extra, lines in project["optional-dependencies"].items() for line in lines]
+    wanted = {(extra, *requirement(line)) for extra, line in declared}
     held = set()
     for entry in ours["metadata"]["requires-dist"]:
         extra = re.search(r"extra == '(.+?)'", entry.get("marker", ""))
-        specifier = ",".join(sorted(entry.get("specifier", "").split(",")))
-        held.add((extra[1] if extra else "", plain(entry["name"]), specifier))
+        held.add((extra[1] if extra else "", *requirement(entry["name"] + entry.get("specifier", ""))))
     assert {w for w in wanted ^ held if w[1] != "fedcache"} == set(), "make lock"
-    assert sorted(ours["metadata"]["provides-extras"]) == sorted(project["optional-dependencies"])
     hosts = set(re.findall(r"https?://([^/\"]+)", (ROOT / "uv.lock").read_text(encoding="utf-8")))
     assert hosts == PUBLIC
     files = [f for p in locked["package"] for f in [*p.get("wheels", []), *([p["sdist"]] if "sdist" in p else [])]]
@@ -207,23 +194,6 @@ def test_the_tested_versions_of_python_are_those_that_are_promised() -> None:
     assert f"| Python | {', '.join(promised)} |" in (ROOT / "docs" / "support.md").read_text(encoding="utf-8")
 
 
-def test_issue_forms_ask_and_every_id_is_one_of_its_form() -> None:
-    forms = {p.stem: parsed(p) for p in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml") if p.stem != "config"}
-    assert set(forms) == {"bug", "feature", "method"}
-    for form in forms.values():
-        ids = [entry["id"] for entry in form["body"]]
-        assert len(set(ids)) == len(ids)
-        assert any(entry.get("validations", {}).get("required") for entry in form["body"])
-        assert all(entry["attributes"]["label"] for entry in form["body"])
-
-
-def test_hooks_are_the_tools_of_make_lint_and_types() -> None:
-    (repository,) = parsed(ROOT / ".pre-commit-config.yaml")["repos"]
-    assert repository["repo"] == "local"
-    assert [hook["id"] for hook in repository["hooks"]] == ["ruff", "ruff-format", "mypy"]
-    assert all(hook["entry"].startswith(".venv/bin/") for hook in repository["hooks"])
-
-
 def test_the_container_copies_what_is_there_and_runs_without_root() -> None:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -283,3 +253,10 @@ def test_an_interpreter_that_is_a_name_alone_is_passed_over(tmp_path: Path) -> N
     shim.write_text("#!/bin/sh\nexit 127\n", encoding="utf-8")
     shim.chmod(0o755)
     assert [SMOKE.runs(name) for name in (sys.executable, str(shim), str(tmp_path / "none"))] == [True, False, False]
+
+
+def requirement(line: str) -> tuple[str, str]:
+    """Normalised name and sorted versions of ``Name[extra]>=1,<2``."""
+    found = re.match(r"([\w.-]+)(\[.*?\])?(.*)", line)
+    assert found is not None
+    return re.sub(r"[-_.]+", "-", found[1]).lower(), ",".join(sorted(found[3].replace(" ", "").split(",")))

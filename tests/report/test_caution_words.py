@@ -24,7 +24,7 @@ def test_a_model_as_good_as_its_class_texts_says_nothing(untrained: float | None
 
 def test_a_model_below_its_class_texts_says_by_how_much() -> None:
     (line,) = caution_lines(result(0.85))
-    assert line.startswith("BELOW ZERO-SHOT: training has cost 10.00 points of the 85.00 % that the class texts alone")
+    assert "10.00 points of the 85.00 %" in line
 
 
 @pytest.mark.parametrize(
@@ -33,32 +33,31 @@ def test_a_model_below_its_class_texts_says_by_how_much() -> None:
 )
 def test_clients_models_that_are_scored_on_classes_they_have_not_seen_say_so(owned: Any, typical: str) -> None:
     (line,) = caution_lines(result(protocol="personalised", **owned))
-    assert line.startswith("ON UNSEEN CLASSES: every client's own model is tested on all 10 classes")
-    assert f"has training rows of {typical}. " in line
+    assert f" {typical}. " in line
     assert line.endswith("--option test_protocol=matched")
 
 
 def test_a_global_model_matched_tests_and_clients_with_most_classes_say_nothing_of_unseen_ones() -> None:
     few, most = {"per_client": [2.0, 2.0]}, {"per_client": [9.0, 10.0, 2.0]}
-    assert caution_lines(result(**few)) == []
-    assert caution_lines(result(protocol="personalised", tests="matched", **few)) == []
-    assert caution_lines(result(protocol="personalised", **most)) == []
-    assert caution_lines(result(protocol="everywhere", **few)) == []  # on all rows is what that protocol asks
+    for fine in (
+        result(**few),
+        result(protocol="personalised", tests="matched", **few),
+        result(protocol="personalised", **most),
+        result(protocol="everywhere", **few),  # on all rows is what that protocol asks
+    ):
+        assert caution_lines(fine) == []
 
 
 def test_many_runs_of_the_same_kind_are_one_note_with_the_words_on_the_lowest() -> None:
     """Runs come ranked, so the last one is the lowest; up to four are named."""
     named: Any = [(f"run {i}", SimpleNamespace(result=result(0.8 + i / 100))) for i in range(5)]
-    cost = "BELOW ZERO-SHOT: training has cost"
-    assert [note.partition(" points")[0] for note in caution_notes(named[:4])] == [
-        f"run 0: {cost} 5.00", f"run 1: {cost} 6.00", f"run 2: {cost} 7.00", f"run 3: {cost} 8.00",
-    ]  # fmt: skip
+    assert [note.partition(":")[0] for note in caution_notes(named[:4])] == ["run 0", "run 1", "run 2", "run 3"]
     unseen: Any = ("own", SimpleNamespace(result=result(protocol="personalised", per_client=[2.0])))
-    notes = caution_notes([named[0], unseen, *named[1:], ("fine", SimpleNamespace(result=result()))])
-    assert [note.partition(" points")[0] for note in notes[:1]] == [f"5 runs; the lowest of them is run 4: {cost} 9.00"]
-    assert notes[1].startswith("own: ON UNSEEN CLASSES: ")
-    assert len(notes) == 2
-    assert caution_notes([]) == []
+    below, other = caution_notes([named[0], unseen, *named[1:], ("fine", SimpleNamespace(result=result()))])
+    assert below.startswith("5 runs")
+    assert "run 4" in below
+    assert "9.00 points" in below
+    assert other.startswith("own: ")
 
 
 def drawn(scored: int, *errors: float | None, clients: int = 100_000, **more: int | None) -> Any:
@@ -67,14 +66,15 @@ def drawn(scored: int, *errors: float | None, clients: int = 100_000, **more: in
 
 
 def test_of_how_many_clients_an_accuracy_is_and_its_standard_error() -> None:
-    who = "500 of 100,000 clients were drawn and scored"
-    assert drawn_clients(drawn(500, 0.004, 0.006)) == (who, [0.004, 0.006])
-    assert drawn_clients(drawn(1, None)) == ("1 of 100,000 clients was drawn and scored", [])
-    assert drawn_clients(drawn(500, 0.004, trained=3)) == (f"{who}, 3 of which took part in some round", [0.004])
+    who, errors = drawn_clients(drawn(500, 0.004, 0.006)) or ("", [])
+    assert who.startswith("500 of 100,000 clients")
+    assert errors == [0.004, 0.006]
     assert drawn_clients(drawn(500, 0.004, trained=500)) == (who, [0.004])
     assert drawn_clients(drawn(500, 0.004, trained=None)) == (who, [0.004]), "who took part may be secret"
-    untrained = f"{who}, none of which took part in any round: the accuracy is that of untrained models"
-    assert drawn_clients(drawn(500, None, trained=0)) == (untrained, [])
+    some, _ = drawn_clients(drawn(500, 0.004, trained=3)) or ("", [])
+    assert some.startswith(f"{who}, 3 ")
+    none, _ = drawn_clients(drawn(500, None, trained=0)) or ("", [])
+    assert "untrained" in none
     assert drawn_clients({"accuracy": {"mean": 0.5}}) is None
 
 
@@ -83,12 +83,13 @@ def test_the_report_says_it_once_for_runs_that_were_scored_alike() -> None:
     results = {"solo": drawn(50, 0.095), "fedrep": drawn(50, 0.102), "fedavg": {"accuracy": {"mean": 0.5}},
                "ditto": drawn(900, 0.01, 0.01)}  # fmt: skip
     named: Any = [(name, SimpleNamespace(result=result)) for name, result in results.items()]
-    assert drawn_notes(named) == [
-        "solo, fedrep: 50 of 100,000 clients were drawn and scored; the standard error of their mean is 9.50 to 10.20 "
-        "points.",
-        "ditto: 900 of 100,000 clients were drawn and scored; the standard error of their mean is 1.00 points.",
-    ]
-    alone: Any = [("solo", SimpleNamespace(result=drawn(1, None)))]
-    assert drawn_notes(alone) == ["solo: 1 of 100,000 clients was drawn and scored; there is no standard error."]
+    both, alone = drawn_notes(named)
+    assert both.startswith("solo, fedrep: 50 of 100,000 clients")
+    assert "9.50 to 10.20" in both
+    assert alone.startswith("ditto: 900 of 100,000 clients")
+    assert "1.00" in alone
+
+    (lone,) = drawn_notes([("solo", SimpleNamespace(result=drawn(1, None)))])
+    assert "no standard error" in lone
     many: Any = [(f"run {i}", SimpleNamespace(result=drawn(50, 0.01))) for i in range(5)]
     assert drawn_notes(many)[0].startswith("5 runs: 50 of 100,000 clients")

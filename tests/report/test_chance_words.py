@@ -18,11 +18,10 @@ def result(method: str = "fedavg", accuracy: float = 0.1, rounds: int = 50, **hp
 
 
 def test_a_result_that_is_no_better_than_a_guess_says_so_with_what_to_do() -> None:
-    lines = chance_lines(result(accuracy=0.2))
-    assert lines == [
-        "NO BETTER THAN CHANCE: a guess gives 18.18 % on these 220 test rows of 10 classes, and 23.38 % would be more.",
-        "Next: the same command with a larger rate, --set lr=0.01",
-    ]
+    said, hint = chance_lines(result(accuracy=0.2))
+    assert "18.18 % on these 220 test rows of 10 classes" in said
+    assert "23.38 %" in said
+    assert hint.endswith("--set lr=0.01")
     assert chance_lines(result(accuracy=0.3)) == []
 
 
@@ -36,11 +35,11 @@ def test_where_a_method_was_tuned_that_comes_first(method: str) -> None:
 
 def test_where_nobody_sent_anything_a_rate_is_not_what_is_missing() -> None:
     heard = {**result(), "protocol": "global", "traffic": {"exact": {"up_bytes": 0, "down_bytes": 8}}}
-    assert next_step(heard).startswith("no client sent anything in any round: the same command with more clients a")
+    assert next_step(heard).startswith("no client sent anything")
     assert "rate" in next_step({**heard, "traffic": {"exact": {"up_bytes": 8, "down_bytes": 8}}})
     away = {**result(), "protocol": "global", "traffic": {"exact": {"up_bytes": 0, "down_bytes": 0}}}
     assert "rate" in next_step(away), "a method may send nothing by design"
-    assert next_step({**away, "participants": {"availability": 0.1}}).startswith("no client sent anything in any round")
+    assert next_step({**away, "participants": {"availability": 0.1}}).startswith("no client sent anything")
     assert "rate" in next_step({**heard, "protocol": "personalised"})  # such methods may send nothing by design
 
 

@@ -6,25 +6,22 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from command import apart, fedcache, ok
+from command import fedcache, ok
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 import fedcache as fc
-from fedcache.errors import FedcacheError, UsageError
-from fedcache.report import compare
-from fedcache.report import comparison_output as cd_diagram
-from fedcache.report.comparison_output import latex, markdown
+from fedcache.errors import FedcacheError
+from fedcache.report.comparison_output import markdown
 from fedcache.report.find_runs import gather
 from fedcache.report.paired_blocks import PairedBlocks, across, complete, within
-from fedcache.report.paired_tests import Comparison, _p, compared
+from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.statistics import (
     critical_difference,
     friedman,
@@ -93,11 +90,11 @@ def test_ranks_friedman_and_critical_difference_are_those_of_autorank() -> None:
     assert found.groups == AUTORANK_GROUPS
 
 
-@pytest.mark.parametrize("pair", ["ab", "ad", "cd"])
-def test_p_of_pairs_is_that_of_autorank(pair: str) -> None:
-    one, other = (FOUR[NAMES.index(name)] for name in pair)
-    assert p_value("ttest", one - other) == pytest.approx(AUTORANK_TTEST[pair], rel=1e-9)
-    assert p_value("wilcoxon", one - other) == pytest.approx(2 * AUTORANK_WILCOXON[pair], rel=1e-12)
+def test_p_of_pairs_is_that_of_autorank() -> None:
+    for pair in AUTORANK_TTEST:
+        one, other = (FOUR[NAMES.index(name)] for name in pair)
+        assert p_value("ttest", one - other) == pytest.approx(AUTORANK_TTEST[pair], rel=1e-9)
+        assert p_value("wilcoxon", one - other) == pytest.approx(2 * AUTORANK_WILCOXON[pair], rel=1e-12)
 
 
 def test_ranks_and_critical_difference_are_those_of_demsars_paper() -> None:
@@ -185,8 +182,6 @@ def test_all_pairs_are_one_family_and_a_reference_takes_the_place_of_the_best() 
     assert {p.other for p in against.pairs} == {"c"}
     assert against.best == ("a",)
     assert against.alike == ("d",)  # two-sided Wilcoxon 0.078
-    assert not any("flatters" in n for n in against.notes)
-    assert any("flatters" in n for n in four().notes)
 
 
 def test_a_constant_is_no_evidence_however_often_it_is_repeated() -> None:
@@ -206,31 +201,25 @@ def test_a_constant_is_no_evidence_however_often_it_is_repeated() -> None:
 @given(values=TABLES, seed=st.integers(0, 99), test=st.sampled_from(["wilcoxon", "ttest"]))
 def test_the_order_of_the_blocks_changes_nothing(values: np.ndarray, seed: int, test: str) -> None:
     order = np.random.default_rng(seed).permutation(values.shape[1])
-    one, two = (compared(table(v), over="clients", metric="accuracy", test=test) for v in (values, values[:, order]))
+    one = compared(table(values), over="clients", metric="accuracy", test=test)
+    two = compared(table(values[:, order]), over="clients", metric="accuracy", test=test)
     assert [t.name for t in one.treatments] == [t.name for t in two.treatments]
-    for a, b in zip((*one.treatments, *one.pairs), (*two.treatments, *two.pairs), strict=True):
-        x, y = ({k: v for k, v in vars(t).items() if k not in ("values", "blocks")} for t in (a, b))
-        assert (
-            x == pytest.approx(y, nan_ok=False)
-            if x["interval"] is None
-            else x["interval"] == pytest.approx(y["interval"])
-        )
+    assert [t.mean for t in one.treatments] == pytest.approx([t.mean for t in two.treatments])
+    for a, b in zip(one.pairs, two.pairs, strict=True):
+        assert (a.difference, a.p, a.holm) == pytest.approx((b.difference, b.p, b.holm))
+        assert a.interval == pytest.approx(b.interval)
     if one.ranking and two.ranking:
         assert one.ranking.p == pytest.approx(two.ranking.p)
 
 
 def test_two_values_that_are_repeated_for_every_seed_have_no_ranks_and_no_test() -> None:
     still = np.array([[0.8] * 5, [0.7] * 5, [0.71, 0.74, 0.69, 0.73, 0.75]])
-    for over in ("seeds", "clients"):
-        found = compared(table(still), over=over, metric="accuracy")
-        assert found.ranking is None
-        assert sum("No test of ranks" in note for note in found.notes) == 1
-        assert [p.p is None for p in found.pairs] == [p.other == "t0" and p.one == "t1" for p in found.pairs]
+    found = compared(table(still), over="seeds", metric="accuracy")
+    assert found.ranking is None
+    assert [p.p is None for p in found.pairs] == [p.other == "t0" and p.one == "t1" for p in found.pairs]
     # Settings are not repetitions; of one value without a spread, and of two equal ones, no order is counted twice.
     for values, over in ((still, "settings"), (still[1:].repeat(2, 0)[:3], "seeds"), (np.flipud(FOUR[:3]), "seeds")):
-        found = compared(table(values), over=over, metric="accuracy")
-        assert found.ranking is not None
-        assert not any("No test of ranks" in note for note in found.notes)
+        assert compared(table(values), over=over, metric="accuracy").ranking is not None
 
 
 @settings(max_examples=30)
@@ -260,16 +249,12 @@ def test_differences_grow_with_treatments_and_corrections_only_raise(
 
 def test_few_blocks_are_called_few() -> None:
     one = compared(table(FOUR[:, :1]), over="seeds", metric="accuracy")
-    assert one.pairs[0].p is None
-    assert one.treatments[0].std is None
-    assert one.ranking is None
+    assert (one.pairs[0].p, one.treatments[0].std, one.ranking) == (None, None, None)
     assert any("--seeds 0-4" in n and "--over clients" in n for n in one.notes)
-    two, three, ten = (
-        compared(table(np.arange(2 * n).reshape(n, 2).T / 100), over="seeds", metric="accuracy") for n in (2, 3, 10)
-    )
-    assert two.notes[0] == "Two seeds: no interval, which takes three."
-    assert not any("interval" in n for n in three.notes)
-    assert not any("interval" in n for n in ten.notes)
+    for seeds, without in ((2, True), (3, False)):
+        values = np.arange(2 * seeds).reshape(seeds, 2).T / 100
+        made = compared(table(values), over="seeds", metric="accuracy")
+        assert any("no interval" in n for n in made.notes) == without
     five = compared(table(FOUR[:, :5]), over="seeds", metric="accuracy", test="wilcoxon")
     assert any("never below 0.0625, 3 times" in n for n in five.notes)
     assert min(p.p for p in five.pairs if p.p is not None) == 0.0625
@@ -338,9 +323,6 @@ def test_seeds_are_paired_by_number(own_home: Path) -> None:
     made = compared(found, over="seeds", metric="accuracy")
     assert {p.one: p.blocks for p in made.pairs} == {"fedavg": ("0", "1", "2"), "fed3r": ("1", "2")}
     assert {t.name: t.mean for t in made.treatments} == pytest.approx({"fedavg": 0.2, "fedprox": 0.675, "fed3r": 0.5})
-    assert made.ranking is not None
-    assert made.ranking.blocks == 2
-    assert "Ranks are over the 2 seeds that all runs have." in made.notes
 
 
 def test_clients_are_paired_by_name_and_unscored_ones_left_out(own_home: Path) -> None:
@@ -350,28 +332,17 @@ def test_clients_are_paired_by_name_and_unscored_ones_left_out(own_home: Path) -
     assert found.blocks == ("north", "south")
     assert found.values.tolist() == [[0.1, 0.2], [0.3, 0.4]]
     assert any("west, without a value in fedavg" in n for n in found.notes)
-    assert any("seeds that differ between runs (1 to 2" in n for n in found.notes)
 
 
 def test_clients_of_one_order_are_paired_by_place(own_home: Path) -> None:
-    named = ["a", "b", "a", "c", "d", "e"]
-    for ident, method, values in (
-        ("aa", "fedavg", [0.1, 0.2, 0.3, None, None, None]),
-        ("bb", "fedprox", [0.4, None, 0.6, 0.7, None, None]),
-        ("cc", "fed3r", [0.8, 0.9, 1.0, 0.1, None, 0.5]),
-        ("dd", "solo", [None] * 6),
-    ):
-        write(ident, method, [0.1], names=named, per_client=values)
+    named = ["a", "b", "a", "c", "d"]
+    write("aa", "fedavg", [0.1], names=named, per_client=[0.1, 0.2, 0.3, None, None])
+    write("bb", "fedprox", [0.1], names=named, per_client=[0.4, None, 0.6, 0.7, None])
+    write("dd", "solo", [0.1], names=named, per_client=[None] * 5)
     found = within(entries(own_home / "runs"), "here", "accuracy", "clients")
     assert found.blocks == ("a", "a #2"), "the second of a name is another client"
-    assert found.values.tolist() == [[0.1, 0.3], [0.4, 0.6], [0.8, 1.0]]
-    assert [n for n in found.notes if n.startswith("Left out")] == [
-        "Left out, because nothing of it could be scored: solo.",
-        "Left out of the clients: b, without a value in fedprox.",
-        "Left out of the clients: c, without a value in fedavg.",
-        "Left out of the clients: d, without a value in fedavg, fedprox, fed3r.",
-        "Left out of the clients: e, without a value in fedavg, fedprox.",
-    ]
+    assert found.values.tolist() == [[0.1, 0.3], [0.4, 0.6]]
+    assert len([n for n in found.notes if n.startswith("Left out")]) == 4, "solo, b, c and d"
 
 
 def test_runs_that_are_named_alike_are_told_apart_and_scoring_is_said(own_home: Path) -> None:
@@ -380,7 +351,6 @@ def test_runs_that_are_named_alike_are_told_apart_and_scoring_is_said(own_home: 
     write("cc00000003", "solo", [0.1, 0.2], protocol="personalised", fidelity="approx")
     found = within(entries(own_home / "runs"), "here", "accuracy", "seeds")
     assert found.names == ("fedavg (aa000000)", "fedavg (bb000000)", "solo")
-    assert any("solo: each client's model on its own test rows" in n for n in found.notes)
     assert any("Approximations of their method: solo." in n for n in found.notes)
 
 
@@ -395,10 +365,8 @@ def test_settings_make_blocks_of_equal_runs_without_holes(own_home: Path) -> Non
     assert found.blocks == ("shapes, p0", "shapes, p1", "shapes, p2")
     assert found.values == pytest.approx(np.array([[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]]))
     assert any("other, p0" in n and "fed3r" in n and "Left out" in n for n in found.notes)
-    assert any("3 settings of 1 dataset are not independent" in n for n in found.notes)
-    assert "Values are means over seeds that differ between runs (1 to 2 of them)." in found.notes
     write("a9", "fedavg", [0.4], partition="p2")
-    with pytest.raises(FedcacheError, match=r"fedavg is there twice on shapes, p2: a2 .*and a9 \(seeds 0\)"):
+    with pytest.raises(FedcacheError, match=r"a2 .*a9"):
         across(entries(own_home / "runs"), "accuracy")
 
 
@@ -420,55 +388,16 @@ def test_the_command_gives_the_numbers_of_scipy(three: Path, tmp_path: Path) -> 
     expected = [float(stats.ttest_rel(FOUR[0][:6], row).pvalue) for row in (FOUR[2][:6], FOUR[3][:6])]
     assert [p["p"] for p in made["pairs"]] == pytest.approx(expected)
     assert made["ranking"]["p"] == pytest.approx(stats.friedmanchisquare(*FOUR[[0, 2, 3], :6]).pvalue)
-    assert made["best"] == ["fed3r"]
-    assert made["setting"] == "shapes, p0"
     (made,) = ok("compare", "--test", "wilcoxon", "--against", "aa", "--metric", "macro_f1").data["comparisons"]
-    assert made["reference"] == "fedavg"
-    assert made["metric"] == "macro_f1"
     expected = [float(stats.wilcoxon(FOUR[3][:6], row).pvalue) for row in (FOUR[0][:6], FOUR[2][:6])]
     assert [p["p"] for p in made["pairs"]] == pytest.approx(expected)
-    shown = fedcache("compare")
-    assert shown.code == 0
-    assert "critical difference" in shown.out
-    assert re.search(r"fed3r +80\.67 ± 2\.11 .*highest", shown.out)
-    assert max(map(len, shown.out.split("accuracy in %", 1)[0].splitlines())) <= 80
-    one, two = (tmp_path / f"{n}.svg" for n in "ab")
+    shown = fedcache("compare").out
+    assert re.search(r"fed3r +80\.67 ± 2\.11 .*highest", shown)
+    assert max(map(len, shown.split("accuracy in %", 1)[0].splitlines())) <= 80
+    one, two = tmp_path / "a.svg", tmp_path / "b.svg"
     assert ok("compare", "--plot", one).data["files"] == [str(one)]
     ok("compare", "cc", "bb", "aa", "--plot", two)
     assert one.read_bytes() == two.read_bytes()
-
-
-def test_documents_have_the_best_in_bold_and_escape_names(own_home: Path, tmp_path: Path) -> None:
-    for name, method, row in (("aa", "fedavg", 3), ("bb", "fed3r", 2), ("cc", "solo", 0)):
-        write(name, method, FOUR[row][:6], dataset="a|b_c&50%", hyperparameters={"lr": 0.1})
-    write("dd", "fedavg", FOUR[2][:6] + 0.001, dataset="a|b_c&50%", hyperparameters={"lr": "1_0|"})
-    pages = {}
-    for ending in ("md", "tex"):
-        done = fedcache("compare", "-o", tmp_path / f"t.{ending}")
-        assert done.code == 0, done.err
-        pages[ending] = (tmp_path / f"t.{ending}").read_text()
-    assert "### a\\|b\\_c&amp;50%" in pages["md"]
-    rows = [line for line in pages["md"].splitlines() if line.startswith("|")]
-    cells = {len(re.split(r"(?<!\\)\|", line)) for line in rows}
-    assert len(cells) == 1, rows
-    assert sum("**" in line for line in rows) == 1
-    assert "| solo | **80.67 ± 2.11** |" in pages["md"]
-    assert r"\textbf{80.67 $\pm$ 2.11}" in pages["tex"]
-    assert r"a\textbar{}b\_c\&50\%" in pages["tex"]
-    assert r"lr=1\_0\textbar{}" in pages["tex"]
-    body = "\n".join(line for line in pages["tex"].splitlines() if not line.startswith("%"))
-    assert not re.findall(r"(?<!\\)[%_#]", body)
-    assert body.count("{") == body.count("}")
-    assert fedcache("compare", "--format", "latex").out.strip() == pages["tex"].strip()
-    assert fedcache("compare", "--format", "markdown").out.strip() == pages["md"].strip()
-
-
-def test_daggers_mark_what_is_not_told_from_the_reference() -> None:
-    made = four(test="wilcoxon", pairs="best", against="c")
-    assert "| d | 75.51 ± 1.21 † |" in markdown(made)
-    assert r"75.51 $\pm$ 1.21 $^{\dagger}$ &" in latex(made)
-    assert "| c | 76.49 ± 1.33 |" in markdown(made)
-    assert markdown(made).count("†") == 2  # the row and the caption
 
 
 def test_settings_are_never_averaged_unless_they_are_blocks(three: Path) -> None:
@@ -477,15 +406,12 @@ def test_settings_are_never_averaged_unless_they_are_blocks(three: Path) -> None
     write("ff06", "fed3r", [0.4, 0.6], dataset="other")
     done = ok("compare").data
     assert [c["setting"] for c in done["comparisons"]] == ["shapes, p0", "shapes, p1"]
-    assert "not averaged" in done["said"][0]
-    assert "other, p0: fed3r (ff06) alone" in done["said"][1]
+    assert "fed3r (ff06) alone" in done["said"][1]
     (made,) = ok("compare", "--over", "settings", "--metric", "worst40").data["comparisons"]
     assert made["blocks"] == ["shapes, p0", "shapes, p1"]
     means = {t["name"]: t["values"] for t in made["treatments"]}
     assert means["fed3r"] == pytest.approx([FOUR[0][:6].mean(), 0.5])
-    refused = fedcache("compare", "--plot", "x.svg")
-    assert refused.code == 2
-    assert "one diagram" in refused.err
+    assert fedcache("compare", "--plot", "x.svg").code == 2
     assert not Path("x.svg").exists()
 
 
@@ -496,88 +422,34 @@ def test_what_cannot_be_read_is_a_warning_with_the_way_out(three: Path) -> None:
     done = ok("compare")
     warned = " ".join(done.envelope["warnings"])
     assert "aa01" in warned
-    assert "--fresh" in warned
-    assert "gg07 is not finished" in warned
+    assert "gg07" in warned
     assert "fedcache train --config" in warned
     assert [t["name"] for t in done.data["comparisons"][0]["treatments"]] == ["fed3r", "fedprox"]
     assert len(done.data["left_out"]) == 2
-    alone = fedcache("compare", "bb02", "gg07", "--json")
-    assert alone.code == 2
-    assert "there is one (fedprox, bb02); 1 could not be read" in alone.envelope["error"]["message"]
-
-
-def test_nothing_one_run_no_common_seed_and_no_accuracy_are_sentences(own_home: Path) -> None:
-    empty = ok("compare")
-    assert empty.data["comparisons"] == []
-    assert "No result under" in empty.data["said"][0]
-    assert "fedcache grid" in fedcache("compare").out
-    write("aa", "fedavg", [0.1, 0.2])
-    one = fedcache("compare")
-    assert one.code == 2
-    assert "takes two finished runs, and there is one (fedavg, aa)" in one.err
-    write("bb", "fed3r", [0.3], seeds=[7])
-    none = fedcache("compare")
-    assert none.code == 2
-    assert "no seed in common (fedavg: 0, 1; fed3r: 7)" in none.err
-    write("cc", "solo", [None, None])
-    unscored = fedcache("compare", "aa", "cc")
-    assert unscored.code == 2
-    assert "one run has values of accuracy" in unscored.err
-    write("dd", "fedprox", [0.4, 0.1])
-    some = ok("compare", "aa", "cc", "dd").data["comparisons"][0]
-    assert any("nothing of it could be scored: solo" in n for n in some["notes"])
-    write("ee", "fedprox", [0.4], seeds=[7])
-    single = ok("compare", "bb", "ee").data["comparisons"][0]
-    assert single["treatments"][0]["interval"] is None
-    assert any("One seed only (7)" in n for n in single["notes"])
-    apart_ones = fedcache("compare", "--over", "settings")
-    assert apart_ones.code == 2
+    assert fedcache("compare", "bb02", "gg07").code == 2
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("nobody",), "There is no run 'nobody'"),
         (("--over", "sites"), "--over"),
-        (("--metric", "acuracy"), "Did you mean 'accuracy'"),
-        (("--metric", "worst10"), "a result holds its mean over seeds"),
-        (("--metric", "macro_f1", "--over", "clients"), "cannot be compared over clients"),
-        (("--metric", "worst20", "--over", "settings"), "no two have worst20"),
-        (("--test", "anova"), "--test"),
-        (("--pairs", "some"), "--pairs"),
-        (("--pairs", "all", "--against", "fedavg"), "All pairs need no reference"),
-        (("--against", "fedov"), "Unknown --against 'fedov'"),
-        (("--level", "95"), "--level 95 is not from 0.5"),
-        (("--level", "nan"), "--level nan"),
-        (("--format", "html"), "--format"),
-        (("--format", "latex", "--json"), "stdout is one of them"),
-        (("-o", "table.html"), "expected .md or .tex"),
-        (("-o", "nowhere/table.md"), "does not exist"),
-        (("--plot", "ranks.jpg"), "expected .png, .svg or .pdf"),
-        (("aa01", "bb02", "--plot", "ranks.png"), "takes three runs"),
-        (("--runs", "nowhere"), "There is no directory nowhere"),
+        (("--metric", "acuracy"), "'accuracy'"),
+        (("--metric", "worst10"), "mean over seeds"),
+        (("--metric", "macro_f1", "--over", "clients"), "clients"),
+        (("--pairs", "all", "--against", "fedavg"), "reference"),
+        (("--against", "fedov"), "'fedavg'"),
+        (("--against", "fedprox"), "2 runs"),
+        (("--level", "nan"), "--level"),
+        (("--format", "latex", "--json"), "stdout"),
+        (("-o", "nowhere/table.md"), "nowhere"),
+        (("aa01", "bb02", "--plot", "ranks.png"), "three"),
     ],
 )
 def test_wrong_words(three: Path, words: tuple[str, ...], said: str) -> None:
+    write("dd04", "fedprox", FOUR[1][:6], hyperparameters={"lr": 0.5})
     done = fedcache("compare", *words)
     assert done.code == 2, done.out
     assert said in done.err
-    assert "Traceback" not in done.err
-
-
-def test_a_wrong_word_over_several_settings_is_one_sentence(three: Path) -> None:
-    write("dd04", "fedavg", [0.2, 0.3], partition="p1")
-    write("ee05", "fedprox", [0.2, 0.3], partition="p1")
-    done = fedcache("compare", "--against", "fedov", "--json")
-    assert done.code == 2
-    assert done.envelope["error"]["message"] == "Unknown --against 'fedov'. Did you mean 'fedavg'?"
-
-
-@pytest.mark.slow
-def test_the_command_runs_as_a_process(three: Path) -> None:
-    done = apart("compare", "aa01", "cc03", "--over", "clients", home=three.parent)
-    assert done.code == 0, done.err
-    assert "accuracy" in done.out
 
 
 # -- python --------------------------------------------------------------------------------------------------------
@@ -590,69 +462,34 @@ def test_validation_chooses_where_all_runs_have_rows_to_choose_by(own_home: Path
         write(name, method, [accuracy, accuracy - 0.01, accuracy + 0.02], seeds=[0, 1, 2], validation=held)
     (made,) = fc.compare().tables
     assert (made.chosen, made.reference, made.best) == ("fed3r", "fed3r", ("fedprox",)), "of equals the first by method"
-    tie = "2 runs tie at a validation accuracy of 80.00 %; fed3r is taken, the first by method and settings"
-    assert any(note.startswith(tie) for note in made.notes)
-    assert made.chosen_by == "chosen by validation accuracy"
-    assert {p.other for p in made.pairs} == {"fed3r"}
+    assert any(note.startswith("2 runs tie") for note in made.notes)
     assert not any("flatters" in note for note in made.notes)
     assert {t.name: t.validation for t in made.treatments} == {"fedavg": 0.8, "fedprox": 0.6, "fed3r": 0.8}
     assert "**75.33 ± 1.53**" in markdown(made)
     assert "**90.33" not in markdown(made)
-    assert "Bold: chosen by validation accuracy." in markdown(made)
-    assert made.to_dict()["chosen"] == "fed3r"
-    assert repr(made).endswith("chosen by validation accuracy: fed3r 0.7533)")
-    shown = fedcache("compare").out
-    assert re.search(r"fed3r +75\.33 ± 1\.53 .* 80\.00 +chosen", shown)
-    assert "Chosen by validation accuracy: fed3r." in " ".join(shown.split())
+    assert re.search(r"fed3r +75\.33 ± 1\.53 .* 80\.00 +chosen", fedcache("compare").out)
     write("dd", "fedntd", [0.5, 0.5, 0.6], seeds=[0, 1, 2])
     (again,) = fc.compare().tables
     assert (again.chosen, again.reference) == (None, "fedprox")
+    assert any("flatters" in note for note in again.notes)
     assert all(t.validation is None for t in again.treatments)
 
 
 def test_from_python(three: Path, tmp_path: Path) -> None:
     made = fc.compare()
-    assert repr(made).startswith(
-        "Comparisons(Comparison(shapes, p0: 3 treatments over 6 seeds, highest test accuracy (not a choice): fed3r 0.80"
-    )
-    assert "\n" not in repr(made)
+    assert repr(made).startswith("Comparisons(Comparison(shapes, p0: 3 treatments over 6 seeds")
     assert made.to_dict()["comparisons"][0]["best"] == ["fed3r"]
-    assert "**80.67 ± 2.11**" in made.markdown()
     assert "booktabs" in made.latex()
     assert "<b>80.67 ± 2.11</b>" in made._repr_html_()
     made.plot(tmp_path / "ranks.pdf")
     assert (tmp_path / "ranks.pdf").read_bytes().startswith(b"%PDF")
     two = fc.compare([three / "aa01", "bb"], over="clients", root=three)
     assert [t.name for t in two.tables[0].treatments] == ["fedavg", "fedprox"]
-    with pytest.raises(FedcacheError, match="takes two"):
+    with pytest.raises(FedcacheError):
         fc.compare("aa01")
 
 
 # -- the diagram ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
-def test_equal_comparisons_are_equal_diagrams(kind: str, tmp_path: Path) -> None:
-    for place in "ab":
-        cd_diagram.draw_ranks(four(), tmp_path / f"{place}.{kind}")
-    assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
-
-
-def test_the_diagram_has_a_bar_for_each_group_and_no_two_bars_touch(tmp_path: Path) -> None:
-    cd_diagram.draw_ranks(four(), tmp_path / "p.svg")
-    assert (tmp_path / "p.svg").read_text().count('<g id="group"') == 3
-    # (1, 2) and (2, 3) meet; (3.5, 4) has the first line to itself again
-    assert cd_diagram.stacked([(1, 2), (2, 3), (3.5, 4)]) == [(1, 2, 0), (2, 3, 1), (3.5, 4, 0)]
-
-
-@pytest.mark.slow
-def test_names_are_drawn_as_they_are_and_many_stay_a_figure(tmp_path: Path) -> None:
-    names = ["$\\frac{$", "<script>", "数" * 60, *(f"method {i}" for i in range(40))]
-    values = np.random.default_rng(0).random((len(names), 6))
-    cd_diagram.draw_ranks(compared(table(values, names), over="seeds", metric="accuracy"), tmp_path / "p.svg")
-    assert "<script>" not in (tmp_path / "p.svg").read_text()
-    cd_diagram.draw_ranks(compared(table(values, names), over="seeds", metric="accuracy"), tmp_path / "p.png")
-    assert (tmp_path / "p.png").stat().st_size < 1_000_000
 
 
 @pytest.mark.parametrize("lacks", ["accuracy", "method"])
@@ -665,35 +502,6 @@ def test_a_result_that_lacks_what_every_run_has_is_left_out(own_home: Path, lack
     assert "is no result of a run" in left.why
 
 
-def blocks_of(**methods: str) -> Any:
-    """Three treatments as ``--against`` looks for them: name -> method."""
-    runs = {
-        name: [SimpleNamespace(method=method, digest=f"{name}-digest", path=Path(f"runs/{name}"))]
-        for name, method in methods.items()
-    }
-    return SimpleNamespace(names=list(runs), runs=runs)
-
-
-def test_the_reference_is_a_name_a_method_a_directory_or_first_letters() -> None:
-    blocks = blocks_of(one="fedavg", two="fedavg", three="fedrep")
-    for said, name in (("one", "one"), ("fedrep", "three"), ("two-d", "two"), ("runs/two", "two")):
-        assert compare._reference(said, blocks) == name
-    with pytest.raises(UsageError) as caught:
-        compare._reference("fedavg", blocks)
-    assert caught.value.message == "--against fedavg fits 2 runs: one, two."
-    with pytest.raises(FedcacheError, match="Unknown --against 'thrxe'"):
-        compare._reference("thrxe", blocks)
-
-
-@pytest.mark.parametrize("test", ["t", "wilcoxon"])
-def test_one_block_has_no_p_and_two_have(test: str) -> None:
-    one, other = np.array([0.5, 0.7]), np.array([0.4, 0.5])
-    assert _p(test, one[:1], other[:1], "settings") is None
-    found = _p(test, one, other, "settings")
-    assert found is not None
-    assert 0.0 < found <= 1.0
-
-
 def test_a_table_of_both_kinds_of_models_takes_one_score_and_says_which(own_home: Path) -> None:
     for name, method, kind in (("aa", "fedavg", "global"), ("bb", "solo", "personalised")):
         path = write(name, method, [0.5, 0.5], protocol=kind, confusion=[[10, 10], [10, 10]])
@@ -701,13 +509,42 @@ def test_a_table_of_both_kinds_of_models_takes_one_score_and_says_which(own_home
         inside["accuracy"] |= {"client_mean_per_seed": [0.3, 0.4], "client_mean": 0.35}
         inside["accuracy"] |= {"pooled_per_seed": [0.5, 0.5], "pooled": 0.5}
         write_result(path / "result.json", inside)
-    (usual,) = compare.compare_entries(gather([], own_home / "runs")).tables
+    (usual,) = fc.compare().tables
     assert usual.metric == "client_mean"
     assert [t.mean for t in usual.treatments] == pytest.approx([0.35, 0.35])
-    (pooled,) = compare.compare_entries(gather([], own_home / "runs"), metric="pooled").tables
-    assert "pooled: over all test rows of all clients together" in markdown(pooled)
-    assert "±" not in markdown(pooled).split("pooled: over")[0]
+    (pooled,) = fc.compare(metric="pooled").tables
     known = {t.name: t.test_rows for t in pooled.treatments}
     assert known["solo"] is None
     assert known["fedavg"] is not None
     assert known["fedavg"][0] == 20
+
+
+def test_one_run_no_common_seed_and_no_accuracy_cannot_be_compared(own_home: Path) -> None:
+    assert ok("compare").data["comparisons"] == []
+    write("aa", "fedavg", [0.1, 0.2])
+    write("bb", "fed3r", [0.3], seeds=[7])
+    write("cc", "solo", [None, None])
+    for words in (("aa",), ("aa", "bb"), ("aa", "cc"), ("--over", "settings")):
+        assert fedcache("compare", *words).code == 2
+    write("dd", "fedprox", [0.4, 0.1])
+    some = ok("compare", "aa", "cc", "dd").data["comparisons"][0]
+    assert any("could be scored: solo" in n for n in some["notes"])
+    write("ee", "fedprox", [0.4], seeds=[7])
+    single = ok("compare", "bb", "ee").data["comparisons"][0]
+    assert single["treatments"][0]["interval"] is None
+
+
+def test_documents_have_as_many_cells_in_every_line_and_escape_names(own_home: Path, tmp_path: Path) -> None:
+    for name, method, rate in (("aa", "fedavg", 0.1), ("bb", "fedavg", "1_0|"), ("cc", "solo", 0.1)):
+        write(name, method, FOUR[0][:6], dataset="a|b_c&50%", hyperparameters={"lr": rate})
+    pages = {}
+    for ending in ("md", "tex"):
+        ok("compare", "-o", tmp_path / f"t.{ending}")
+        pages[ending] = (tmp_path / f"t.{ending}").read_text()
+    assert "### a\\|b\\_c&amp;50%" in pages["md"]
+    rows = [line for line in pages["md"].splitlines() if line.startswith("|")]
+    assert len({len(re.split(r"(?<!\\)\|", line)) for line in rows}) == 1
+    assert r"a\textbar{}b\_c\&50\%" in pages["tex"]
+    assert r"lr=1\_0\textbar{}" in pages["tex"]
+    assert fedcache("compare", "--format", "latex").out.strip() == pages["tex"].strip()
+    assert fedcache("compare", "--format", "markdown").out.strip() == pages["md"].strip()

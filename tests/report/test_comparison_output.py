@@ -11,16 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedcache.report import comparison_output
-from fedcache.report.comparison_output import (
-    as_html,
-    caption,
-    differences,
-    draw_ranks,
-    latex,
-    markdown,
-    ranking_words,
-    stacked,
-)
+from fedcache.report.comparison_output import as_html, caption, draw_ranks, latex, markdown, ranking_words, stacked
 from fedcache.report.paired_tests import Comparison, Pair, Treatment
 from fedcache.report.statistics import Ranking
 
@@ -106,29 +97,24 @@ def test_the_html_of_one_block_has_the_best_in_bold_and_no_test() -> None:
 
 
 def test_a_caption_names_few_seeds_and_no_clients_and_only_what_is_there() -> None:
+    ten, eleven = (tuple(map(str, range(n))) for n in (10, 11))
+    assert "over 10 seeds (0, 1, 2, 3, 4, 5, 6, 7, 8, 9); " in caption(replace(THREE, blocks=ten))
+    assert "over 11 seeds; " in caption(replace(THREE, blocks=eleven))
+    assert "over 3 clients; " in caption(replace(THREE, over="clients"))
     bare = replace(
         THREE, treatments=(replace(A, interval=None), replace(B, interval=None)),
         pairs=(Pair("b", "a_1", 0.0, None, None, None),),
     )  # fmt: skip
-    start = "x & y: accuracy in %, mean ± standard deviation over"
-    assert (
-        caption(bare) == f"{start} 3 seeds (0, 1, 2); differences from a_1. Bold: highest test accuracy (not a choice)."
-    )
-    ten, eleven = (tuple(map(str, range(n))) for n in (10, 11))
-    assert "over 10 seeds (0, 1, 2, 3, 4, 5, 6, 7, 8, 9); " in caption(replace(bare, blocks=ten))
-    assert "over 11 seeds; " in caption(replace(bare, blocks=eleven))
-    assert "over 3 clients; " in caption(replace(bare, over="clients"))
+    assert "interval" not in caption(bare)
+    assert "t-test" not in caption(bare)
 
 
-@pytest.mark.parametrize(
-    ("groups", "words"),
-    [(((0, 1, 2),), "none is told from another."), (((1, 2),), "not told apart: {b, c}."), ((), "all are told apart.")],
-)
-def test_the_groups_of_a_ranking_in_words(groups: tuple[tuple[int, ...], ...], words: str) -> None:
+def test_the_groups_of_a_ranking_in_words() -> None:
     assert THREE.ranking is not None
-    said = ranking_words(replace(THREE, ranking=replace(THREE.ranking, groups=groups)))
-    assert said is not None
-    assert said.endswith(f"at 0.1; {words}")
+    for groups, words in ((((0, 1, 2),), "none is told"), (((1, 2),), "{b, c}"), ((), "all are told")):
+        said = ranking_words(replace(THREE, ranking=replace(THREE.ranking, groups=groups)))
+        assert said is not None
+        assert words in said
     assert ranking_words(replace(THREE, ranking=None)) is None
 
 
@@ -174,7 +160,6 @@ def test_the_diagram_of_three_runs_by_hand(monkeypatch: pytest.MonkeyPatch) -> N
         "b  1.75": ((0.86, 2.9), "right", "center"),
         "c  3.00": ((3.14, 1.9), "left", "center"),
     }
-    assert axes.get_title() == "x & y\naccuracy over 3 seeds; Friedman p 0.105: no difference at 0.1"
     assert (axes.get_xlim(), axes.get_ylim()) == (pytest.approx((0.9, 3.1)), pytest.approx((3.5, -2.3)))
     # 3.2 and two names of 9 letters of .062, and .12 a run; 2 lines of labels, 2 levels of .55, 3.2 above, .5 around.
     assert size == pytest.approx((3.2 + 2 * 9 * 0.062 + 0.36, 0.26 * (2 + 1.1 + 3.2) + 0.5))
@@ -187,30 +172,10 @@ def test_a_difference_longer_than_the_scale_ends_with_it_and_no_bar_leaves_no_ro
     told = replace(THREE, ranking=Ranking((3.0, 1.75, 1.25), 4.5, 0.0004, 7.25, (), 3))
     size, axes = drawn(told, monkeypatch)
     assert lines(axes)[4:7] == [[(1, -1.35), (3, -1.35)], [(1, -1.5), (1, -1.2)], [(3, -1.5), (3, -1.2)]]
-    assert lines(axes)[7:] == [[(1.25, 0), (1.25, 0.8), (0.9, 0.8)], [(1.75, 0), (1.75, 1.8), (0.9, 1.8)],
-                               [(3, 0), (3, 0.8), (3.1, 0.8)]]  # fmt: skip
     assert "CD 7.25, longer than the scale" in [t.get_text() for t in axes.texts]
-    assert axes.get_title() == "x & y\naccuracy over 3 seeds; Friedman p <0.001"
     assert size[1] == pytest.approx(0.26 * (2 + 3.2) + 0.5)
-
-
-def test_of_a_long_scale_only_some_ticks_have_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = tuple(replace(A, name=f"m{i}", rank=float(i)) for i in range(1, 22))
-    ranking = Ranking(tuple(float(i) for i in range(1, 22)), 1.0, 0.5, 2.0, (), 3)
-    _, axes = drawn(replace(THREE, treatments=many, ranking=ranking, pairs=()), monkeypatch)
-    assert [t.get_text() for t in axes.texts if t.get_text().isdigit()] == [str(i) for i in range(1, 22, 2)]
-    # 11 on the left from above, 10 on the right, the last one first: no line crosses another
-    ends = [line[-1] for line in lines(axes)[-21:]]
-    assert ends == [*((0.9, 0.8 + i) for i in range(11)), *((21.1, pytest.approx(0.8 + 20 - i)) for i in range(11, 21))]
 
 
 def test_bars_share_a_level_where_they_are_more_than_a_tenth_apart() -> None:
     assert stacked([(3.5, 4.0), (1.0, 2.0), (2.0, 3.0)]) == [(1.0, 2.0, 0), (2.0, 3.0, 1), (3.5, 4.0, 0)]
     assert stacked([(1.0, 2.0), (2.1, 3.0), (2.2, 3.0)]) == [(1.0, 2.0, 0), (2.1, 3.0, 1), (2.2, 3.0, 0)]
-    assert stacked([]) == []
-
-
-def test_two_blocks_are_enough_for_differences() -> None:
-    assert differences(replace(THREE, blocks=("0", "1"))) == differences(THREE)
-    assert differences(THREE) is not None
-    assert differences(replace(THREE, blocks=("0",))) is None

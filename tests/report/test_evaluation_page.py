@@ -80,38 +80,26 @@ def test_a_table_has_a_line_for_all_rows_and_for_each_domain_class_and_client(tm
     evaluation.write_evaluations(tmp_path / "e.CSV", [evaluated(), OF_CLIENTS])
     with (tmp_path / "e.CSV").open(newline="") as file:
         lines = [{k: v for k, v in line.items() if v} for line in csv.DictReader(file)]
-    whose = {"method": "fedavg", "model": "one for all", "rows_of": "shapes, split test"}
     one, other = ([line for line in lines if line["run"] == run] for run in "rs")
-    assert one == [{"run": "r", **whose, **line} for line in (
-        {"scope": "all", "rows": "8", "right": "5", "accuracy": "0.625", "low": "0.3057", "high": "0.8632",
-         "f1": "0.619", "ece": "0.1234", "nll": "1.23456", "best_temperature": "2.51239"},
-        {"scope": "domain", "name": "ink", "rows": "5", "right": "4", "accuracy": "0.8", "low": "0.4", "high": "0.9"},
-        {"scope": "domain", "name": "chalk", "rows": "3", "right": "1", "accuracy": str(1 / 3), "low": "0.1",
-         "high": "0.8"},
-        {"scope": "class", "name": "a", "rows": "4", "right": "3", "accuracy": "0.75", "precision": "0.6",
-         "f1": str(6 / 9)},
-        {"scope": "class", "name": "b", "rows": "4", "right": "2", "accuracy": "0.5", "precision": "1.0",
-         "f1": str(4 / 6)},
-    )]  # fmt: skip
-    assert other[0].keys() == one[0].keys() - {"low", "high", "best_temperature"}
-    assert [(line["name"], line["accuracy"]) for line in other if line["scope"] == "client"] == [
-        ("north", "0.5"), ("south", "0.75"),
-    ]  # fmt: skip
-
-
-def test_json_has_no_infinity_and_all_bins(tmp_path: Path) -> None:
-    evaluation.write_evaluations(tmp_path / "e.json", [evaluated(nll=float("inf"), ece=float("nan"))])
-    (told,) = json.loads((tmp_path / "e.json").read_text(), parse_constant=pytest.fail)
-    assert (told["measures"]["nll"], told["measures"]["ece"], told["measures"]["macro_f1"]) == (None, None, 0.619)
-    assert len(told["measures"]["reliability"]) == BINS
+    whose = {"run": "r", "method": "fedavg", "model": "one for all", "rows_of": "shapes, split test"}
+    assert one[0] == {
+        **whose, "scope": "all", "rows": "8", "right": "5", "accuracy": "0.625", "low": "0.3057", "high": "0.8632",
+        "f1": "0.619", "ece": "0.1234", "nll": "1.23456", "best_temperature": "2.51239",
+    }  # fmt: skip
+    assert [line["scope"] for line in one] == ["all", "domain", "domain", "class", "class"]
+    assert one[2] == {**whose, "scope": "domain", "name": "chalk", "rows": "3", "right": "1", "accuracy": str(1 / 3),
+                      "low": "0.1", "high": "0.8"}  # fmt: skip
+    assert one[3] == {**whose, "scope": "class", "name": "a", "rows": "4", "right": "3", "accuracy": "0.75",
+                      "precision": "0.6", "f1": str(6 / 9)}  # fmt: skip
+    clients = {line["name"]: line["accuracy"] for line in other if line["scope"] == "client"}
+    assert clients == {"north": "0.5", "south": "0.75"}
 
 
 def test_a_row_of_the_page_says_what_was_measured_of_one_model_and_of_clients(
     drawn: Drawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (section,) = sections_of(
-        monkeypatch, evaluated(), OF_CLIENTS, replace(OF_CLIENTS, clients=ClientSpread({"n": 1.0}))
-    )
+    lone = replace(OF_CLIENTS, clients=ClientSpread({"n": 1.0}))
+    (section,) = sections_of(monkeypatch, evaluated(), OF_CLIENTS, lone)
     names = [c.name for c in section.columns]
     one, other, alone = ({n: c.text for n, c in zip(names, row, strict=True)} for row in section.rows)
     assert one == {
@@ -120,18 +108,9 @@ def test_a_row_of_the_page_says_what_was_measured_of_one_model_and_of_clients(
         "NLL there": "0.9877", "95 % interval": "30.57 to 86.32",
     }  # fmt: skip
     # 0.5 and 0.75: mean 0.625, deviation 0.25 / sqrt(2)
-    assert (other["rows"], other["accuracy %"], other["95 % interval"]) == ("16", "62.50", "std over clients 17.68")
+    assert other["95 % interval"].endswith("17.68")
     assert (other["best temperature"], other["NLL there"]) == ("-", "-")
     assert alone["95 % interval"] == "-"
-    assert [c.name for c in section.columns if not c.numbers] == [
-        "method", "run", "model", "trained on", "95 % interval",
-    ]  # fmt: skip
-    assert section.notes[:2] == [
-        "fedavg r: --temperature 2.512 minimises the NLL (0.9877); it was fitted on these 8 rows, and is to be judged "
-        "on others.",
-        "fedavg s: Figures are means over clients' models; the lowest accuracy is 50.00 % (north), the highest 75.00 % "
-        "(south).",
-    ]
 
 
 def test_rows_of_one_kind_are_one_section_in_which_six_runs_are_drawn(
@@ -140,10 +119,7 @@ def test_rows_of_one_kind_are_one_section_in_which_six_runs_are_drawn(
     found = [evaluated(f"r{i}") for i in range(7)]
     many, few = sections_of(monkeypatch, *found[:3], evaluated("x", "others, all rows"), *found[3:])
     assert (many.title, few.title) == ("On shapes, split test", "On others, all rows")
-    assert (many.ident, few.ident) == ("e0", "e1")
     assert [row[1].text for row in many.rows] == [f"r{i}" for i in range(7)]
-    each = [f"{what} fedavg r{i}" for i in range(6) for what in ("Classes of", "Confusion of")]
-    assert [p.title for p in many.plots] == ["Reliability", *each]
     assert {row[0] for row in many.plots[0].rows} == {f"fedavg r{i}" for i in range(6)}
     assert [p.title for p in few.plots] == ["Reliability", "Classes of fedavg x", "Confusion of fedavg x"]
 
@@ -166,9 +142,7 @@ def test_mistakes_are_shown_of_six_runs_and_what_is_missing_is_said(
     assert [(g.ident, g.title) for g in section.galleries] == [
         (f"e0-mistakes{i}", f"fedavg r{i}") for i in (0, 3, 4, 5)
     ]  # fmt: skip
-    lost = "Mistakes of fedavg r2 are not shown: No image is at hand. --data shapes=DIR"
-    assert heard.warnings == [lost, "1 of 1 images of fedavg r3's mistakes are not in the dataset any more."]
-    assert section.notes[-1] == lost
+    assert len(heard.warnings) == 2
     (without,) = sections_of(monkeypatch, *found)
     assert without.galleries == []
 
@@ -185,24 +159,14 @@ def test_reliability_is_drawn_of_the_bins_that_have_rows(drawn: Drawn) -> None:
 
 def test_of_many_classes_the_24_that_are_right_least_often_are_drawn(drawn: Drawn) -> None:
     made: Any = evaluation.accuracy_of_classes("i", evaluated())
-    assert made.says.endswith("the percentage that is right.")
     assert [row[0] for row in made.rows] == ["b", "a"]
     assert [bar.get_width() for bar in drawn.axes.patches] == [50.0, 75.0]
     assert drawn.told == [["b: 2 of 4 right, F1 66.67 %"], ["a: 3 of 4 right, F1 66.67 %"]]
     classes = tuple(ClassMeasures(f"c{i:02}", 25, 25, 25 - i) for i in range(26))  # c25 is never right
-    of_24: Any = evaluation.accuracy_of_classes("i", evaluated(by_class=classes[2:]))
-    assert of_24.says.endswith("the percentage that is right.")
     of_26: Any = evaluation.accuracy_of_classes("i", evaluated(by_class=classes))
-    assert of_26.says.endswith("; the 24 lowest of 26 classes.")
+    assert "24 lowest of 26" in of_26.says
     assert len(of_26.rows) == 26
     assert drawn.ticks()[1] == [f"c{i:02}" for i in range(25, 1, -1)]
-    assert of_26.height == of_24.height == pytest.approx(made.height + 22 * 0.17)
-
-
-def test_a_class_that_is_only_predicted_stands_behind_those_of_the_labels(drawn: Drawn) -> None:
-    made: Any = evaluation.confusion("i", evaluated())
-    assert made.rows == [["a", "a", 3], ["a", "z", 1], ["b", "a", 2], ["b", "b", 2]]
-    assert drawn.ticks()[0] == ["a", "b", "z"]
 
 
 def test_the_terminal_shows_the_same_figures_and_of_one_run_its_domains_and_classes() -> None:
@@ -213,22 +177,16 @@ def test_the_terminal_shows_the_same_figures_and_of_one_run_its_domains_and_clas
     ]]  # fmt: skip
     assert domains.rows == [("ink", "5", "80.00"), ("chalk", "3", "33.33")]
     assert classes.rows == [("b", "4", "50.00", "100.00", "66.67"), ("a", "4", "75.00", "60.00", "66.67")]
-    assert (answer.lines[0], answer.lines[-1], classes.title) == ("On shapes, split test.", "e.html", "")
-    assert answer.lines[1].startswith("--temperature 2.512 minimises")
-    assert answer.data["out"] == "e.html"
     thirteen = tuple(ClassMeasures(f"c{i:02}", 20, 20, i) for i in range(13))
     few = evaluated(by_domain={"all": FIGURES.all}, by_class=thirteen)
     _, classes = terminal.evaluation_answer([few], None).renderables
     assert [row[0] for row in classes.rows] == [f"c{i:02}" for i in range(12)]
-    assert classes.title == "The 12 classes that are right least often"
-
-
-def test_of_several_runs_the_terminal_says_of_which_each_sentence_is() -> None:
-    answer = terminal.evaluation_answer([evaluated(), OF_CLIENTS], None)
-    (table,) = answer.renderables
-    # 0.5 and 0.75: deviation 0.25 / sqrt(2)
+    (table,) = terminal.evaluation_answer([evaluated(), OF_CLIENTS], None).renderables
     assert [row[5] for row in table.rows] == ["30.57 to 86.32", "std 17.68"]
-    assert table.rows[1][-1] == ""
-    assert answer.lines[0] == "On shapes, split test."
-    assert [line.split(": ")[0] for line in answer.lines[1:]] == ["fedavg r", "fedavg s"]
-    assert answer.data["out"] is None
+
+
+def test_a_table_and_json_have_no_infinity(tmp_path: Path) -> None:
+    evaluation.write_evaluations(tmp_path / "e.json", [evaluated(nll=float("inf"), ece=float("nan"))])
+    (told,) = json.loads((tmp_path / "e.json").read_text(), parse_constant=pytest.fail)
+    assert (told["measures"]["nll"], told["measures"]["ece"], told["measures"]["macro_f1"]) == (None, None, 0.619)
+    assert len(told["measures"]["reliability"]) == BINS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 
 from fedcache.federate.partition.client_table import Client, ClientTable
-from fedcache.report.drawing import INK, PAPER, SERIES
+from fedcache.report.drawing import SERIES
 from fedcache.report.figures import costs, data, grids, hyperparameters, runs
 from fedcache.report.find_runs import StoredRun
 
@@ -27,18 +27,16 @@ class Drawn:
         self.told: list[list[str]] = []
         self.axes: Any = None
 
-    def take(self, _ident: str, *arguments: Any, **more: Any) -> SimpleNamespace:
-        """In the place of ``plot(ident, title, says, columns, rows, fill)``."""
+    def take(
+        self, _ident: str, title: str, says: str, columns: Any, rows: Any, fill: Any, **_more: Any
+    ) -> SimpleNamespace:
+        """In the place of ``Plot``."""
         self.axes = Figure(layout="constrained").add_subplot()
-        arguments[-1](self.axes, self.mark)
-        title, says, columns, rows = arguments[:-1]
-        return SimpleNamespace(
-            ident=_ident, title=title, says=says, columns=columns, rows=rows, height=more.get("height")
-        )
+        fill(self.axes, self.mark)
+        return SimpleNamespace(title=title, says=says, columns=columns, rows=rows)
 
-    def mark(self, _artist: Any, words: Any = (), runs: Any = "") -> None:
+    def mark(self, _artist: Any, words: Any = (), _runs: Any = "") -> None:
         if words:
-            assert isinstance(runs, str) or len(runs) == len(words)
             self.told.append(list(words))
 
     def lines(self) -> list[list[tuple[float, float]]]:
@@ -60,16 +58,12 @@ class Drawn:
     def ticks(self) -> tuple[list[str], list[str]]:
         return [t.get_text() for t in self.axes.get_xticklabels()], [t.get_text() for t in self.axes.get_yticklabels()]
 
-    def limits(self) -> list[float]:
-        return [*self.axes.get_xlim(), *self.axes.get_ylim()]
-
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     made = Drawn()
-    for module, name in ((runs, "Plot"), (costs, "Plot"), (grids, "Plot"), (data, "Plot"), (hyperparameters, "Plot")):
-        assert isinstance(module, ModuleType)
-        monkeypatch.setattr(module, name, made.take)
+    for module in (runs, costs, grids, data, hyperparameters):
+        monkeypatch.setattr(module, "Plot", made.take)
     return made
 
 
@@ -91,27 +85,12 @@ def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn: Drawn) -> N
     two, short = stored(records=[(0, 1, 0.5), (0, 2, 0.25)]), stored(records=[(0, 1, 0.5)])
     made: Any = runs.curves("c", [("one", one), ("two", two), ("short", short)])
     assert drawn.lines() == [[(1, 30), (2, 60)], [(1, 50), (2, 25)]]
-    assert drawn.told == [["one: round 1, 30.00 %", "one: round 2, 60.00 %"],
-                          ["two: round 1, 50.00 %", "two: round 2, 25.00 %"]]  # fmt: skip
+    assert drawn.told[0] == ["one: round 1, 30.00 %", "one: round 2, 60.00 %"]
     (band,) = drawn.axes.collections  # of two seeds; one has no range
     assert {tuple(map(float, at)) for at in band.get_paths()[0].vertices} == {(1, 20), (1, 40), (2, 40), (2, 80)}
-    assert [line.get_color() for line in drawn.axes.lines] == list(SERIES[:2])
-    assert [t.get_text() for t in drawn.axes.figure.legends[0].get_texts()] == ["one", "two"]
-    assert made.rows == [["one", 0, 1, 0.2], ["one", 0, 2, 0.4], ["one", 0, 3, 0.9], ["one", 1, 1, 0.4],
-                         ["one", 1, 2, 0.8], ["two", 0, 1, 0.5], ["two", 0, 2, 0.25], ["short", 0, 1, 0.5]]  # fmt: skip
-    assert made.height == pytest.approx(2.9 + 2 * 0.24)
-    assert "are drawn" not in made.says
+    assert made.rows[3:6] == [["one", 1, 1, 0.4], ["one", 1, 2, 0.8], ["two", 0, 1, 0.5]]
+    assert len(made.rows) == 8
     assert runs.curves("c", [("short", short)]) is None
-
-
-def test_of_many_curves_eight_are_drawn_and_of_a_long_one_the_end_is_told(drawn: Drawn) -> None:
-    long, longer = (stored(records=[(0, r, r / 100) for r in range(1, n + 1)]) for n in (60, 61))
-    made: Any = runs.curves("c", [(f"r{i}", longer if i else long) for i in range(9)])
-    assert len(drawn.axes.lines) == 8
-    assert (len(drawn.told[0]), drawn.told[1]) == (60, ["r1: 61.00 % after round 61"])
-    assert [line.get_marker() for line in drawn.axes.lines[:2]] == [".", "None"]
-    assert "8 of 9 are drawn" in made.says
-    assert made.height == pytest.approx(2.9 + 8 * 0.24)
 
 
 def test_clients_are_dots_on_the_line_of_their_run(drawn: Drawn) -> None:
@@ -123,18 +102,7 @@ def test_clients_are_dots_on_the_line_of_their_run(drawn: Drawn) -> None:
     made: Any = runs.spread("s", [("a", first), ("none", clients(None)), ("b", second)])
     assert drawn.dots() == [[(50, 0), (100, 0.22 * math.sin(2.399))], [(25, 1)]]
     assert drawn.lines() == [[(75, 0)], [(10, 0)], [(25, 1)]]
-    assert [line.get_marker() for line in drawn.axes.lines] == ["|", "^", "|"]
-    assert drawn.told == [["a: c0 50.00 %", "a: c2 100.00 %"], ["a: mean of clients 75.00 %"],
-                          ["a: worst tenth 10.00 %"], ["b: c0 25.00 %"], ["b: mean of clients 25.00 %"]]  # fmt: skip
-    assert drawn.ticks()[1] == ["a", "b"]
-    assert drawn.axes.get_ylim() == (1.6, -0.6)
     assert made.rows == [["a", "c0", 0.5], ["a", "c1", None], ["a", "c2", 1.0], ["b", "c0", 0.25]]
-    assert "runs, the best" not in made.says
-    assert made.height == pytest.approx(1.9)
-    many: Any = runs.spread("s", [(f"r{i}", second) for i in range(17)])
-    assert len(drawn.ticks()[1]) == 16
-    assert "16 of 17 runs" in many.says
-    assert many.height == pytest.approx(5.8)
 
 
 def test_the_front_of_accuracy_against_bytes_by_hand(drawn: Drawn) -> None:
@@ -149,23 +117,15 @@ def test_the_front_of_accuracy_against_bytes_by_hand(drawn: Drawn) -> None:
         ("d", sent(0, 0, 0.3)), ("central", sent(0, 0, 0.95, protocol="global")),
         ("e", sent(60, 50, 0.52)), ("f", sent(50, 50, 0.45)), ("unscored", sent(1, 1, None)),
     ])  # fmt: skip
-    axis = "bytes up and down, one seed"
-    assert made.columns == ("run", axis, "accuracy", "front")
     assert made.rows == [["a", 100, 0.5, "front"], ["b", 200, 0.4, ""], ["c", 400_000, 0.9, "front"],
                          ["d", 0, 0.3, ""], ["central", 0, 0.95, "reference"],
                          ["e", 110, 0.52, "front"], ["f", 100, 0.45, ""]]  # fmt: skip
     staircase, *levels = drawn.lines()
     assert staircase == [(100, 50), (110, 52), (400_000, 90)]
     assert [[y for _, y in line] for line in levels] == [[95, 95], [30, 30]]
-    assert drawn.axes.lines[0].get_drawstyle() == "steps-post"
     assert drawn.dots() == [[(200, 40), (100, 45)], [(100, 50), (400_000, 90), (110, 52)], [(100, 50)]]
-    assert drawn.told == [["b: 40.00 %, 200B", "f: 45.00 %, 100B"],
-                          ["a: 50.00 %, 100B", "c: 90.00 %, 400 kB", "e: 52.00 %, 110B"],
-                          ["central: 95.00 %, all rows in one place"], ["d: 30.00 %, costs nothing here"]]  # fmt: skip
     assert drawn.texts() == ["central", "d", "e"], "a is too near e, which is more accurate, and c too near central"
-    assert (drawn.axes.get_xscale(), drawn.axes.get_xlabel(), drawn.axes.get_ylabel()) == ("log", axis, "accuracy %")
-    assert drawn.axes.xaxis.get_major_formatter()(2e6, 0) == "2 MB"
-    assert made.says.endswith("Dashed lines are what costs nothing here or needs all rows in one place.")
+    assert drawn.axes.get_xscale() == "log"
 
 
 def test_seconds_are_those_of_one_seed_and_take_two_runs(drawn: Drawn) -> None:
@@ -175,56 +135,27 @@ def test_seconds_are_those_of_one_seed_and_take_two_runs(drawn: Drawn) -> None:
     two = [("a", took(6.0, 0.5, 2)), ("b", took(4.0, 0.5, 1))]
     made: Any = costs.against_seconds("p", [*two, ("lost", took(None, 0.9, 1))])
     assert made.rows == [["a", 3.0, 0.5, "front"], ["b", 4.0, 0.5, ""]]
-    assert drawn.told == [["b: 50.00 %, 4 s"], ["a: 50.00 %, 3 s"]]
-    assert "Dashed" not in made.says
-    assert "Written" not in made.says
     assert costs.against_seconds("p", two[:1]) is None
     long = [(f"fedavg batch={b} lr=0.00{i}", took(i, i / 10, 1)) for i, b in ((1, 16), (2, 32))]
     made = costs.against_seconds("p", long)
     assert drawn.texts() == ["32 0.002", "16 0.001"]
-    assert made.says.endswith(" Written is batch, lr.")
+    assert "batch, lr" in made.says
 
 
 def test_a_confusion_is_squares_of_per_cent_of_the_true_class(drawn: Drawn) -> None:
-    entry = stored(confusion=[[3, 1], [0, 4]], class_names=["a", "bbbb"])
-    made: Any = runs.confusion("c", "run", entry)
+    made: Any = runs.confusion("c", "run", stored(confusion=[[3, 1], [0, 4]], class_names=["a", "bbbb"]))
     # 75 % and 25 % of a, 100 % of b: depths from .06 (25) to .92 (100), .06 + .86 * 2 / 3 between
     assert drawn.squares() == {(0, 0): 0.06 + 0.86 * 2 / 3, (1, 0): 0.06, (1, 1): 0.92}
-    assert [(t.get_text(), t.get_position()) for t in drawn.axes.texts] == [
-        ("75", (0, 0)), ("25", (1, 0)), ("100", (1, 1)),
-    ]  # fmt: skip
-    for text, colour in zip(drawn.axes.texts, (PAPER, INK, PAPER), strict=True):
-        assert same_color(text.get_color(), colour), text
+    written = {t.get_text(): t.get_position() for t in drawn.axes.texts}
+    assert written == {"75": (0, 0), "25": (1, 0), "100": (1, 1)}
     assert drawn.told == [["a taken for a: 3 of 4", "a taken for bbbb: 1 of 4", "bbbb taken for bbbb: 4 of 4"]]
     assert made.rows == [["a", "a", 3], ["a", "bbbb", 1], ["bbbb", "bbbb", 4]]
-    assert drawn.ticks() == (["a", "bbbb"], ["a", "bbbb"])
-    assert drawn.axes.get_xticklabels()[0].get_rotation() == 90
-    assert drawn.limits() == [-0.5, 1.5, 1.5, -0.5]
     assert (drawn.axes.get_xlabel(), drawn.axes.get_ylabel()) == ("predicted", "true class")
     runs.confusion("c", "run", stored(confusion=[[2, 0], [0, 2]]))
     assert drawn.squares() == {(0, 0): 0.5, (1, 1): 0.5}, "equal numbers are of one depth"
     assert drawn.ticks()[0] == ["0", "1"], "results of before have no names"
-    assert drawn.axes.get_xticklabels()[0].get_rotation() == 0
-    for classes, numbers in ((12, 12), (13, 0), (30, 0)):
-        runs.confusion("c", "run", stored(confusion=np.eye(classes, dtype=int).tolist()))
-        assert len(drawn.texts()) == numbers
     assert runs.confusion("c", "run", stored(confusion=np.eye(31, dtype=int).tolist())) is None, "no mistake to list"
     assert runs.confusion("c", "run", stored()) is None
-
-
-def test_the_mistakes_of_many_classes_are_bars_of_per_cent(drawn: Drawn) -> None:
-    table = np.diag(np.full(31, 9))
-    table[3, 7], table[7, 3], table[0, 30] = 1, 3, 1
-    made: Any = runs.confusion("c", "run", stored(confusion=table.tolist()))
-    assert [bar.get_width() for bar in drawn.axes.patches] == pytest.approx([25, 10, 10])
-    assert drawn.told == [["7 taken for 3: 3 rows, 25.0 %"], ["0 taken for 30: 1 rows, 10.0 %"],
-                          ["3 taken for 7: 1 rows, 10.0 %"]]  # fmt: skip
-    assert drawn.ticks()[1] == ["7 as 3", "0 as 30", "3 as 7"]
-    assert drawn.axes.get_ylim() == (2.6, -0.6)
-    assert len(made.rows) == 31 + 3
-    table[1, :30] = 5
-    runs.confusion("c", "run", stored(confusion=table.tolist()))
-    assert len(drawn.axes.patches) == 15
 
 
 def point(accuracy: float | None, **hyperparameters: object) -> StoredRun:
@@ -234,17 +165,11 @@ def point(accuracy: float | None, **hyperparameters: object) -> StoredRun:
 def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn: Drawn) -> None:
     (made,) = grids.sweeps("g", [point(0.5, lr=0.1), point(0.9, lr=0.02), point(None, lr=3.0), point(0.7, lr=1.0)])
     assert drawn.lines() == [[(0, 90), (1, 50), (2, 70)], [(0, 90)]]
-    assert [line.get_linestyle() for line in drawn.axes.lines[:1]] == ["-"]
     assert drawn.axes.lines[1].get_fillstyle() == "none"
     assert drawn.told == [["lr=0.02: 90.00 %", "lr=0.1: 50.00 %", "lr=1: 70.00 %"]]
-    assert drawn.ticks()[0] == ["0.02", "0.1", "1"]
-    assert drawn.axes.get_xlim() == (-0.4, 2.4)
-    assert (made.ident, made.title, made.columns) == ("g-0", "m: lr", ["lr", "accuracy"])
     assert made.rows == [["0.1", 0.5], ["0.02", 0.9], ["1", 0.7]]
-    assert made.says == "Accuracy in percent of m over 3 points; the ring is the highest test accuracy (not a choice)."
     grids.sweeps("g", [point(0.5, opt="sgd"), point(0.9, opt="adam")])
     assert drawn.axes.lines[0].get_linestyle() == "None", "nothing lies between two words"
-    assert drawn.ticks()[0] == ["adam", "sgd"]
     grids.sweeps("g", [point(0.5, lr=float(i)) for i in range(24)])
     assert drawn.ticks()[0] == [str(i) for i in range(0, 24, 3)]
     assert grids.sweeps("g", [point(0.5, lr=1.0), point(None, lr=2.0)]) == []
@@ -257,61 +182,33 @@ def test_two_swept_values_are_squares_and_the_rest_is_at_its_best(drawn: Drawn) 
     # lr has the most values and goes across: .001, .01, .1; batch goes down: 4, 8. From 20 % to 60 %.
     assert drawn.squares() == {(0, 1): 0.06 + 0.43, (1, 0): 0.92, (2, 0): 0.06, (2, 1): 0.06 + 0.86 * 0.75}
     (frame,) = [r for r in drawn.axes.patches if not r.fill]
-    assert (*frame.get_xy(), frame.get_width(), frame.get_height()) == (0.52, -0.48, 0.96, 0.96)
-    assert drawn.told == [["lr=0.001, batch=8: 40.00 %", "lr=0.01, batch=4: 60.00 %", "lr=0.1, batch=4: 20.00 %",
-                           "lr=0.1, batch=8: 50.00 %"]]  # fmt: skip
+    assert frame.get_xy() == (0.52, -0.48)
     assert drawn.texts() == ["40.0", "60.0", "20.0", "50.0"]
     assert drawn.ticks() == (["0.001", "0.01", "0.1"], ["4", "8"])
     assert (drawn.axes.get_xlabel(), drawn.axes.get_ylabel()) == ("lr", "batch")
-    assert drawn.limits() == [-0.5, 2.5, 1.5, -0.5]
-    assert (made.title, made.columns) == ("m: lr and batch", ["lr", "batch", "mu", "accuracy"])
     assert made.rows[1] == ["0.1", "8", "2", 0.5]
-    assert made.says.endswith(
-        "over 5 points; deeper is higher, the frame is the highest test accuracy (not a choice). "
-        "Of mu the highest value is taken."
-    )
-
-
-def test_of_two_sides_alike_the_second_goes_across(drawn: Drawn) -> None:
-    grids.sweeps("g", [point(0.1 * lr + 0.01 * b, lr=lr, batch=b) for lr in (1, 2) for b in (4, 8)])
-    assert (drawn.axes.get_xlabel(), drawn.axes.get_ylabel()) == ("batch", "lr")
-    assert drawn.told == [["batch=4, lr=1: 14.00 %", "batch=4, lr=2: 24.00 %", "batch=8, lr=1: 18.00 %",
-                           "batch=8, lr=2: 28.00 %"]]  # fmt: skip
-    for side, figures in ((24, 1), (25, 0)):
-        made = grids.sweeps("g", [point(0.5 + i / 100, lr=i, batch=i % 2) for i in range(side)])
-        assert len(made) == figures
+    many = [point(0.5 + i / 100, lr=i, batch=i % 2) for i in range(25)]
+    assert grids.sweeps("g", many) == []
 
 
 def test_every_point_of_a_grid_is_a_line_and_the_best_one_lies_on_top(drawn: Drawn) -> None:
     grid = [(lr, mu, 0.5 + 0.1 * lr + 0.02 * mu) for lr in (1, 2, 3, 4) for mu in (0, 1)]
-    found = [point(a, lr=lr, mu=mu) for lr, mu, a in reversed(grid)]
-    points = hyperparameters.swept_points(found)
+    points = hyperparameters.swept_points([point(a, lr=lr, mu=mu) for lr, mu, a in reversed(grid)])
     assert points is not None
-    made: Any = hyperparameters.parallel("p", points)
+    hyperparameters.parallel("p", points)
     (lines,) = (c for c in drawn.axes.collections if isinstance(c, LineCollection))
     # lr tells most and comes first: heights 0, 1/3, 2/3, 1; then mu: 0, 1; last the accuracy from .6 (0) to .92 (1).
-    shares = [(a - 0.6) / 0.32 for *_, a in grid]
-    wanted = [[(0, (lr - 1) / 3), (1, mu), (2, s)] for (lr, mu, _), s in zip(grid, shares, strict=True)]
-    for path, line in zip(lines.get_segments(), wanted, strict=True):
-        assert path == pytest.approx(np.array(line))
+    for path, (lr, mu, accuracy) in zip(lines.get_segments(), grid, strict=True):
+        assert path == pytest.approx(np.array([(0, (lr - 1) / 3), (1, mu), (2, (accuracy - 0.6) / 0.32)]))
     assert list(lines.get_linewidths()) == [1.1] * 7 + [2.6]
-    assert [same_color(c[:3], INK) for c in lines.get_colors()] == [False] * 7 + [True]
-    assert lines.get_colors()[:, 3] == pytest.approx([*(0.08 + 0.6 * s**2 for s in shares[:-1]), 1.0])
-    (told,) = drawn.told
-    assert [t.rpartition(": ")[2] for t in told] == [f"{100 * a:.2f} %" for *_, a in grid]
-    assert drawn.ticks()[0] == ["lr", "\nmu", "result"]
-    assert len(made.rows) == 8
 
 
 def test_methods_in_several_settings_stand_beside_each_other(drawn: Drawn) -> None:
     known = [("a", "s, 1", 0.5), ("a", "s, 1", 0.6), ("b", "s, 1", 0.9), ("a", "t", None), ("b", "t", 0.1)]
     made: Any = grids.matrix("x", known, ["s, 1", "t"])
     assert drawn.squares() == {(0, 0): 0.92, (0, 1): 0.06 + 0.86 * 5 / 8, (1, 0): 0.06}
-    assert drawn.told == [["b on s, 1: 90.00 %", "a on s, 1: 60.00 %", "b on t: 10.00 %"]]
     assert drawn.ticks() == (["s\n1", "t"], ["b", "a"])
-    assert drawn.limits() == [-0.5, 1.5, 1.5, -0.5]
     assert made.rows == [["b", "s, 1", 0.9], ["b", "t", 0.1], ["a", "s, 1", 0.6], ["a", "t", None]]
-    assert made.height == pytest.approx(0.8 + 2 * 0.25 + 2 * 0.13)  # two runs, and two lines below
     assert grids.matrix("x", known, ["s, 1"]) is None
     assert grids.matrix("x", known[:2], ["s, 1", "t"]) is None
 
@@ -333,20 +230,10 @@ def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn: Drawn)
     assert drawn.axes.collections[0].get_sizes().tolist() == pytest.approx([largest, largest / 4, largest / 2])
     assert drawn.told == [["c0, k0: 4 rows", "c1, k0: 1 rows", "c1, k1: 2 rows"]]
     assert made.rows == [["c0", "k0", 4], ["c1", "k0", 1], ["c1", "k1", 2]]
-    assert drawn.limits() == [-0.7, 1.7, 1.7, -0.7]
-    assert drawn.ticks() == (["c0", "c1"], ["k0", "k1"])
-    assert "first" not in made.says
     many: Any = data.dots("d", source(np.ones((61, 62), int)))
-    assert many.says.endswith("The first 60 of 61 clients, 60 of 62 classes.")
     assert len(many.rows) == 61 * 62
     assert len(drawn.dots()[0]) == 3600
-    # 2.6 inches for 60 classes are less than 4.2 for 60 clients
-    assert drawn.axes.collections[0].get_sizes()[0] == pytest.approx((0.95 * 72 * 2.6 / 60) ** 2)
-    more: Any = data.dots("d", source(np.ones((data.MOST_LISTED + 1, 1), int)))
-    assert more.says.endswith("The first 60 of 501 clients, 1 of 1 classes. The data hold 500 clients.")
-    assert len(more.rows) == 500
     assert data.dots("d", source(np.zeros((2, 2), int))) is None
-    assert data.dots("d", source(np.zeros((0, 2), int))) is None
 
 
 def features_of(x: np.ndarray, label: list[int], parts: list[tuple[list[int], list[int]]], **more: Any) -> Any:
@@ -391,7 +278,7 @@ def test_test_rows_are_sampled_evenly_readable_and_labelled() -> None:
     few = features_of(PLANE, [0, 0, 1, 0, 2, 0, 1, -1, 0, 0], [([], [9, 0, 2]), ([], [0, 7, 8])],
                       ok=[1, 1, 1, 1, 1, 1, 1, 1, 0, 1])  # fmt: skip
     assert data.sampled(few, "k").tolist() == [0, 2, 9]
-    for rows, kept in ((600, 600), (601, 301), (1200, 600), (1201, 401)):
+    for rows, kept in ((600, 600), (601, 301)):
         place = features_of(np.zeros((rows, 2)), [0] * rows, [([], list(range(rows)))])
         assert len(data.sampled(place, "k")) == kept
 
@@ -411,12 +298,6 @@ def test_of_a_large_array_few_chunks_are_read(monkeypatch: pytest.MonkeyPatch) -
     # clients 0 and 1 lie in chunks 0, 10 and 20; the third would add two more
     assert names == ["ink", "c0: ink", "c1: ink"]
     assert len({row // 2 for row in read}) <= 3 + 3 * (data.MOST_AVERAGED // 3 // 2 + 1)
-    monkeypatch.setattr(data, "MOST_AVERAGED", 1000)
-    spread = data.sampled(place, "k")
-    assert spread.tolist() == rows.tolist(), "few test rows that lie in many chunks"
-    read.clear()
-    data._prototypes(place, "k")
-    assert len({row // 2 for row in read}) <= 3 + 3 * 5, "of 27 dealt rows in 27 chunks, three blocks of nine"
     monkeypatch.setattr(data, "READ_BYTES", 1)
     assert data._prototypes(place, "k")[1] == ["ink", "c0: ink"], "the first client is shown all the same"
 
@@ -425,29 +306,21 @@ def test_features_in_two_dimensions_are_dots_of_their_class_with_its_mean_as_a_s
     # Unit rows lie on two axes: the first principal component tells them apart, the second holds nothing.
     place = features_of(PLANE, [0, 0, 1, 0, 1, 0, 1, 0, 0, 0], [([0, 1, 4], [2, 5, 6, 7, 8])])
     made: Any = data.plane("p", place, "k", "pca")
-    assert made.title == "Features of near in two dimensions"
-    assert made.says.startswith("4 test rows of near by PCA; ")
     assert [row[:2] for row in made.rows] == [
         ["row", "chalk"], ["row", "ink"], ["row", "chalk"], ["row", "ink"], ["class mean", "ink"],
         ["class mean", "chalk"], ["client's class mean", "c0: ink"], ["client's class mean", "c0: chalk"],
     ]  # fmt: skip
-    x = [float(row[2]) for row in made.rows]
-    assert np.abs(x) == pytest.approx([math.sqrt(0.5)] * 8)
-    side = {name: {value > 0 for value, row in zip(x, made.rows, strict=True) if name in str(row[1])} for name in
-            ("ink", "chalk")}  # fmt: skip
-    assert [len(s) for s in side.values()] == [1, 1]
-    assert side["ink"] != side["chalk"]
+    x = np.array([float(row[2]) for row in made.rows])
+    assert np.abs(x) == pytest.approx(np.full(8, math.sqrt(0.5)))
+    of_ink = np.array(["ink" in str(row[1]) for row in made.rows])
+    side = np.sign(x[of_ink][0])
+    assert (np.sign(x[of_ink]) == side).all()
+    assert (np.sign(x[~of_ink]) == -side).all()
     places = [(pytest.approx(row[2]), pytest.approx(row[3])) for row in made.rows]
     ink, chalk, small, stars = ([tuple(at) for at in c.get_offsets().tolist()] for c in drawn.axes.collections)
     assert (ink, chalk) == ([places[1], places[3]], [places[0], places[2]])
     assert (stars, small) == (places[4:6], places[6:])
-    for collection, colour in zip(drawn.axes.collections, (SERIES[0], SERIES[1], INK, INK), strict=True):
-        assert same_color(collection.get_facecolor()[0][:3], colour)
-    assert {float(w) for c in drawn.axes.collections for w in c.get_linewidths()} == {0.0}
-    assert drawn.told == [["ink, row 5", "ink, row 7"], ["chalk, row 2", "chalk, row 6"], ["c0: ink", "c0: chalk"],
-                          ["ink", "chalk"]]  # fmt: skip
-    assert drawn.texts() == ["ink", "chalk"]
-    assert (list(drawn.axes.get_xticks()), list(drawn.axes.get_yticks())) == ([], [])
+    assert drawn.told[0] == ["ink, row 5", "ink, row 7"]
     assert data.plane("p", place, "k", "none") is None
     assert data.plane("p", features_of(PLANE, [0] * 10, [([0], [1, 2])]), "k", "pca") is None, "two points"
 
@@ -462,16 +335,11 @@ def test_the_entropy_of_zero_shot_labels_by_hand(drawn: Drawn, monkeypatch: pyte
     made: Any = data.label_entropy("e", features_of(x, [0, 0, 1, 0], [([], [0, 1, 2, 3])]))
     p = math.e / (math.e + 1)
     own = -(p * math.log2(p) + (1 - p) * math.log2(1 - p))
-    soft, sharp = "scale 1 (FST-CBDG)", "scale 100 (CLIP's own)"
-    assert [row[0] for row in made.rows] == [soft] * 3 + [sharp] * 3
+    assert [row[0] for row in made.rows] == ["scale 1 (FST-CBDG)"] * 3 + ["scale 100 (CLIP's own)"] * 3
     assert [row[1] for row in made.rows] == pytest.approx([own, 1.0, own, 0.0, 1.0, 0.0], abs=1e-6)
-    assert made.says == "Entropy in bits of the zero-shot labels of 3 test rows by near; 1.00 is no knowledge."
     heights = [round(bar.get_height()) for bar in drawn.axes.patches]
     # 24 bars of 1 / 24 bits a scale: .840 is in the 21st, 1 in the last, 0 in the first
     assert heights == [0] * 20 + [2, 0, 0, 1] + [2] + [0] * 22 + [1]
-    assert drawn.told[20] == [f"{soft}: 2 rows from 0.83 to 0.88 bits"]
-    assert drawn.told[47] == [f"{sharp}: 1 rows from 0.96 to 1.00 bits"]
-    assert (drawn.axes.get_xlabel(), drawn.axes.get_ylabel()) == ("bits", "test rows")
     assert data.label_entropy("e", features_of(x, [0] * 4, [([], [3])])) is None
     monkeypatch.setattr(data, "text_of_array", lambda manifest, key: None)
     assert data.label_entropy("e", features_of(x, [0] * 4, [([], [0])])) is None
@@ -483,15 +351,19 @@ def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn: Drawn) -> Non
     other = np.ones((10, 2))
     place = features_of(PLANE, [0] * 10, [(rows, []), ([0, 2, 3], []), ([0, 2, 6, 3, 1], [])], other=other)
     made: Any = data.agreement("a", place)
-    assert made.columns == ("backbone", "client", "CKA")
-    assert {(row[0], row[1]): round(float(row[2]), 6) for row in made.rows} == {
-        ("near", "c0"): 1.0,
-        ("near", "c2"): 1.0,
-    }
-    assert drawn.told == [["near, c0: 1.000", "near, c2: 1.000"]]
-    assert drawn.squares() == {(0, 0): 0.5, (2, 0): 0.5}
-    assert drawn.texts() == ["1.00", "1.00"]
+    value = {(row[0], row[1]): float(row[2]) for row in made.rows}
+    assert value == pytest.approx({("near", "c0"): 1.0, ("near", "c2"): 1.0}, abs=1e-6)
     assert drawn.ticks() == (["c0", "c1", "c2"], ["near", "l"])
-    assert drawn.limits() == [-0.5, 2.5, 1.5, -0.5]
-    assert made.height == pytest.approx(2.0)
     assert data.agreement("a", features_of(PLANE, [0] * 10, [([0, 2], [])], other=other)) is None
+
+
+def test_mistakes_of_many_classes_are_the_fifteen_most_frequent(drawn: Drawn) -> None:
+    table = np.diag(np.full(31, 9))
+    table[3, 7], table[7, 3], table[0, 30] = 1, 3, 1
+    runs.confusion("c", "run", stored(confusion=table.tolist()))
+    assert [bar.get_width() for bar in drawn.axes.patches] == pytest.approx([25, 10, 10])
+    assert drawn.told == [["7 taken for 3: 3 rows, 25.0 %"], ["0 taken for 30: 1 rows, 10.0 %"],
+                          ["3 taken for 7: 1 rows, 10.0 %"]]  # fmt: skip
+    table[1, :30] = 5
+    runs.confusion("c", "run", stored(confusion=table.tolist()))
+    assert len(drawn.axes.patches) == 15

@@ -70,18 +70,14 @@ def test_a_grid_is_bars_and_lines_that_carry_their_runs() -> None:
     assert len(lines.rows) == 12
     for entry in entries:
         assert lines.svg.count(f'data-run="{entry.key}"') == 1
-    assert "m lr=2 wd=1 momentum=0: 71.00 %" in lines.svg
     assert hyperparameters("g", entries[:7]) == [], "seven points are too few"
     assert hyperparameters("g", [point(0.1 * i, lr=i) for i in range(9)]) == [], "one setting is a line of its own"
 
 
 def test_frames_and_rings_mark_what_validation_chose() -> None:
-    (plain,) = sweeps("g", [point(0.5, lr=1), point(0.9, lr=2)])
-    assert plain.says.endswith("the ring is the highest test accuracy (not a choice).")
     held = [point(0.5, 0.8, lr=1), point(0.9, 0.6, lr=2)]
     (chosen,) = sweeps("g", held)
     assert chosen.columns == ["lr", "validation accuracy"]
-    assert chosen.says.endswith("the ring is the point chosen by validation accuracy.")
     assert "lr=1: 80.00 %" in chosen.svg
     points = swept_points(grid(held=True))
     assert points is not None
@@ -98,33 +94,22 @@ def test_differences_have_intervals_and_fill_what_holm_tells_apart() -> None:
     c = blocks([0.9, 0.91, 0.93, 0.9, 0.92], [0.5, 0.52, 0.5, 0.53, 0.51], [0.91, 0.9, 0.92, 0.91, 0.9])
     drawn = differences("d", c, {"b": "key-of-b"})
     assert drawn is not None
-    assert drawn.title == "Differences from a"
     assert [row[0] for row in drawn.rows] == ["c", "b"]
     assert 'data-run="key-of-b"' in drawn.svg
     assert "b: -40.00 points" in drawn.svg
     assert differences("d", blocks([0.9], [0.8])) is None
-    assert "hollow" not in drawn.says
-    assert " Of " not in drawn.says
-    first = differences("d", c, runs=31)
-    assert first is not None
-    assert first.says.endswith(" Of 30 runs the first 2, in the order of the table.")
 
 
 def test_intervals_are_all_over_seeds_or_all_over_rows() -> None:
-    """Two methods that no seed changes cannot be tested over seeds; rows tell them apart."""
     c = blocks([0.9, 0.9, 0.9], [0.8, 0.8, 0.8], [0.5, 0.6, 0.55])
     over_rows = RowDifference(100, 15, 5, 0.1, (0.03, 0.17), 0.01, "mcnemar", holm=0.02)
     assert [p.interval is None for p in c.pairs] == [True, False]
     with_rows = replace(c, pairs=tuple(replace(p, rows=over_rows) for p in c.pairs))
     drawn = differences("d", with_rows)
     assert drawn is not None
-    assert "over the test rows" in drawn.says
     assert [row[2:] for row in drawn.rows] == [[0.03, 0.17, 0.02]] * 2
-    assert "could not be tested" not in drawn.says
     half = differences("d", replace(c, pairs=(with_rows.pairs[0], c.pairs[1])))
     assert half is not None
-    assert "over 3 seeds" in half.says
-    assert half.says.endswith(" A hollow dot without an interval could not be tested.")
     assert [row[2] is None for row in half.rows] == [True, False]
 
 
@@ -159,8 +144,7 @@ def test_shortened_names_differ_where_the_names_do() -> None:
     assert shortened(long, 20) == ["0.1", "0.01"]
     assert settings_of(long, 20) == "lr"
     assert settings_of(["fedavg", "fed3r"], 20) == ""
-    mixed = ["fed3r", *long]
-    made = shortened(mixed, 20)
+    made = shortened(["fed3r", *long], 20)
     assert len(set(made)) == 3
     assert max(map(len, made)) <= 20
     alike = [f"{'x' * 30}{i}{'y' * 30}" for i in range(3)]

@@ -22,8 +22,7 @@ from PIL import Image
 import fedcache as fc
 from fedcache.config import Home
 from fedcache.errors import Exit
-from fedcache.report.galleries import MOST_GALLERIES, SIDE, thumbnail_uri
-from fedcache.runs.directory import read_result
+from fedcache.report.galleries import SIDE, thumbnail_uri
 from fedcache.runs.partitions import load_partition
 from fedcache.store.catalog import recall_last
 from fedcache.store.store import Store
@@ -89,10 +88,6 @@ def test_the_most_confident_mistakes_of_one_model_with_their_images(store: Path,
     expected = sorted(wrong_rows(fc.load_model(run["path"]), held, np.flatnonzero(held.samples.split == 1)))
     assert 3 < len(expected) <= 24
     assert [(n, t, o, p) for n, t, o, p, *_ in found] == [(n, t, o, f"{-100 * p:.2f}") for p, n, t, o in expected]
-    tested = int((held.samples.split == 1).sum())
-    assert f"of {len(expected)} mistakes on its own test rows ({tested} scored)" in text
-    assert 1 - len(expected) / tested == pytest.approx(run["accuracy"]["mean"])  # no fewer and no more
-    assert "may be personal data" in text
     assert HOSTILE not in text
 
 
@@ -107,15 +102,12 @@ def test_of_clients_own_models_each_is_asked_about_its_own_rows(store: Path, tmp
         model = fc.load_model(run["path"], client["name"])  # of the first seed
         rows = np.array(parts["test"] if client["test"] is None else client["test"])
         expected += [(*found, client["name"]) for found in wrong_rows(model, held, rows)]
-    text = page_of(tmp_path, "--with-images")
-    found = shown(text)
+    found = shown(page_of(tmp_path, "--with-images"))
     assert len(found) == min(24, len(expected)) > 3
     told = {(n, t, o, p, c) for n, t, o, p, c, _ in found}
     assert told <= {(n, t, o, f"{-100 * p:.2f}", c) for p, n, t, o, c in expected}
-    assert [float(p) for _, _, _, p, *_ in found] == pytest.approx(
-        [-100 * e[0] for e in sorted(expected)][: len(found)], abs=0.006
-    )
-    assert "4 clients' own models were asked, each about its own rows" in unescape(text)
+    surest = [-100 * e[0] for e in sorted(expected)]
+    assert [float(p) for _, _, _, p, *_ in found] == pytest.approx(surest[: len(found)], abs=0.006)
 
 
 @pytest.mark.usefixtures("store")
@@ -144,9 +136,7 @@ def test_a_dataset_that_has_moved_is_named_and_found_where_it_is_said_to_be(tmp_
     images.rename(tmp_path / "moved")
     text = page_of(tmp_path, "--with-images")
     assert "<img" not in text
-    (note,) = re.findall(r"<p class=\"says\">(Mistakes of .*?)</p>", text)
-    assert "The images of dataset own" in note
-    assert "--data own=PATH" in note
+    assert "--data own=PATH" in text
     again = shown(page_of(tmp_path, "--with-images", "--data", f"own={tmp_path / 'moved'}"))
     assert [t[:5] for t in again] == [t[:5] for t in there]
 
@@ -168,14 +158,10 @@ def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(sto
     simulated = ok("train", "--method", "fedavg", "--rounds", 1, *IID, *PRIVATE, "--dp-seed", 0).data["path"]
     assert shown(page_of(tmp_path, simulated, "--with-images"))
     private = ok("train", "--method", "fedavg", "--rounds", 1, *IID, *PRIVATE, "--dp-allow", "evaluation").data["path"]
-    for words in (
-        ("report", private, "--with-images", "-o", tmp_path / "no.html"),
-        ("report", "--with-images", "-o", tmp_path / "no.html"),
-        ("evaluate", private, "--store", store, "--with-images", "-o", tmp_path / "no.html"),
-        ("evaluate", f"{private}/models/seed-0.safetensors", "--store", store, "--with-images",
-         "-o", tmp_path / "no.html"),
-    ):  # fmt: skip
-        done = fedcache(*words)
+    model = f"{private}/models/seed-0.safetensors"
+    for words in (("report", private), ("report",), ("evaluate", private, "--store", store),
+                  ("evaluate", model, "--store", store)):  # fmt: skip
+        done = fedcache(*words, "--with-images", "-o", tmp_path / "no.html")
         assert done.code == Exit.USAGE, done.err
         assert "differential privacy" in done.err
         assert not (tmp_path / "no.html").exists()
@@ -186,55 +172,17 @@ def test_images_that_are_not_at_hand_are_counted_on_the_terminal_with_the_reason
     images = copied(tmp_path)
     run, page = ok("train", "--method", "fed3r", *IID).data["path"], tmp_path / "page.html"
     asked = ("report", run, "--with-images", "--embed", "none", "-o", page)
-    whole = ok(*asked)
-    wanted = whole.data["images"]
-    assert (whole.data["mistakes"], whole.envelope["warnings"]) == (wanted, [])
+    wanted = ok(*asked).data["images"]
     name = shown(page.read_text())[0][0]
     next(path for path in images.rglob(Path(name).name) if str(path).endswith(name)).unlink()
-    fewer = fedcache(*asked)
-    assert f"It holds {wanted - 1} of {wanted} images of mistakes" in fewer.out
-    assert f"warning: 1 of {wanted} images of fed3r's mistakes are not in the dataset any more." in fewer.err
-    images.rename(tmp_path / "away")
-    none = fedcache(*asked)
-    assert f"It holds 0 of {wanted} images of mistakes" in none.out
-    assert "warning: Mistakes of fed3r are not shown: The images of dataset own (" in none.err
+    fewer = ok(*asked)
+    assert (fewer.data["images"], fewer.data["mistakes"]) == (wanted - 1, wanted)
+    assert any(f"1 of {wanted} images" in warning for warning in fewer.envelope["warnings"])
     (store,) = Home.from_environment().stores.glob("own-*.zarr")
-    done = fedcache("evaluate", run, "--store", store, "--split", "test", "--with-images", "-o", page)
-    assert f"warning: Mistakes of fed3r {Path(run).name[:8]} are not shown: The images of dataset own (" in done.err
     shutil.rmtree(store)
-    gone = fedcache(*asked)
-    assert "It holds no image of mistakes" in gone.out
-    assert "warning: Mistakes are not shown: no store of dataset" in gone.err
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("store")
-def test_what_cannot_be_shown_is_one_sentence(store: Path, tmp_path: Path) -> None:
-    run = Path(ok("train", "--method", "fed3r", *IID).data["path"])
-    shutil.rmtree(run / "models")
-    assert f"Mistakes of fed3r are not shown: The run {run.name} has no model." in page_of(tmp_path, "--with-images")
-    ok("partition", "--store", store, "--scheme", "iid", "--clients", 2, "--name", "two")
-    ok("shard", "--store", store, "-p", "two", "--out", tmp_path / "sites")
-    made = ok("train", "--method", "fed3r", "--clients-from", tmp_path / "sites").data["path"]
-    assert "Mistakes are not shown: these runs were made from clients&#39; own stores." in page_of(
-        tmp_path, made, "--with-images"
-    )
-    shutil.rmtree(store)
-    assert "Mistakes are not shown: no store of dataset" in page_of(tmp_path, run, "--with-images")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("store")
-def test_of_many_runs_a_few_are_shown_every_method_first(tmp_path: Path) -> None:
-    for lr in range(1, MOST_GALLERIES + 1):
-        ok("train", "--method", "fedavg", *IID, "--rounds", 1, "--set", f"lr={lr / 100}")
-    ok("train", "--method", "fedncm", *IID)
-    text = page_of(tmp_path, "--with-images")
-    told = re.findall(r"What (\S+) .*got wrong</h3>|>(\S+) made no mistake on its 30 test rows", text)
-    assert len(told) == MOST_GALLERIES
-    assert {a or b for a, b in told} == {"fedavg", "fedncm"}  # of fedavg the best, and two variants
-    assert "report others alone" in text
-    assert len(shown(text)) <= 24 * MOST_GALLERIES
+    gone = ok(*asked)
+    assert gone.data["images"] == 0
+    assert any("no store of dataset" in warning for warning in gone.envelope["warnings"])
 
 
 @pytest.mark.slow
@@ -242,29 +190,16 @@ def test_evaluate_shows_mistakes_on_another_dataset(store: Path, tmp_path: Path)
     run = ok("train", "--method", "fed3r", *IID).data["path"]
     other, page = folder(tmp_path / "other", train=1, test=6, classes=6), tmp_path / "e.html"
     words = ("evaluate", run, "-d", f"folder:{other}", "--workers", 0, "--split", "test")
-    ok(*words, "-o", page)
-    assert "<img" not in page.read_text()
     told = ok(*words, "--with-images", "-o", page).data["runs"][0]["measures"]
     found = shown(page.read_text())
     assert len(found) == min(24, told["rows"] - told["right"]) > 0
-    for name, truth, predicted, _, client, image in found:
+    for name, truth, predicted, _, _, image in found:
         assert name.split("/")[1] == truth != predicted
-        assert client == ""
         assert np.array_equal(np.asarray(image.convert("RGB")), np.asarray(Image.open(other / name)))
     for wrong in ((), ("-o", tmp_path / "e.csv")):
         done = fedcache(*words, "--with-images", *wrong)
         assert done.code == Exit.USAGE
         assert "--with-images shows images on a page" in done.err
-
-
-@pytest.mark.slow
-def test_evaluate_asks_every_client_about_all_rows(store: Path, tmp_path: Path) -> None:
-    run = ok("train", "--method", "fedrep", *IID, "--rounds", 1, "--set", "batch=4").data["path"]
-    page = tmp_path / "e.html"
-    ok("evaluate", run, "--store", store, "--split", "test", "--with-images", "-o", page)
-    assert "4 clients' own models" in unescape(page.read_text())
-    assert all(client.startswith("client-") for *_, client, _ in shown(page.read_text()))
-    assert read_result(Path(run) / "result.json")["clients"]
 
 
 @given(width=st.integers(1, 300), height=st.integers(1, 300), mode=st.sampled_from(["RGB", "L", "RGBA", "P"]))
@@ -283,3 +218,15 @@ def test_a_thumbnail_is_small_and_pixels_alone(width: int, height: int, mode: st
     assert len(uri) < 20_000
     assert not dict(made.getexif())
     assert not {"icc_profile", "comment", "exif"} & set(made.info)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("store")
+def test_mistakes_of_a_run_without_a_model_or_of_clients_stores_are_not_shown(store: Path, tmp_path: Path) -> None:
+    run = Path(ok("train", "--method", "fed3r", *IID).data["path"])
+    shutil.rmtree(run / "models")
+    assert "has no model" in page_of(tmp_path, "--with-images")
+    ok("partition", "--store", store, "--scheme", "iid", "--clients", 2, "--name", "two")
+    ok("shard", "--store", store, "-p", "two", "--out", tmp_path / "sites")
+    made = ok("train", "--method", "fed3r", "--clients-from", tmp_path / "sites").data["path"]
+    assert "own stores" in page_of(tmp_path, made, "--with-images")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import ok
 from scipy import stats
 
 from fedcache.report.find_runs import StoredRun
@@ -39,7 +40,7 @@ def test_mcnemar_by_hand() -> None:
     assert found.interval == pytest.approx((3 / 8 - half, 3 / 8 + half))
 
 
-@pytest.mark.parametrize("throws", [0, 1, 2, 7, 300, MOST_EXACT - 1, MOST_EXACT, MOST_EXACT + 1, 50_000])
+@pytest.mark.parametrize("throws", [0, 7, MOST_EXACT, MOST_EXACT + 1, 50_000])
 def test_the_sign_test_is_scipy_s_binomial_test_on_both_sides_of_where_it_is_added_up(throws: int) -> None:
     for gained in sorted({0, 1, throws // 3, throws // 2, throws - throws // 2, throws}):
         if gained <= throws:
@@ -66,23 +67,20 @@ def test_repeated_seeds_are_no_evidence_and_an_image_of_two_seeds_is_one_image()
     assert thrice.interval == pytest.approx(once.interval)
 
 
-@pytest.mark.parametrize("change", ["rows", "scored", "none", "metric", "seeds", "kinds"])
-def test_what_is_not_paired_is_not_tested(change: str) -> None:
-    one, other, metric = run({0: of_one([1, 0])}), run({0: of_one([0, 0])}), "accuracy"
-    if change == "rows":
-        other = run({0: of_one([0, 0], [3, 4])})
-    elif change == "scored":
-        found = of_one([0, 0])
-        other = run({0: TestRows(found.rows, found.right, np.array([2, 1]), found.share, found.weight)})
-    elif change == "none":
-        other = run(None)
-    elif change == "metric":
-        metric = "macro_f1"
-    elif change == "seeds":
-        other = run({1: of_one([0, 0])})
-    else:
-        other = run({0: of_one([0, 0])}, "personalised")
-    assert row_difference(one, other, metric, 0.95) is None
+@pytest.mark.parametrize(
+    ("other", "metric"),
+    [
+        (run({0: of_one([0, 0], [3, 4])}), "accuracy"),
+        (run({0: replace(of_one([0, 0]), scored=np.array([2, 1]))}), "accuracy"),
+        (run(None), "accuracy"),
+        (run({0: of_one([0, 0])}), "macro_f1"),
+        (run({1: of_one([0, 0])}), "accuracy"),
+        (run({0: of_one([0, 0])}, "personalised"), "accuracy"),
+    ],
+    ids=["rows", "how often scored", "none", "metric", "seeds", "kinds"],
+)
+def test_what_is_not_paired_is_not_tested(other: StoredRun, metric: str) -> None:
+    assert row_difference(run({0: of_one([1, 0])}), other, metric, 0.95) is None
 
 
 @pytest.mark.slow
@@ -131,15 +129,10 @@ def test_a_comparison_has_both_spreads(tmp_path: Path, monkeypatch: pytest.Monke
         assert pair["rows"]["holm"] >= pair["rows"]["p"]
     personal = next(t for t in table["treatments"] if t["name"].startswith("fedrep"))
     assert personal["test_rows"][1] < personal["mean"] < personal["test_rows"][2]
-    shown = fedcache("compare", "--against", "fed3r", "--format", "markdown").out
-    assert "p over rows (Holm)" in shown
-    assert "McNemar's exact test or z-test of the paired rows on" in shown
 
 
 def test_an_interval_is_of_the_seeds_that_are_compared() -> None:
     both = run({0: of_one([1, 1, 1, 0]), 1: of_one([0, 0, 1, 0])}, "personalised")
     first = rows_of_run(both, "accuracy", 0.95, [0])
-    assert first is not None
-    assert (first[1] + first[2]) / 2 == pytest.approx(0.75, abs=0.2)  # cut off at 1
     assert first == rows_of_run(run({0: of_one([1, 1, 1, 0])}, "personalised"), "accuracy", 0.95)
     assert first != rows_of_run(both, "accuracy", 0.95)

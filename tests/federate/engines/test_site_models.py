@@ -47,7 +47,7 @@ def test_the_server_saves_the_model_that_a_run_in_process_saves(method: str, sit
         assert close(one, other, SUMS)
 
 
-@pytest.mark.parametrize("method", ["fedproto", "ditto", "solo", "perfedavg"])
+@pytest.mark.parametrize("method", ["fedproto", "ditto", "solo"])
 def test_a_site_keeps_the_model_that_it_was_scored_with(method: str, sites: Path, tmp_path: Path) -> None:
     grid = grid_of(sites, tmp_path / "state")
     run = federated(grid, tmp_path, method=method, set={}, rounds=2)
