@@ -188,8 +188,8 @@ def joined_parts(parts: Sequence[TableRows]) -> tuple[dict[str, Column], NDArray
 
 def from_rows(
     spec: str, place: Path, names: Sequence[str], source: Source, values: Mapping[str, Sequence[Any]],
-    context: Context, *, key: Sequence[Any] | None = None, label: str | None = None, groups: tuple[str, ...] | None = None,
-    class_names: Sequence[str] | None = None, holds: str = inputs.IMAGES,
+    context: Context, *, key: Sequence[Any] | None = None, label: str | None = None,
+    groups: tuple[str, ...] | None = None, class_names: Sequence[str] | None = None, holds: str = inputs.IMAGES,
 ) -> Dataset:  # fmt: skip
     """The dataset of rows that a reader of one's own has found, in the order of their names.
 
