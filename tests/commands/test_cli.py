@@ -50,6 +50,12 @@ def test_a_short_h_is_help(words: tuple[str, ...]) -> None:
     assert fedcache(*words, "-h").out == fedcache(*words, "--help").out != ""
 
 
+@pytest.mark.parametrize("group", ["methods", "backbones", "datasets"])
+def test_lists_have_names(group: str) -> None:
+    assert all("name" in entry for entry in ok(group, "list").data[group])
+    assert len(fedcache(group, "list").out.splitlines()) > 1
+
+
 HEAVY = {"torch", "timm", "open_clip", "zarr", "h5py", "sklearn", "matplotlib", "torchvision"}
 
 

@@ -67,6 +67,16 @@ def test_an_import_that_fails_is_told_with_what_mends_it() -> None:
     assert "--force-reinstall torch torchvision" in found[0]["hint"]
 
 
+def test_another_failure_of_torch_is_told_by_its_last_line() -> None:
+    row = doctor.pair_row(None, "first\nlast\n")
+    assert (row["status"], row["found"]) == ("fail", "last")
+
+    def fails() -> bool:
+        raise RuntimeError("driver too old")
+
+    assert doctor.devices_of(SimpleNamespace(cuda=SimpleNamespace(is_available=fails))) == {"error": "driver too old"}
+
+
 def test_a_torchvision_built_for_another_torch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "torchvision"
     folder.mkdir()

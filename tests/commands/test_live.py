@@ -143,6 +143,17 @@ def test_rounds_that_were_read_do_not_make_the_rest_look_fast() -> None:
     assert stretch.words(begun + 10.0).endswith("0.5 rounds/s, 0:10 left")
 
 
+def test_how_fast_it_goes_is_counted_over_the_last_stretch_of_time() -> None:
+    """Sixty rounds in the first moment, and one in each three tenths of a window after: the first are forgotten."""
+    stretch = live_view.Stretch("training", 100, "rounds")
+    step = 0.3 * live_view.WINDOW
+    stretch.advance(60, stretch.begun + 0.001)
+    for i in range(1, 21):
+        stretch.advance(1, stretch.begun + i * step)
+    left = round(20 * step)
+    assert stretch.words(stretch.begun + 20 * step).endswith(f", {left // 60}:{left % 60:02d} left")
+
+
 def test_points_trained_together_say_no_pace_before_each_has_ended_a_round() -> None:
     """Three points whose first round took 6 s together: after the first of them, 6 s are not one round's."""
     stretch = live_view.Stretch("training", 30, "rounds")

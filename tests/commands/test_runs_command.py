@@ -82,7 +82,7 @@ def test_what_differs_between_runs_is_told_and_nothing_else(three: dict[str, str
     assert "bytes up" not in told["figures"]
     assert told["figures"]["seconds"].keys() == {first, second}
     more = digest(ok("train", "fed3r", *IID, "--seeds", "0,1").data["path"])
-    assert "sums over 1 and 2 seeds" in fedcache("runs", "diff", digest(three["plain"]), more).out
+    assert "sums over 1 and 2 seeds" in fedcache("runs", "diff", digest(three["plain"]), more).err
     assert fedcache("runs", "diff", three["plain"], digest(three["plain"])[:7]).code == Exit.USAGE
 
 

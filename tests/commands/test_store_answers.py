@@ -58,6 +58,15 @@ def test_a_store_is_named_as_an_argument_or_by_the_option_of_other_commands(smal
         assert fedcache(name, small.path, "--store", small.path).code == Exit.USAGE
 
 
+def test_more_than_twelve_classes_are_not_all_named(own_home: Path) -> None:
+    store = fc.Store.from_arrays({"a": np.ones((26, 2))}, labels=np.arange(26) % 13, name="thirteen")
+    assert f"13: {', '.join(map(str, range(12)))} ..." in fedcache("inspect", store.path).out
+
+
+def test_lists_that_exclude_each_other_are_refused() -> None:
+    assert fedcache("ls", "--privacy", "--runs").code == Exit.USAGE
+
+
 def test_a_table_of_arrays_says_how_each_was_made() -> None:
     recipe = {"size": 32, "resize": "squash", "interpolation": "bicubic", "activation": "relu", "weights": "01" * 8}
     array: dict[str, Any] = {"name": "a-1", "shape": [9, 1, 4], "dtype": "float16", "recipe": recipe,
@@ -128,6 +137,7 @@ def test_gc_says_how_much_goes_and_the_command_that_deletes_it(own_home: Path) -
     assert (found["bytes"], found["deleted"]) == (2_345_678, False)
     assert "2.3 MB" in fedcache("gc", "--delete").out
     assert not left.exists()
+    assert ok("gc").data["garbage"] == []
 
 
 def test_what_is_exported_is_counted(small: Store, tmp_path: Path) -> None:
