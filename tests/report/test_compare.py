@@ -526,6 +526,7 @@ def test_one_run_no_common_seed_and_no_accuracy_cannot_be_compared(own_home: Pat
     write("cc", "solo", [None, None])
     for words in (("aa",), ("aa", "bb"), ("aa", "cc"), ("--over", "settings")):
         assert fedcache("compare", *words).code == 2
+    assert "(fedavg: 0, 1; fed3r: 7)" in fedcache("compare", "aa", "bb").err
     write("dd", "fedprox", [0.4, 0.1])
     some = ok("compare", "aa", "cc", "dd").data["comparisons"][0]
     assert any("could be scored: solo" in n for n in some["notes"])

@@ -195,7 +195,8 @@ def test_every_point_of_a_grid_is_a_line_and_the_best_one_lies_on_top(drawn: Dra
     grid = [(lr, mu, 0.5 + 0.1 * lr + 0.02 * mu) for lr in (1, 2, 3, 4) for mu in (0, 1)]
     points = hyperparameters.swept_points([point(a, lr=lr, mu=mu) for lr, mu, a in reversed(grid)])
     assert points is not None
-    hyperparameters.parallel("p", points)
+    made = hyperparameters.parallel("p", points)
+    assert points.highest in made.says
     (lines,) = (c for c in drawn.axes.collections if isinstance(c, LineCollection))
     # lr tells most and comes first: heights 0, 1/3, 2/3, 1; then mu: 0, 1; last the accuracy from .6 (0) to .92 (1).
     for path, (lr, mu, accuracy) in zip(lines.get_segments(), grid, strict=True):

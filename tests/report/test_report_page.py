@@ -108,6 +108,7 @@ def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
     ]
     assert [row[0].text for row in section(12, held).rows] == ["low", "high"]
     scored = [run("a", 0.9), run("b", 0.8)]
+    assert "Sorted by test accuracy" in section(12, scored).says
     for entry, mean in zip(scored, (0.1, 0.2), strict=True):
         entry.result["accuracy"].update(client_mean=mean, client_mean_per_seed=[mean, mean])
     assert [row[0].text for row in section(12, scored, "client-mean").rows] == ["b", "a"]
