@@ -84,3 +84,10 @@ def test_a_class_that_nobody_has_is_never_predicted():
 def test_weights_by_the_clients_own_class_counts_do_depend_on_the_partition():
     a, b = (go("fed3r", {"class_weight": "local"}, DATA, parts(s, 5), participation=None).server for s in (0, 1))
     assert gap(a, b) > 1e-6
+
+
+def test_a_class_of_one_row_has_that_row_as_its_mean():
+    rows = np.array([int((DATA.y == c).nonzero()[0]) for c in range(6)])
+    one = replace(CLIENTS[0], train=rows)
+    out = go("fedncm", {"metric": "euclid"}, DATA, [one], participation=None)
+    assert torch.equal(out.predict(DATA.x), torch.cdist(DATA.x[:, 0], DATA.x[rows, 0]).argmin(-1))
