@@ -84,3 +84,11 @@ def test_a_class_that_nobody_has_is_never_predicted():
 def test_weights_by_the_clients_own_class_counts_do_depend_on_the_partition():
     a, b = (go("fed3r", {"class_weight": "local"}, DATA, parts(s, 5), participation=None).server for s in (0, 1))
     assert gap(a, b) > 1e-6
+
+
+def test_a_class_of_one_row_has_that_row_as_its_mean():
+    rows = [(DATA.y == c).nonzero()[: 20 if c else 1, 0] for c in range(6)]
+    everybody = replace(CLIENTS[0], train=torch.cat(rows).numpy())
+    out = go("fedncm", {"metric": "euclid"}, DATA, [everybody], participation=None)
+    mean = torch.stack([DATA.x[r, 0].mean(0) for r in rows])
+    assert torch.equal(out.predict(DATA.x), torch.cdist(DATA.x[:, 0], mean).argmin(-1))
