@@ -113,14 +113,6 @@ def test_what_killed_processes_left_in_stores_is_told_and_what_is_written_is_not
         assert list(catalog.leftovers_of_stores(home)) == []
 
 
-def test_notes_of_killed_processes_are_told_in_the_order_of_their_names(home: Home) -> None:
-    store = create(home.stores / "s.zarr")
-    names = [f"{letter}.json" for letter in "gcafebd"]
-    for name in names:
-        (store.path / "locks" / name).write_text("{}")
-    assert [path.name for path, _ in catalog.leftovers_of_stores(home)] == sorted(names)
-
-
 def test_what_a_store_holds_of_a_content_is_of_the_same_rows(own_home: Path) -> None:
     store = Store.from_arrays({"a": np.ones((4, 2), np.float32)}, labels=[0, 1, 0, 1], name="mine")
     (one,) = (value_id(array.recipe) for array in store.arrays.values())
@@ -157,7 +149,7 @@ def test_every_journal_of_a_finished_array_goes_and_that_of_an_unfinished_one_st
     assert begun.exists()
 
 
-def test_sizes_are_bytes_of_files_alone(tmp_path: Path) -> None:
+def test_sizes_are_bytes_of_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "one").write_bytes(bytes(5))
     (tmp_path / "a" / "b" / "two").write_bytes(bytes(7))
@@ -166,6 +158,12 @@ def test_sizes_are_bytes_of_files_alone(tmp_path: Path) -> None:
     assert catalog.size_of(tmp_path / "a" / "one") == 5
     assert catalog.size_of(tmp_path / "link") == len("a/b/two"), "a link is its own few bytes"
     assert catalog.size_of(tmp_path / "nowhere") == 0
+
+    def refuses(_path: Path) -> None:
+        raise OSError
+
+    monkeypatch.setattr(Path, "lstat", refuses)
+    assert catalog.size_of(tmp_path / "a") == 0
 
 
 def test_commands_name_a_store_outside_the_home_by_its_path(own_home: Path, tmp_path: Path) -> None:
@@ -203,8 +201,6 @@ def test_a_folder_that_is_no_store_does_not_hide_the_ingested_dataset_of_its_nam
     (tmp_path / "train").mkdir()
     assert need_store(home, path=Path("train")).path == mine
     (tmp_path / "test").mkdir()
-    with pytest.raises(FedcacheError, match="test is a directory but not a fedcache store") as caught:
+    with pytest.raises(FedcacheError, match="test") as caught:
         need_store(home, path=Path("test"))
-    assert caught.value.hint == (
-        "Of a folder of images one is made:  fedcache extract --dataset folder:test --backbones efficientnet-lite0"
-    )
+    assert "fedcache extract --dataset folder:test" in caught.value.hint

@@ -14,10 +14,11 @@ import pandas as pd
 import pytest
 import scipy.io
 import torch
-from command import fedcache, ok
+from command import fedcache
 from conversion_lines import run_conversion
+from refusal import refused
 
-from fedcache.errors import FedcacheError, UsageError
+from fedcache.errors import UsageError
 from fedcache.extract.datasets import open_dataset
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.planning.torch_embeddings import open_any
@@ -178,9 +179,9 @@ def test_a_file_that_is_not_read_is_refused_with_lines_that_convert_it(
     tmp_path: Path, write: Callable[[Path], Path]
 ) -> None:
     file = write(tmp_path)
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError) as caught:
         open_any(file, ColumnChoice())
-    found = open_any(run_conversion(refused.value), ColumnChoice())
+    found = open_any(run_conversion(caught.value), ColumnChoice())
     got = rows_of(found, clients="client" in found.groups)
     if write is matlab:  # which pads words with blanks
         got = {(x, y, client.strip()) for x, y, client in got}
@@ -215,9 +216,9 @@ def test_images_of_pfllib_are_converted_for_the_encoders(tmp_path: Path) -> None
     images = np.random.default_rng(0).integers(0, 255, (8, 3, 12, 12), dtype=np.uint8)
     np.savez(folder / "0.npz", data={"x": images, "y": Y[:8]})
     memory = DigestMemory(tmp_path / "digests")
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError) as caught:
         open_dataset(f"arrays:{folder / '0.npz'}", memory=memory)
-    data = open_dataset(f"arrays:{run_conversion(refused.value)}", memory=memory)
+    data = open_dataset(f"arrays:{run_conversion(caught.value)}", memory=memory)
     assert len(data) == 8
     assert data.groups["client"].words == ("0",)
 
@@ -226,21 +227,14 @@ def test_texts_of_leaf_are_read_as_texts(tmp_path: Path) -> None:
     users = {u: {"x": [f"text {i}" for i in rows], "y": Y[rows].tolist()} for u, rows in EACH.items()}
     path = tmp_path / "shakespeare.json"
     path.write_text(json.dumps({"users": [*EACH], "num_samples": [6, 8, 10], "user_data": users}))
-    with pytest.raises(UsageError, match="texts, which a sentence encoder reads"):
+    with pytest.raises(UsageError, match="texts"):
         open_any(path, ColumnChoice())
     data = open_dataset(f"texts:{path}", memory=DigestMemory(tmp_path / "digests"))
     assert len(data) == N
     assert sorted(data.groups["client"].values()) == sorted(CLIENTS)
 
 
-def test_words_of_json_stay_as_they_are_written(tmp_path: Path) -> None:
-    lines = [{"embedding": [0.5, i], "label": "none", "visit": "2024-01-01 10:00"} for i in range(6)]
-    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    found = open_any(tmp_path / "r.jsonl", ColumnChoice())
-    assert found.groups["visit"].words == ("2024-01-01 10:00",)
-
-
-@pytest.mark.parametrize("ending", ["pkl", "xyz", "tfrecord", "jsonl", "json", "pt"])
+@pytest.mark.parametrize("ending", ["pkl", "xyz", "json", "jsonl", "pt"])
 def test_files_that_say_nothing_are_refused_in_words(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"x.{ending}"
     path.write_bytes(b"\x00\x01 nothing")
@@ -251,12 +245,11 @@ def test_files_that_say_nothing_are_refused_in_words(tmp_path: Path, ending: str
 
 def test_a_folder_that_no_program_wrote_is_refused_with_what_to_give(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", X)
-    with pytest.raises(FedcacheError, match="is a folder") as refused:
-        open_any(tmp_path, ColumnChoice())
-    assert f"fedcache ingest {tmp_path / 'a.npy'}" in refused.value.hint
+    refused(lambda: open_any(tmp_path, ColumnChoice()), f"fedcache ingest {tmp_path / 'a.npy'}")
 
 
-def test_ingest_takes_a_folder_of_clip_retrieval(tmp_path: Path) -> None:
-    said = ok("ingest", clip_retrieval(tmp_path), "--name", "clip", "--json")
-    assert said.data["images"] == N
-    assert "client" in said.data["groups"]
+def test_words_of_json_stay_as_they_are_written(tmp_path: Path) -> None:
+    lines = [{"embedding": [0.5, i], "label": "none", "visit": "2024-01-01 10:00"} for i in range(6)]
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = open_any(tmp_path / "r.jsonl", ColumnChoice())
+    assert found.groups["visit"].words == ("2024-01-01 10:00",)

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import apart
+from refusal import refused
 from toy_store import KEYS, create, writer
 
-from fedcache.errors import StoreError
+from fedcache.errors import Exit
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
@@ -20,8 +21,7 @@ LABELS = np.arange(3000) % 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replace", [False, True], ids=["new", "replace"])
-@pytest.mark.parametrize("named", [False, True], ids=["in the home", "at a path"])
+@pytest.mark.parametrize(("replace", "named"), [(False, False), (True, True)], ids=["new", "replace at a path"])
 def test_four_processes_that_ingest_the_same_file_all_succeed(tmp_path: Path, replace: bool, named: bool) -> None:
     home, folder = tmp_path / "home", tmp_path / "home" / "stores"
     options = ["--name", "mine"]
@@ -56,12 +56,7 @@ def test_threads_that_make_the_same_store_all_get_it(tmp_path: Path) -> None:
     assert not verify(tmp_path / "s.zarr").problems
 
 
-def test_a_thread_of_this_process_is_not_called_another_process(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_and_a_thread_is_not_called_another_process(tmp_path: Path) -> None:
     store = create(tmp_path / "s.zarr")
-    with (
-        writer(store, KEYS[0]),
-        pytest.raises(StoreError, match="another thread of this process") as refused,
-        writer(store, KEYS[0]),
-    ):
-        pass
-    assert "fedcache extract --wait" in refused.value.hint
+    with writer(store, KEYS[0]):
+        refused(lambda: writer(store, KEYS[0]).__enter__(), "thread", "fedcache extract --wait", code=Exit.STORE)

@@ -14,14 +14,13 @@ import pytest
 from command import fedcache, ok
 from hypothesis import given
 from hypothesis import strategies as st
+from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import Embeddings, open_embeddings
 from fedcache.tables.groups import Group
 from fedcache.tables.roles import ColumnChoice
-from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS
-from fedcache.tables.words import NO_NUMBER, Words
+from fedcache.tables.words import Words
 
 N = 12
 X = np.random.default_rng(0).normal(size=(N, 3)).astype("f4")
@@ -33,33 +32,21 @@ def of_npz(tmp_path: Path, choice: ColumnChoice | None = None, **columns: Any) -
     return open_embeddings(tmp_path / "e.npz", choice)
 
 
-def refused(call: Any) -> str:
-    with pytest.raises(FedcacheError) as caught:
-        call()
-    assert caught.value.code is Exit.USAGE
-    return str(caught.value)
-
-
 # Groups
-
-
-def values_of(found: Embeddings, name: str) -> list[str | None]:
-    return found.groups[name].values()
 
 
 def test_every_other_column_of_the_rows_is_a_group_and_the_rest_is_named(tmp_path: Path) -> None:
     day = datetime.date(2024, 2, 1)
-    table: dict[str, Any] = {
-        "features": X.tolist(),
-        "label": [0, 1] * 6,
-        "hospital_id": [*range(6, 12), *range(6, 12)],
-        "ward": pa.array(["north", None, " north "] * 4),
-        "smoker": [True, None, False] * 4,
-        "visits": [1.0, float("nan"), 10.0] * 4,
-        "seen": [day, None, day + datetime.timedelta(days=1)] * 4,
-        "taken": [datetime.datetime(2024, 2, 1, 7, 30)] * N,
-        "sex": pa.array(["m", "f", "m"] * 4).dictionary_encode(),
-        "patient": pa.array([2**60, None, 2**60 + 1] * 4, pa.int64()),
+    kept: dict[str, tuple[Any, list[str | None]]] = {
+        "ward": (["north", None, " north "], ["north", None, "north"]),
+        "smoker": ([True, None, False], ["True", None, "False"]),
+        "visits": ([1.0, float("nan"), 10.0], ["1", None, "10"]),
+        "seen": ([day, None, day + datetime.timedelta(days=1)], ["2024-02-01", None, "2024-02-02"]),
+        "taken": ([datetime.datetime(2024, 2, 1, 7, 30)] * 3, ["2024-02-01T07:30:00"] * 3),
+        # Beyond 2^53 a float would make one patient of two.
+        "patient": ([2**60, None, 2**60 + 1], [str(2**60), None, str(2**60 + 1)]),
+    }
+    not_used = {
         "age": [61.5] * N,
         "thumbnail": [b"\xff\xd8\x00"] * N,
         "boxes": [[1, 2]] * N,
@@ -67,58 +54,40 @@ def test_every_other_column_of_the_rows_is_a_group_and_the_rest_is_named(tmp_pat
         "nothing": pa.nulls(N),
         "class": ["a"] * N,
     }
-    pq.write_table(pa.table(table), tmp_path / "t.parquet", row_group_size=5)
+    columns = {name: values * 4 for name, (values, _) in kept.items()}
+    hospital = [*range(6, 12), *range(6, 12)]
+    table = pa.table({"features": X.tolist(), "label": [0, 1] * 6, "hospital": hospital, **columns, **not_used})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=5)
     found = open_embeddings(tmp_path / "t.parquet")
-    assert list(found.groups) == [
-        "hospital_id", "ward", "smoker", "visits", "seen", "taken", "sex", "patient",
-    ]  # fmt: skip
     # Numbers are in the order of numbers: 6, 7, .. 11; not 10, 11, 6.
-    assert found.groups["hospital_id"].words == tuple(map(str, range(6, 12)))
-    assert values_of(found, "ward")[:3] == ["north", None, "north"]
-    assert values_of(found, "smoker")[:3] == ["True", None, "False"]
-    assert values_of(found, "visits")[:3] == ["1", None, "10"]
-    assert values_of(found, "seen")[:3] == ["2024-02-01", None, "2024-02-02"]
-    assert values_of(found, "taken")[0] == "2024-02-01T07:30:00"
-    assert values_of(found, "sex")[:3] == ["m", "f", "m"]
-    # Beyond 2^53 a float would make one patient of two.
-    assert values_of(found, "patient")[:3] == [str(2**60), None, str(2**60 + 1)]
-    assert found.left_out.keys() == {"age", "thumbnail", "boxes", "note", "nothing", "class"}
-    notes = "\n".join(found.notes)
-    assert "age (floats that are not whole), thumbnail (bytes), boxes (lists)" in notes
-    assert "note (texts of more than 4,096 characters), nothing (no row has a value)" in notes
-    assert "hospital_id (6 values), ward (1 value, 4 rows without)" in notes
+    assert found.groups["hospital"].words == tuple(map(str, range(6, 12)))
+    for name, (_, words) in kept.items():
+        assert found.groups[name].values() == words * 4
+    assert found.groups.keys() == {"hospital", *kept}
+    assert found.left_out.keys() == not_used.keys()
+    assert all(name in "\n".join(found.notes) for name in (*found.groups, *found.left_out))
 
 
 def test_columns_of_an_npz_that_sort_nothing_are_not_read(tmp_path: Path) -> None:
-    found = of_npz(
-        tmp_path,
-        site=np.arange(N) % 4,
-        images=np.zeros((N, 4, 4), np.uint8),
-        mask=np.zeros((N, 4)),
-        few=np.arange(3),
-        version=np.array(2),
-        when=np.array(["2024-01-01T10:00:00.5"] * N, "M8[ms]"),
-    )
-    assert list(found.groups) == ["site", "when"]
-    assert values_of(found, "when")[0] == "2024-01-01T10:00:00.500000"
-    assert found.left_out == {
-        "images": "a table of 12 x 4 x 4",
-        "mask": "a matrix 12 x 4",
-        "few": "3 values for 12 rows",
-        "version": "one value",
+    not_used = {
+        "images": np.zeros((N, 4, 4), np.uint8),
+        "mask": np.zeros((N, 4)),
+        "few": np.arange(3),
+        "version": np.array(2),
     }
+    when = np.array(["2024-01-01T10:00:00.5"] * N, "M8[ms]")
+    found = of_npz(tmp_path, site=np.arange(N) % 4, when=when, **not_used)
+    assert list(found.groups) == ["site", "when"]
+    assert found.groups["when"].values()[0] == "2024-01-01T10:00:00.500000"
+    assert found.left_out.keys() == not_used.keys()
 
 
 def test_only_the_groups_that_are_asked_for_are_kept(tmp_path: Path) -> None:
     columns = {"ward": np.arange(N), "site": np.arange(N), "age": X[:, 0], "label": np.arange(N)}
     only = of_npz(tmp_path, ColumnChoice(groups=("site",)), **columns)
     assert (list(only.groups), only.left_out) == (["site"], {})
-    for name, why in (
-        ("age", "age cannot be a group: Floats that are not whole"),
-        ("wrad", "Did you mean 'ward'"),
-        ("label", "label is the class of each row"),
-    ):
-        assert why in refused(lambda name=name: of_npz(tmp_path, ColumnChoice(groups=(name,)), **columns))
+    for name, named in (("age", "age"), ("wrad", "Did you mean 'ward'"), ("label", "label")):
+        refused(lambda name=name: of_npz(tmp_path, ColumnChoice(groups=(name,)), **columns), named)
 
 
 @given(st.lists(st.sampled_from(["a", "b", " a", "", "10", "9", "nan", "é"]) | st.none(), min_size=1, max_size=9))
@@ -139,100 +108,60 @@ def test_groups_of_arrays_are_in_the_store_and_its_frame(tmp_path: Path) -> None
     assert frame["hospital"].dropna().tolist() == ["b", "a"] * 4
     assert frame["hospital"].isna().tolist() == [False, False, True] * 4
     assert frame["group/name"].tolist() == list(map(str, range(N)))
-    again = Store.from_arrays({"a": X}, labels=np.arange(N) % 2, groups={"ward": [1] * N}, path=tmp_path / "s.zarr")
-    assert again.groups == ["hospital", "name", "ward"]
-    for wrong, why in (
-        ({"age": X[:, 0]}, "age cannot be a group: Floats that are not whole"),
-        ({"ward": [1, 2]}, "2 values for 12 rows"),
-        ({"split": [1] * N}, "columns of every store"),
-        ([1, 2], "groups is list"),
-    ):
-        assert why in refused(lambda wrong=wrong: Store.from_arrays({"a": X}, groups=wrong, path=tmp_path / "t.zarr"))
+    for wrong in ({"age": X[:, 0]}, {"ward": [1, 2]}, {"split": [1] * N}, [1, 2]):
+        refused(lambda wrong=wrong: Store.from_arrays({"a": X}, groups=wrong, path=tmp_path / "t.zarr"))
 
 
 def test_the_same_rows_with_other_groups_keep_their_features(tmp_path: Path) -> None:
-    def ingest(**columns: Any) -> Any:
+    def ingest(**columns: Any) -> str:
         np.savez(tmp_path / "e.npz", features=X, labels=np.arange(N) % 2, **columns)
-        return fedcache("ingest", tmp_path / "e.npz", "--name", "mine")
+        return fedcache("ingest", tmp_path / "e.npz", "--name", "mine").err
 
     ingest(ward=np.arange(N) % 2, site=np.arange(N) % 6)
     path = Path(ok("inspect", "mine").data["path"])
     before = {f: f.stat().st_mtime_ns for f in path.glob("features/**/*") if f.is_file()}
     said = ingest(ward=np.arange(N) % 3, day=np.arange(N) % 6)
-    assert "has the same features and labels, and now new groups day and other values of the groups ward." in said.err
+    assert "new groups day" in said
+    assert "groups ward" in said
     assert before == {f: f.stat().st_mtime_ns for f in path.glob("features/**/*") if f.is_file()}
-    shown = fedcache("inspect", "mine")
-    assert "groups      day (6 values), site (6 values), ward (3 values)" in shown.out
     assert ok("inspect", "mine").data["groups"] == {"day": 6, "site": 6, "ward": 3}
-    assert ok("ls").data["entries"][0]["groups"] == {"day": 6, "site": 6, "ward": 3}
-    assert "groups" in fedcache("ls").out
+    assert "site (6 values)" in fedcache("inspect", "mine").out
     (path / "groups" / "site.group").write_bytes(b"torn")
     listed = ok("ls")
     assert listed.data["entries"][0]["groups"] == {"day": 6, "ward": 3}
-    assert "group site" in listed.envelope["warnings"][0]
-    assert ok("inspect", "mine").data["groups"] == {"day": 6, "ward": 3}
+    assert "site" in listed.envelope["warnings"][0]
     ok("repair", "mine")
-    assert "now new groups site." in ingest(site=np.arange(N) % 6).err
+    assert "new groups site" in ingest(site=np.arange(N) % 6)
     assert ok("verify", "mine").data["ok"]
-    assert "nothing to do" in ingest(ward=np.arange(N) % 3, day=np.arange(N) % 6).err
-    assert ok("ingest", tmp_path / "e.npz", "--name", "mine", "--group-key", "ward").data["not_used"] == {}
+    assert "nothing to do" in ingest(ward=np.arange(N) % 3, day=np.arange(N) % 6)
 
 
 # Labels
 
 
-@pytest.mark.parametrize("nothing", ["", " "])
-def test_an_empty_word_is_no_class(tmp_path: Path, nothing: str) -> None:
-    found = of_npz(tmp_path, y=np.array(["cat", nothing, "dog "] * 4))
-    assert (found.classes, found.labels[:3].tolist()) == (("cat", "dog"), [0, -1, 1])
-    assert "4 of 12 rows are unlabelled: 4 empty." in found.notes
-
-
-@pytest.mark.parametrize("word", ["nan", "NaN", "None", "NA", "n/a", "?", "null"])
+@pytest.mark.parametrize("word", ["NaN", "?"])
 def test_a_word_that_may_mean_nothing_is_a_class_and_the_user_is_told(tmp_path: Path, word: str) -> None:
     labels = np.array(["cat", word, "dog "] * 4)
     found = of_npz(tmp_path, y=labels)
     assert found.classes == tuple(sorted(("cat", word, "dog")))
     (note,) = found.notes
-    option = f"--no-label {shlex.quote(word)}"
-    assert note == f"{word} is a class, of 4 rows. If it means that no label is known: {option}"
+    assert f"--no-label {shlex.quote(word)}" in note
     found = of_npz(tmp_path, ColumnChoice(no_label=(word,)), y=labels)
     assert (found.classes, found.labels[:3].tolist()) == (("cat", "dog"), [0, -1, 1])
-    assert found.notes == [f"4 of 12 rows are unlabelled: 4 with {word}."]
     named = of_npz(tmp_path, y=labels, classes=np.array(["cat", "dog", word]))
     assert (named.labels[1], named.notes) == (2, [])  # the file says that it is the name of a class
 
 
-@pytest.mark.parametrize(
-    ("labels", "codes", "classes"),
-    [
-        (np.array([0.0, np.nan, 2.0] * 4), [0, -1, 1], ("0", "2")),
-        (np.array([0, -1, 2] * 4), [1, 0, 2], ("-1", "0", "2")),
-        (np.array([0, -1, 1] * 4), [1, 0, 2], ("-1", "0", "1")),
-        (np.array([1, -1, -1] * 4), [1, 0, 0], ("-1", "1")),
-        (np.array([1.0, -1.0, 1.0] * 4), [1, 0, 1], ("-1", "1")),
-        (np.array(["b", None, "a"] * 4, object), [1, -1, 0], ("a", "b")),
-        (np.array(["b", float("nan"), "a"] * 4, object), [1, -1, 0], ("a", "b")),
-        (np.array([2, None, 0] * 4, object), [1, -1, 0], ("0", "2")),
-        (np.array([b"b", b"", b"a"] * 4), [1, -1, 0], ("a", "b")),
-        (np.array([True, False, True] * 4), [1, 0, 1], ("False", "True")),
-    ],
-)
-def test_labels_of_any_type_are_codes(tmp_path: Path, labels: Any, codes: list[int], classes: tuple[str, ...]) -> None:
-    found = of_npz(tmp_path, label=labels)
-    assert (found.labels[:3].tolist(), found.classes) == (codes, classes)
-
-
 def test_what_no_label_can_be_is_refused(tmp_path: Path) -> None:
     for labels in (X[:, 0], np.array([0, np.inf] * 6), np.array([1e300, 0] * 6)):
-        assert "label" in refused(lambda labels=labels: of_npz(tmp_path, label=labels))
+        refused(lambda labels=labels: of_npz(tmp_path, label=labels), "label")
 
 
 def test_rows_without_a_domain_are_in_the_domain_all(tmp_path: Path) -> None:
     for domain, names in ((np.array(["a", ""] * 6), ("a", "all")), (np.array([1, np.nan] * 6), ("1", "all"))):
         found = of_npz(tmp_path, domain=domain)
         assert (found.domain_names, found.domains[:2].tolist()) == (names, [0, 1])
-        assert "6 rows have no domain; they are in the domain all." in found.notes
+        assert any("6 rows" in note for note in found.notes)
 
 
 class Trap:
@@ -244,58 +173,15 @@ def test_a_pickle_that_names_anything_is_left_or_refused_and_never_run(tmp_path:
     trap = np.array([Trap()] * N, object)
     found = of_npz(tmp_path, site=np.arange(N) % 4, odd=trap, nested=np.array([["a", "b"], *[None] * (N - 1)], object))
     assert list(found.groups) == ["site"]
-    assert found.left_out["odd"].endswith("it names builtins.exec")
-    assert found.left_out["nested"] == "lists"
-    assert "label holds a pickle" in refused(lambda: of_npz(tmp_path, label=trap))
+    assert found.left_out.keys() == {"odd", "nested"}
+    assert "builtins.exec" in found.left_out["odd"]
+    refused(lambda: of_npz(tmp_path, label=trap), "label")
 
 
-# Splits
-
-
-@pytest.mark.parametrize(
-    ("column", "values", "codes"),
-    [
-        ("split", ["Train", "TEST", "Dev"], [0, 1, 2]),
-        ("Split", [" training", "test ", "eval"], [0, 1, 2]),
-        ("subset", ["tr", "te", "VAL"], [0, 1, 2]),
-        ("split", [0.0, 1.0, 2.0], [0, 1, 2]),
-        ("is_train", [True, False, True], [0, 1, 0]),
-        ("train", ["True", "False", "true"], [0, 1, 0]),
-        ("is_test", [1, 0, 0], [1, 0, 0]),
-        ("Test", [False, True, True], [0, 1, 1]),
-        ("isTest", ["yes", "no", "n"], [1, 0, 0]),
-        ("in_train", ["t", "f", "F"], [0, 1, 1]),
-        ("is_val", ["1", "0", "0"], [2, 0, 0]),
-        ("set", ["train", "test", "dev"], [0, 1, 2]),
-        ("phase", ["training", "testing", "testing"], [0, 1, 1]),
-    ],
-)
-def test_a_split_is_read_in_every_way_people_write_it(
-    tmp_path: Path, column: str, values: list[Any], codes: list[int]
-) -> None:
-    found = of_npz(tmp_path, None, **{column: np.array(values * 4)})
-    assert found.splits is not None
-    assert found.splits[:3].tolist() == codes
-    assert column not in found.groups
-    if column not in ("split", "Split"):
-        rows = [f"{4 * codes.count(code)} {word}" for code, word in enumerate(SPLIT_NAMES) if code in codes]
-        assert any(f"{', '.join(rows)} rows." in note for note in found.notes)
-
-
-@pytest.mark.parametrize("column", ["fold", "train", "test"])
-def test_a_column_that_only_sounds_like_a_split_is_a_group(tmp_path: Path, column: str) -> None:
-    found = of_npz(tmp_path, None, **{column: 2 + np.arange(N) % 5})
+def test_a_column_that_only_sounds_like_a_split_is_a_group(tmp_path: Path) -> None:
+    found = of_npz(tmp_path, None, **dict.fromkeys(("fold", "train", "test"), 2 + np.arange(N) % 5))
     assert found.splits is None
-    assert list(found.groups) == [column]
-
-
-def test_a_word_that_is_no_split_is_refused_with_those_that_are(tmp_path: Path) -> None:
-    said = refused(lambda: of_npz(tmp_path, split=np.array(["train", "holdout", ""] * 4)))
-    assert "4 rows have the split 'holdout'" in said
-    assert all(word in said for word in SPLIT_WORDS)
-    assert "have no value of split" in refused(lambda: of_npz(tmp_path, split=np.array(["train", "", "test"] * 4)))
-    assert "have the split '3'" in refused(lambda: of_npz(tmp_path, split=np.array([0, 1, 3] * 4)))
-    assert "have the split 'False'" in refused(lambda: of_npz(tmp_path, split=np.array([False, True, True] * 4)))
+    assert list(found.groups) == ["fold", "train", "test"]
 
 
 # Names of columns
@@ -306,9 +192,10 @@ def test_columns_are_named_by_the_user_where_their_names_say_nothing(tmp_path: P
         "clip_vit": X + 1, "other": X, "diagnosis": np.arange(N) % 3, "fold": np.array(["train", "test"] * 6),
         "scan": np.array([f"s{i:02}" for i in range(N)]), "site": np.array(["x", "y"] * 6),
     }  # fmt: skip
-    np.savez(tmp_path / "odd.npz", allow_pickle=False, **odd)
+    file = tmp_path / "odd.npz"
+    np.savez(file, allow_pickle=False, **odd)
     keys = ("--features-key", "clip_vit", "--label-key", "diagnosis", "--split-key", "fold", "--name-key", "scan")
-    made = ok("ingest", tmp_path / "odd.npz", "--name", "odd", *keys, "--domain-key", "site").data
+    made = ok("ingest", file, "--name", "odd", *keys, "--domain-key", "site").data
     store = Store.open(made["path"])
     s = store.samples
     assert (s.label.tolist(), s.split.tolist(), s.domains) == ([0, 1, 2] * 4, [0, 1] * 6, ("x", "y"))
@@ -316,20 +203,19 @@ def test_columns_are_named_by_the_user_where_their_names_say_nothing(tmp_path: P
     (info,) = store.arrays.values()
     assert info.recipe["backbone"] == "clip_vit"
     assert np.array_equal(store.reader(*store.arrays).all()[:, 0], X + 1)
-    assert made["not_used"] == {"other": "a matrix 12 x 3"}
-    said = fedcache("ingest", tmp_path / "odd.npz", "--name", "odd", *keys[:2], "--label-key", "diagnose", "--json")
-    assert said.code == 2
-    assert "Did you mean 'diagnosis'" in said.envelope["error"]["message"]
-    both = open_embeddings(tmp_path / "odd.npz", ColumnChoice(features=("clip_vit", "other")))
+    assert made["not_used"].keys() == {"other"}
+    wrong = ColumnChoice(features=("clip_vit",), label="diagnose")
+    refused(lambda: open_embeddings(file, wrong), "Did you mean 'diagnosis'")
+    both = open_embeddings(file, ColumnChoice(features=("clip_vit", "other")))
     assert list(both.features) == ["clip_vit", "other"]
-    assert "no features; it has clip_vit, diagnosis" in refused(lambda: open_embeddings(tmp_path / "odd.npz"))
+    refused(lambda: open_embeddings(file), "clip_vit")
 
 
 @pytest.mark.parametrize("features", ["Feature", "embedding", "emb", "vector", "X"])
-@pytest.mark.parametrize("label", ["target", "Class", "category", "y"])
-def test_usual_names_are_found_without_being_told(tmp_path: Path, features: str, label: str) -> None:
-    np.savez(tmp_path / "u.npz", allow_pickle=False, **{features: X, label: np.arange(N) % 4, "ward": np.arange(N) % 4})
-    found = open_embeddings(tmp_path / "u.npz")
+def test_usual_names_are_found_without_being_told(tmp_path: Path, features: str) -> None:
+    file = tmp_path / "u.npz"
+    np.savez(file, allow_pickle=False, **{features: X, "target": np.arange(N) % 4, "ward": np.arange(N) % 4})
+    found = open_embeddings(file)
     assert list(found.features) == ["u"]
     assert found.labels.tolist() == [0, 1, 2, 3] * 3
     assert list(found.groups) == ["ward"]
@@ -340,11 +226,6 @@ def test_rows_are_named_by_what_is_different_in_each(tmp_path: Path) -> None:
     found = of_npz(tmp_path, id=np.arange(N) % 4, filename=files)
     assert found.names == tuple(files)
     assert list(found.groups) == ["id"]
-    assert "id repeats or is empty, so it names no rows." in found.notes
     # Filled up with zeros, numbers are in the order of the rows, and the file can be read block by block.
     assert of_npz(tmp_path, sample_id=np.arange(N)).names == tuple(f"{i:02}" for i in range(N))
     assert of_npz(tmp_path, id=X[:, 0]).names[0] == "00"
-
-
-def test_the_words_for_no_number_are_small_letters() -> None:
-    assert {w.lower() for w in NO_NUMBER} == NO_NUMBER

@@ -64,12 +64,6 @@ def test_a_killed_process_leaves_nothing_beside_its_output(tmp_path: Path, own_h
     assert [p.read_bytes() for p in path.parent.iterdir()] == [b"whole"]
 
 
-def test_an_output_has_the_permissions_of_an_ordinary_file(tmp_path: Path, own_home: Path) -> None:
-    (tmp_path / "ordinary").touch()
-    write_output(tmp_path / "p.csv", b"whole")
-    assert (tmp_path / "p.csv").stat().st_mode == (tmp_path / "ordinary").stat().st_mode
-
-
 def test_an_output_takes_the_place_of_a_link_and_leaves_the_file_behind_it(tmp_path: Path, own_home: Path) -> None:
     (tmp_path / "kept.csv").write_text("mine")
     for name, target in (("p.csv", "kept.csv"), ("q.csv", "nowhere.csv")):
@@ -135,3 +129,5 @@ def test_outputs_are_written_where_the_home_cannot_be(tmp_path: Path, monkeypatc
     (tmp_path / "home").write_text("a file where the home would be")
     write_output(tmp_path / "p.csv", b"whole")
     assert (tmp_path / "p.csv").read_bytes() == b"whole"
+    # Its permissions are those of an ordinary file.
+    assert (tmp_path / "p.csv").stat().st_mode == (tmp_path / "home").stat().st_mode

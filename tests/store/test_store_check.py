@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from damage import files_of, flip, found, with_history_and_an_array_in_flight
-from toy_store import BAD, KEYS, content, create, fill, in_memory, whole, write, writer
+from refusal import refused
+from toy_store import BAD, KEYS, content, create, fill, whole, write, writer
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.files import sha256_hex
@@ -19,12 +19,6 @@ from fedcache.store.manifest import read_manifest
 from fedcache.store.sidecars import read_quarantine
 from fedcache.store.store import Store
 from fedcache.store.verify import repair, verify
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with in_memory() as path:
-        yield path
 
 
 @pytest.mark.slow
@@ -69,7 +63,8 @@ def test_what_is_not_of_the_store_is_a_note(place: Path) -> None:
     (path / "features" / "README").write_text("mine")
     report = verify(path)
     assert report.ok
-    assert report.notes == ["features/README is not part of the store"]
+    (note,) = report.notes
+    assert "features/README" in note
 
 
 def test_the_report_counts_every_byte_once(place: Path) -> None:
@@ -85,10 +80,10 @@ def test_a_repaired_array_computes_only_its_damaged_chunks_again(place: Path) ->
     expected = content(store.path)
     chunk = store.path / "features" / KEYS[0] / "c/2/0/0"
     chunk.write_bytes(chunk.read_bytes()[:-1])
-    with pytest.raises(FedcacheError, match="chunk 2 of") as caught:
-        Store.open(store.path).reader(KEYS[0]).all()
-    assert f"fedcache repair {store.path}" in caught.value.hint
-    assert repair(store.path) == [f"{KEYS[0]} is unfinished again, with 3 of 4 chunks kept: extract it again."]
+    reader = Store.open(store.path).reader(KEYS[0])
+    refused(reader.all, "chunk 2 of", f"fedcache repair {store.path}", code=Exit.CORRUPT)
+    (done,) = repair(store.path)
+    assert KEYS[0] in done
     assert list(Store.open(store.path).arrays) == [KEYS[1]]
     with writer(Store.open(store.path), KEYS[0]) as w:
         assert w.missing() == [2]
@@ -122,29 +117,29 @@ def test_of_the_text_features_of_a_backbone_only_the_damaged_ones_are_forgotten(
     kept = np.eye(3, 3, 1, dtype=np.float32)
     store.put_text("a", ["a {}."], kept, {"backbone": "a", "weights": "none"})
     (store.path / "text/a" / damaged["id"] / "c/0/0").write_bytes(b"?")
-    assert repair(store.path) == [f"text features {damaged['id']} of a are forgotten: extract them again."]
+    (done,) = repair(store.path)
+    assert damaged["id"] in done
     assert np.array_equal(Store.open(store.path).text("a", ["a {}."]), kept)
     assert not Store.open(store.path).has_text("a", damaged["templates"])
     assert verify(store.path).problems == []
 
 
-@pytest.mark.parametrize("line", [b"no json", b'{"row":1}', b'{"row":"x","name":"a","reason":"b"}', b"[" * 100_000])
-def test_a_list_of_bad_images_with_the_right_digest_and_other_words_is_damaged(place: Path, line: bytes) -> None:
+def test_a_list_of_bad_images_with_the_right_digest_and_other_words_is_damaged(place: Path) -> None:
     store = whole(place / "s.zarr")
-    (store.path / "quarantine.jsonl").write_bytes(line)
     before = read_manifest(store.path)
-    manifest = replace(before, files={**before.files, "quarantine.jsonl": sha256_hex(line)})
-    with pytest.raises(FedcacheError, match="is not what fedcache writes") as caught:
-        read_quarantine(store.path, manifest)
-    assert caught.value.code is Exit.CORRUPT
+    for line in (b"no json", b'{"row":1}', b'{"row":"x","name":"a","reason":"b"}', b"[" * 100_000):
+        (store.path / "quarantine.jsonl").write_bytes(line)
+        manifest = replace(before, files={**before.files, "quarantine.jsonl": sha256_hex(line)})
+        refused(lambda manifest=manifest: read_quarantine(store.path, manifest), code=Exit.CORRUPT)
 
 
-@pytest.mark.parametrize("name", ["samples/label/c/0", "samples/name/c/0", "quarantine.jsonl"])
-def test_what_cannot_be_made_again_is_still_named_after_repair(place: Path, name: str) -> None:
+def test_what_cannot_be_made_again_is_still_named_after_repair(place: Path) -> None:
     path = whole(place / "s.zarr").path
-    (path / name).write_bytes(b"?")
+    names = {"samples/label/c/0", "samples/name/c/0", "quarantine.jsonl"}
+    for name in names:
+        (path / name).write_bytes(b"?")
     assert repair(path) == []
-    assert name in {p["file"] for p in verify(path).problems}
+    assert names <= {p["file"] for p in verify(path).problems}
 
 
 def test_repair_refuses_an_array_that_is_being_written(place: Path) -> None:
@@ -152,9 +147,7 @@ def test_repair_refuses_an_array_that_is_being_written(place: Path) -> None:
     fill(store, KEYS[0], chunks=2)
     with writer(store, KEYS[0]) as w:
         (w.path / "c/1/0/0").write_bytes(b"?")
-        with pytest.raises(FedcacheError, match="is being written by another thread of this process") as caught:
-            repair(store.path)
-    assert caught.value.code is Exit.STORE
+        refused(lambda: repair(store.path), KEYS[0], code=Exit.STORE)
 
 
 def test_a_torn_line_of_the_history_is_cut_off_by_the_next_event(place: Path) -> None:
@@ -170,18 +163,9 @@ def test_a_torn_line_of_the_history_is_cut_off_by_the_next_event(place: Path) ->
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
-@pytest.mark.parametrize("name", ["manifest.json", "chunk"])
+@pytest.mark.parametrize("name", ["manifest.json", f"features/{KEYS[0]}/c/0/0/0"])
 def test_a_pipe_in_the_place_of_a_file_is_damage_and_blocks_nobody(place: Path, name: str) -> None:
-    store = whole(place / "s.zarr")
-    chunk = next(p for p in sorted((store.path / "features").rglob("*")) if p.is_file() and p.name != "zarr.json")
-    file = chunk if name == "chunk" else store.path / name
-    file.unlink()
-    os.mkfifo(file)
-
-    def read() -> None:
-        for key in KEYS:
-            Store.open(store.path).reader(key).all()
-
-    with pytest.raises(FedcacheError) as caught:
-        read()
-    assert caught.value.code in (Exit.CORRUPT, Exit.STORE)
+    path = whole(place / "s.zarr").path
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    refused(lambda: Store.open(path).reader(KEYS[0]).all(), code=Exit.CORRUPT)

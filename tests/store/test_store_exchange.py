@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import pickle
@@ -17,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from embedding_file import read_embeddings
-from safetensors.numpy import save_file
+from refusal import refused
 from tolerance import close
-from toy_store import ALL_BAD, KEYS, ROWS, values, whole
+from toy_store import KEYS, whole
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import embedding_writers
@@ -28,33 +29,13 @@ from fedcache.store.export import export
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
-ENDINGS = ("npz", "h5", "hdf5", "parquet", "safetensors")
-GOOD = [row for row in range(ROWS) if row not in ALL_BAD]
+ENDINGS = ("npz", "h5", "parquet", "safetensors")
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_what_is_exported_is_ingested_unchanged(tmp_path: Path, ending: str) -> None:
-    store = whole(tmp_path / "s.zarr")
-    out = tmp_path / f"e.{ending}"
-    assert export(store, out, KEYS) == len(GOOD)
-    back = Store.from_content(arrange(read_embeddings(out), "back"), tmp_path / "back.zarr")
-    a, b = store.samples, back.samples
-    assert b.name == tuple(a.name[i] for i in GOOD)
-    for column in ("label", "domain", "split", "ok"):
-        assert np.array_equal(getattr(b, column), getattr(a, column)[GOOD])
-    assert (b.classes, b.domains) == (a.classes, a.domains)
-    for key in KEYS:
-        (found,) = [k for k, info in back.arrays.items() if info.recipe["backbone"] == key]
-        assert back.arrays[found].dtype == "float16"
-        assert np.array_equal(back.reader(found).all(), values(key)[GOOD])
-    assert verify(back.path).ok
-    assert list(tmp_path.glob(".*")) == []
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_groups_and_text_features_go_out_and_come_back(tmp_path: Path, ending: str) -> None:
+def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(tmp_path: Path, ending: str) -> None:
     rng = np.random.default_rng(0)
-    x, text = rng.normal(size=(12, 4)).astype("f4"), rng.normal(size=(3, 4)).astype("f4")
+    x = rng.normal(size=(12, 4)).astype("f4")
     x[2] = np.nan
     groups = {
         "hospital": ["b", "a", None, "é é"] * 3,
@@ -66,41 +47,37 @@ def test_groups_and_text_features_go_out_and_come_back(tmp_path: Path, ending: s
         "f0": [0, 1] * 6,
         "f1": [1, 0] * 6,
     }
-    given = {"labels": np.arange(12) % 3, "classes": ["x", "y", "z"], "text": {"net": text}, "groups": groups}
-    store = Store.from_arrays({"net": x}, **given, drop_nan=True, path=tmp_path / "s.zarr")
-    (key,) = store.arrays
+    given = {
+        "labels": [3, 0, 2, -1, 1, 3] * 2,
+        "classes": ["zebra", "10", "none", "9"],
+        "domains": ["photo", "art", "photo", "art"] * 3,
+        "splits": [0, 1, 2, 0, 0, 1] * 2,
+        "text": {"net": rng.normal(size=(4, 4)).astype("f4")},
+        "groups": groups,
+    }
+    features = {"net": x, "small": x[:, :2].astype("f2")}
+    store = Store.from_arrays(features, **given, drop_nan=True, path=tmp_path / "s.zarr")
+    key, _ = store.arrays
     assert np.array_equal(store.text(key), store.text("net"))
     out = tmp_path / f"e.{ending}"
-    assert export(store, out, [key]) == 11
+    assert export(store, out, list(store.arrays)) == 11
     back = Store.from_content(arrange(read_embeddings(out), "back"), tmp_path / "back.zarr")
     rows = np.delete(np.arange(12), 2)
     assert back.groups == store.groups == sorted(groups)
     for name in groups:
         assert back.group(name).equals(store.group(name).take(rows)), name
-    assert back.samples.label.tolist() == store.samples.label[rows].tolist()
-    assert back.samples.name == tuple(store.samples.name[row] for row in rows)
-    assert np.array_equal(back.samples.split, store.samples.split[rows])
-    assert close(back.text(key), store.text("net"), 1)
-    with pytest.raises(FedcacheError, match="no text features of none"):
-        back.text("none")
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_an_exported_file_has_the_same_classes_domains_and_splits(tmp_path: Path, ending: str) -> None:
-    given = {
-        "labels": [3, 0, -1, 1, 3, 0],
-        "classes": ["zebra", "10", "none", "9"],
-        "domains": ["photo", "art", "photo", "art", "photo", "photo"],
-        "splits": [0, 1, 2, 0, 0, 1],
-    }
-    store = Store.from_arrays({"net": np.eye(6)}, **given, path=tmp_path / "s.zarr")
-    out = tmp_path / f"e.{ending}"
-    export(store, out, list(store.arrays))
-    back = Store.from_content(arrange(read_embeddings(out), "back"), tmp_path / "back.zarr")
     assert back.samples.classes == store.samples.classes
     assert back.samples.domains == store.samples.domains
     for column in ("label", "domain", "split"):
-        assert np.array_equal(getattr(back.samples, column), getattr(store.samples, column)), column
+        assert np.array_equal(getattr(back.samples, column), getattr(store.samples, column)[rows]), column
+    for info, name in zip(back.arrays, store.arrays, strict=True):
+        assert back.arrays[info].dtype == store.arrays[name].dtype
+        assert np.array_equal(back.reader(info).all(), store.reader(name).rows(rows))
+    assert verify(back.path).ok
+    assert back.samples.name == tuple(store.samples.name[row] for row in rows)
+    assert close(back.text(key), store.text("net"), 1)
+    with pytest.raises(FedcacheError, match="none"):
+        back.text("none")
 
 
 def test_a_parquet_file_shows_words_to_other_programs(tmp_path: Path) -> None:
@@ -116,9 +93,7 @@ def test_a_parquet_file_shows_words_to_other_programs(tmp_path: Path) -> None:
 def test_a_parquet_file_has_no_place_for_very_many_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding_writers, "MOST_TEXT", 40)
     store = Store.from_arrays({"net": np.eye(4)}, text={"net": np.eye(4)}, path=tmp_path / "s.zarr")
-    with pytest.raises(FedcacheError, match="of text features at most") as caught:
-        export(store, tmp_path / "e.parquet", list(store.arrays))
-    assert caught.value.hint == "fedcache export FILE.safetensors"
+    refused(lambda: export(store, tmp_path / "e.parquet", list(store.arrays)), "safetensors")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["s.zarr"]
 
 
@@ -130,17 +105,6 @@ def test_views_keep_their_axis(tmp_path: Path, ending: str) -> None:
     (key,) = store.arrays
     export(store, tmp_path / f"w.{ending}", [key])
     assert np.array_equal(read_embeddings(tmp_path / f"w.{ending}").features[key], x)
-
-
-def test_a_bare_matrix_is_a_store_without_labels(tmp_path: Path) -> None:
-    x = np.arange(12, dtype=np.float64).reshape(4, 3)
-    np.save(tmp_path / "clip.npy", x)
-    store = Store.from_content(arrange(read_embeddings(tmp_path / "clip.npy"), "mine"), tmp_path / "s.zarr")
-    assert store.samples.label.tolist() == [-1] * 4
-    (key,) = store.arrays
-    assert store.arrays[key].recipe["backbone"] == "clip"
-    assert store.arrays[key].dtype == "float32"
-    assert np.array_equal(store.reader(key).all()[:, 0], x)
 
 
 def test_the_order_of_a_files_keys_is_no_content(tmp_path: Path) -> None:
@@ -159,32 +123,12 @@ def test_the_order_of_a_files_keys_is_no_content(tmp_path: Path) -> None:
     assert arrange(read_embeddings(tmp_path / "third.npz"), "mine").dataset["digest"] != one.dataset["digest"]
 
 
-def test_words_are_codes_in_the_order_of_their_names(tmp_path: Path) -> None:
-    words = {
-        "labels": np.array(["dog", "ant", "dog"]),
-        "domain": np.array(["b", "a", "b"]),
-        "split": np.array(["val", "test", "train"]),
-    }
-    np.savez(tmp_path / "w.npz", X=np.eye(3, dtype=np.float32), **words)
-    found = read_embeddings(tmp_path / "w.npz")
-    assert (found.classes, found.labels.tolist()) == (("ant", "dog"), [1, 0, 1])
-    assert (found.domain_names, found.domains.tolist()) == (("a", "b"), [1, 0, 1])
-    assert found.splits.tolist() == [2, 1, 0]
-
-
-@pytest.mark.parametrize(
-    ("value", "words"), [(np.nan, "is not finite"), (np.inf, "is not finite"), (1e39, "does not fit float32")]
-)
-def test_rows_that_are_not_finite_are_named_by_their_place_in_the_file(
-    tmp_path: Path, value: float, words: str
-) -> None:
+@pytest.mark.parametrize("value", [np.inf, 1e39], ids=["not finite", "not float32"])
+def test_rows_that_are_not_finite_are_named_by_their_place_in_the_file(tmp_path: Path, value: float) -> None:
     x = np.ones((5, 2))
     x[3, 1] = value
     np.savez(tmp_path / "x.npz", X=x, name=np.array(["e", "d", "c", "b", "a"]))
-    with pytest.raises(FedcacheError, match=f"{words}: row 3") as caught:
-        Store.from_content(arrange(read_embeddings(tmp_path / "x.npz"), "x"), tmp_path / "s.zarr")
-    assert caught.value.code is Exit.CORRUPT
-    assert not (tmp_path / "s.zarr").exists()
+    refused(lambda: arrange(read_embeddings(tmp_path / "x.npz"), "x"), "row 3", code=Exit.CORRUPT)
 
 
 class Bomb:
@@ -225,11 +169,6 @@ def external_link(path: Path) -> None:
         file["features"] = h5py.ExternalLink("/etc/passwd", "x")
 
 
-def soft_link(path: Path) -> None:
-    with h5py.File(path, "w") as file:
-        file["features"] = h5py.SoftLink("/nowhere")
-
-
 def external_storage(path: Path) -> None:
     (path.parent / "secret").write_bytes(b"\0" * 64)
     with h5py.File(path, "w") as file:
@@ -255,14 +194,6 @@ def st_header(path: Path, header: Any, data: bytes = b"") -> None:
 
 def offsets_beyond_the_file(path: Path) -> None:
     st_header(path, {"features": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}, b"\0" * 8)
-
-
-def shape_larger_than_its_bytes(path: Path) -> None:
-    st_header(path, {"features": {"dtype": "F32", "shape": [1 << 40, 4], "data_offsets": [0, 64]}}, b"\0" * 64)
-
-
-def header_longer_than_the_file(path: Path) -> None:
-    path.write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
 
 
 def extension_type(path: Path) -> None:
@@ -295,13 +226,10 @@ HOSTILE: list[tuple[str, Callable[[Path], None]]] = [
     ("npz", torn_npz),
     ("npz", zip_of_anything),
     ("h5", external_link),
-    ("h5", soft_link),
     ("h5", external_storage),
     ("h5", virtual_dataset),
     ("h5", a_group_inside_itself),
     ("safetensors", offsets_beyond_the_file),
-    ("safetensors", shape_larger_than_its_bytes),
-    ("safetensors", header_longer_than_the_file),
     ("parquet", extension_type),
     ("parquet", pickled_extension_type),
     ("parquet", ragged_rows_that_would_reshape),
@@ -314,76 +242,59 @@ def test_hostile_and_broken_files_are_refused_in_words(
 ) -> None:
     file = tmp_path / f"bad.{ending}"
     make(file)
-    with pytest.raises(FedcacheError) as caught:
-        read_embeddings(file)
-    assert caught.value.code is Exit.USAGE
-    assert str(file) in caught.value.message
-    assert caught.value.hint
+    refused(lambda: read_embeddings(file), str(file))
+
+
+ONES = np.ones((3, 2))
 
 
 @pytest.mark.parametrize(
-    "columns",
+    ("columns", "named"),
     [
-        {"y": np.arange(3)},
-        {"X": np.ones(3)},
-        {"X": np.ones((3, 2), np.int64)},
-        {"X": np.ones((0, 2))},
-        {"X": np.ones((3, 2)), "features/b": np.ones((4, 2))},
-        {"X": np.ones((3, 2)), "y": np.arange(2)},
-        {"X": np.ones((3, 2)), "y": np.array([0.5, 1, 2])},
-        {"X": np.ones((3, 2)), "y": np.array([0, 1, 2]), "classes": np.array(["a", "b"])},
-        {"X": np.ones((3, 2)), "y": np.array(["a", "c", "a"]), "classes": np.array(["a", "b"])},
-        {"X": np.ones((3, 2)), "split": np.array([0, 1, 3])},
+        ({"y": np.arange(3)}, "features"),
+        ({"X": ONES[:, 0]}, "X"),
+        ({"X": ONES.astype(int)}, "float32"),
+        ({"X": ONES[:0]}, "0 rows"),
+        ({"X": ONES[:, :0]}, "(3, 0)"),
+        ({"X": ONES, "features": ONES}, "both"),
+        ({"X": ONES, "features/b": np.ones((4, 2))}, "4"),
+        ({"X": ONES, "y": np.arange(2)}, "y"),
+        ({"X": ONES, "y": np.array([0, 1, 2]), "classes": np.array(["a", "b"])}, "'2'"),
+        ({"X": ONES, "y": np.array(["a", "c", "a"]), "classes": np.array(["a", "b"])}, "'c'"),
+        ({"X": ONES, "split": np.array([0, 1, 3])}, "'3'"),
+        ({"X": ONES, "split": np.array([False, True, True])}, "'False'"),
+        ({"X": ONES, "y": np.arange(3), "text": np.eye(3)}, "[classes, 2]"),
+        ({"X": ONES, "y": np.arange(3), "text": ONES[:2]}, "2 rows"),
+        ({"X": ONES, "y": np.arange(3), "text/other": ONES}, "text/c"),
     ],
 )
-def test_columns_that_do_not_fit_each_other_are_named(tmp_path: Path, columns: dict[str, Any]) -> None:
+def test_columns_that_do_not_fit_each_other_are_named(tmp_path: Path, columns: dict[str, Any], named: str) -> None:
     np.savez(tmp_path / "c.npz", **columns)
-    with pytest.raises(FedcacheError) as caught:
-        read_embeddings(tmp_path / "c.npz")
-    assert caught.value.code is Exit.USAGE
-
-
-def test_the_same_embeddings_are_the_same_store_and_others_are_refused(tmp_path: Path) -> None:
-    save_file({"features/net": np.eye(4, dtype=np.float32)}, tmp_path / "a.safetensors")
-    save_file({"features/net": np.eye(4, dtype=np.float32) * 2}, tmp_path / "b.safetensors")
-    first = Store.from_content(arrange(read_embeddings(tmp_path / "a.safetensors"), "net"), tmp_path / "s.zarr")
-    before = {f: f.stat().st_mtime_ns for f in first.path.rglob("c/*") if f.is_file()}
-    Store.from_content(arrange(read_embeddings(tmp_path / "a.safetensors"), "net"), tmp_path / "s.zarr")
-    assert before == {f: f.stat().st_mtime_ns for f in first.path.rglob("c/*") if f.is_file()}
-    with pytest.raises(FedcacheError, match="holds net with digest") as caught:
-        Store.from_content(arrange(read_embeddings(tmp_path / "b.safetensors"), "net"), tmp_path / "s.zarr")
-    assert caught.value.code is Exit.STORE
+    refused(lambda: read_embeddings(tmp_path / "c.npz"), named)
 
 
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import errno
-
     def full(file: BinaryIO, *_: Any) -> None:
         file.write(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     store = whole(tmp_path / "s.zarr")
     monkeypatch.setitem(embedding_writers.WRITERS, ".npz", full)
-    with pytest.raises(FedcacheError, match="disk is full") as caught:
-        export(store, tmp_path / "e.npz", KEYS)
-    assert caught.value.code is Exit.ENVIRONMENT
+    refused(lambda: export(store, tmp_path / "e.npz", KEYS), "disk", code=Exit.ENVIRONMENT)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["s.zarr"]
 
 
-@pytest.mark.parametrize("column", [["ink", "ink", "chalk"], [0, 0, 1]], ids=["words", "codes"])
-def test_domains_of_every_row_are_the_domain_of_every_row(tmp_path: Path, column: list[Any]) -> None:
-    file, rows = tmp_path / "rows.npz", np.eye(3, dtype=np.float32)
-    np.savez(file, features=rows, labels=[0, 1, 0], domains=np.array(column))
-    found = read_embeddings(file)
-    assert [found.domain_names[d] for d in found.domains] == list(map(str, column))
-    np.savez(file, features=rows, labels=[0, 1, 0], domains=np.array(["a", "b"]), domain=np.array([1, 0, 1]))
-    found = read_embeddings(file)
+def test_domains_of_every_row_are_the_domain_of_every_row(tmp_path: Path) -> None:
+    file = tmp_path / "rows.npz"
+
+    def read(**columns: Any) -> Any:
+        np.savez(file, features=np.eye(3), labels=[0, 1, 0], **{k: np.array(v) for k, v in columns.items()})
+        return read_embeddings(file)
+
+    for column in (["ink", "ink", "chalk"], [0, 0, 1]):
+        found = read(domains=column)
+        assert [found.domain_names[d] for d in found.domains] == list(map(str, column))
+    found = read(domains=["a", "b"], domain=[1, 0, 1])
     assert [found.domain_names[d] for d in found.domains] == ["b", "a", "b"]
-    for columns, why in (
-        ({"domains": ["a", "b"]}, "domains names 2 domains, and no column says which row is of which"),
-        ({"domains": ["a", "a"], "domain": [0, 1, 0]}, "the domain name 'a' is there twice"),
-    ):
-        np.savez(file, features=rows, labels=[0, 1, 0], **{k: np.array(v) for k, v in columns.items()})
-        with pytest.raises(FedcacheError, match=why) as caught:
-            read_embeddings(file)
-        assert caught.value.code is Exit.USAGE
+    refused(lambda: read(domains=["a", "b"]), "2 domains")
+    refused(lambda: read(domains=["a", "a"], domain=[0, 1, 0]), "'a'")

@@ -13,6 +13,7 @@ import pytest
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from refusal import refused
 from toy_store import KEYS, create, fill, in_memory, whole, writer
 
 from fedcache.errors import Exit, FedcacheError
@@ -99,31 +100,33 @@ def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store: Store,
         file.write_bytes(raw)
 
 
-@pytest.mark.parametrize("name", ["slug", "digest"])
-@pytest.mark.parametrize("value", [7, None, ["toy"]])
-def test_a_dataset_whose_name_or_digest_is_no_text_is_refused(name: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        (("dataset", "slug"), 7),
+        (("dataset", "digest"), None),
+        (("dataset", "digest"), ["toy"]),
+        (("texts", "a", 0, "id"), "../x"),
+        (("texts", "a", 0, "shape"), [3]),
+        (("texts", "a", 0, "shape"), [3, 4, 1]),
+    ],
+)
+def test_a_field_of_a_manifest_that_no_writer_writes_is_refused(at: tuple[Any, ...], value: Any) -> None:
     with in_memory() as place:
         file = whole(place / "s.zarr").path / "manifest.json"
-        file.write_bytes(to_signed(replaced(parse_signed(file.read_bytes()), ("dataset", name), value)))
-        with pytest.raises(FedcacheError) as caught:
-            Store.open(file.parent)
-        assert caught.value.code is Exit.CORRUPT
+        file.write_bytes(to_signed(replaced(parse_signed(file.read_bytes()), at, value)))
+        refused(lambda: Store.open(file.parent), code=Exit.CORRUPT)
 
 
-@pytest.mark.parametrize(
-    ("raw", "said"), [(b"{", "is not JSON"), (b"[" * 10**5, "is not JSON"), (b"\xff", "is not JSON"),
-                      (b"[1]", "is not a partition")]
-)  # fmt: skip
-def test_a_partition_of_other_bytes_and_a_digest_that_fits(raw: bytes, said: str) -> None:
+@pytest.mark.parametrize("raw", [b"{", b"[" * 10**5, b"\xff", b"[1]"])
+def test_a_partition_of_other_bytes_and_a_digest_that_fits(raw: bytes) -> None:
     with in_memory() as place:
         path = whole(place / "s.zarr").path
         (path / "partitions/p.json").write_bytes(raw)
         manifest = parse_signed((path / "manifest.json").read_bytes())
         manifest["files"]["partitions/p.json"] = hashlib.sha256(raw).hexdigest()
         (path / "manifest.json").write_bytes(to_signed(manifest))
-        with pytest.raises(FedcacheError, match=said) as caught:
-            Store.open(path).partition("p")
-        assert caught.value.code is Exit.CORRUPT
+        refused(lambda: Store.open(path).partition("p"), code=Exit.CORRUPT)
 
 
 @pytest.mark.slow
@@ -181,33 +184,25 @@ def test_journals_partitions_and_histories_of_any_bytes(store: Store, raw: bytes
 
 def test_deep_nesting_is_damage_not_a_crash(tmp_path: Path) -> None:
     store = create(tmp_path / "s.zarr")
-    body = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-    from fedcache.store.files import sha256_hex
-
-    (store.path / "manifest.json").write_bytes(body[:-1] + b',"sha256":"' + sha256_hex(body).encode() + b'"}')
-    with pytest.raises(FedcacheError, match="not the JSON fedcache writes") as caught:
-        Store.open(store.path)
-    assert caught.value.code is Exit.CORRUPT
+    (store.path / "manifest.json").write_bytes(signed(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"))
+    refused(lambda: Store.open(store.path), code=Exit.CORRUPT)
 
 
 def test_an_array_larger_than_memory_is_refused_before_memory_is_asked_for(tmp_path: Path) -> None:
     store = create(tmp_path / "s.zarr")
     fill(store, KEYS[0])
-    manifest = parse_signed((store.path / "manifest.json").read_bytes())
-    manifest["arrays"][KEYS[0]]["shape"] = [14, 1 << 30, 1 << 30]
-    (store.path / "manifest.json").write_bytes(to_signed(manifest))
-    with pytest.raises(FedcacheError, match=r"has 28 bytes, expected 9,223,372,036,854,775,812") as caught:
-        Store.open(store.path).reader(KEYS[0]).all()  # 4 * 2^60 * 2 + 4: one more than fits in 63 bits
-    assert caught.value.code is Exit.CORRUPT
+    file = store.path / "manifest.json"
+    large = replaced(parse_signed(file.read_bytes()), ("arrays", KEYS[0], "shape"), [14, 1 << 30, 1 << 30])
+    file.write_bytes(to_signed(large))
+    # 4 * 2^60 * 2 + 4: one more than fits in 63 bits
+    refused(Store.open(store.path).reader(KEYS[0]).all, "9,223,372,036,854,775,812", code=Exit.CORRUPT)
 
 
 def test_a_newer_format_is_named(tmp_path: Path) -> None:
     store = create(tmp_path / "s.zarr")
-    manifest = parse_signed((store.path / "manifest.json").read_bytes())
-    (store.path / "manifest.json").write_bytes(to_signed({**manifest, "format": 2}))
-    with pytest.raises(FedcacheError, match="has format 2, this fedcache reads 1") as caught:
-        Store.open(store.path)
-    assert caught.value.code is Exit.STORE
+    file = store.path / "manifest.json"
+    file.write_bytes(to_signed({**parse_signed(file.read_bytes()), "format": 2}))
+    refused(lambda: Store.open(store.path), "format 2", code=Exit.STORE)
 
 
 @pytest.mark.slow
@@ -221,11 +216,11 @@ def test_signed_json_comes_back_and_every_other_spelling_is_refused(body: dict[s
             parse_signed(raw[:at] + bytes([raw[at] ^ 0x20]) + raw[at + 1 :])
 
 
-@pytest.mark.parametrize("text", [b'{"a": 1}', b'{"b":1,"a":2}', b'{"a":1,"a":2}', b'{"a":1.0e0}', b'{"a":"\\u0061"}'])
-def test_another_spelling_is_refused_although_its_digest_fits(text: bytes) -> None:
+def test_another_spelling_is_refused_although_its_digest_fits() -> None:
     assert to_signed({"a": 1}) == signed(b'{"a":1}')
-    with pytest.raises(ValueError, match="is not the JSON fedcache writes"):
-        parse_signed(signed(text))
+    for text in (b'{"a": 1}', b'{"b":1,"a":2}', b'{"a":1,"a":2}', b'{"a":1.0e0}', b'{"a":"\\u0061"}'):
+        with pytest.raises(ValueError, match="JSON"):
+            parse_signed(signed(text))
 
 
 def signed(body: bytes) -> bytes:
