@@ -322,7 +322,7 @@ TABLE = (
       "np.zeros(sum(counts), dtype=np.int32)"),
     B("a_csv_means_the_same_however_it_is_written", "a first line sep=; names the columns",
       "tables/csv_files.py", "return Dialect(named[1], encoding, 1)", "return Dialect(named[1], encoding, 0)"),
-    B("a_test_column_keeps_the_users_test_rows_out_of_training", "rows marked as test rows are training rows",
+    B("the_words_for_yes_and_no_are_read_alike", "rows marked as test rows are training rows",
       "tables/splits.py", "codes[truth] = code", "codes[~truth] = code"),
     B("columns_that_each_mark_a_split_are_combined", "rows that no column marks are training rows",
       "tables/splits.py", "codes[without] = free[0] if free else UNKNOWN", "codes[without] = TRAIN"),

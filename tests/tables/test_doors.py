@@ -138,6 +138,12 @@ def of_dataset(spec: str, choice: ColumnChoice) -> Read:
     )  # fmt: skip
 
 
+def read_file(kind: str, path: Path, choice: ColumnChoice | None = None) -> Read:
+    """What ingest, or a reader of datasets of this kind, understands of a file."""
+    choice = choice or ColumnChoice()
+    return of_dataset(f"{kind}:{path}", choice) if kind else of_embeddings(path, choice)
+
+
 def ingest_wide_csv(folder: Path, columns: Columns) -> Path:
     dimensions = {f"f{d}": FEATURES[:, d].tolist() for d in range(FEATURES.shape[1])}
     write_csv(folder / "wide.csv", dimensions, columns)
@@ -181,17 +187,16 @@ DOORS: dict[str, tuple[str, Callable[[Path, Columns], Path]]] = {
 }
 
 
-def through(door: str, folder: Path, columns: Columns, choice: ColumnChoice) -> Read:
+def through(door: str, folder: Path, columns: Columns, choice: ColumnChoice | None = None) -> Read:
     kind, make = DOORS[door]
     inside = folder / door.replace(" ", "-")
     inside.mkdir(exist_ok=True)
     path = make(inside, columns)
-    return of_dataset(f"{kind}:{path}", choice) if kind else of_embeddings(path, choice)
+    return read_file(kind, path, choice)
 
 
 def all_doors(folder: Path, columns: Columns, choice: ColumnChoice | None = None) -> Read:
     """What every door reads, which is the same."""
-    choice = choice or ColumnChoice()
     found = {door: through(door, folder, columns, choice) for door in DOORS}
     first = found["ingest npz"]
     for door, read in found.items():
@@ -268,9 +273,7 @@ def test_a_table_means_the_same_through_every_door(
 @pytest.mark.parametrize(
     ("values", "classes"),
     [
-        ([7, 281, 999], ("7", "281", "999")),
-        ([10**9, 10**9 + 1, 5], ("5", "1000000000", "1000000001")),
-        ([-2, -1, 0], ("-2", "-1", "0")),
+        ([10**9, 10**9 + 1, -2], ("-2", "1000000000", "1000000001")),
         (["none", "NA", "null"], ("NA", "none", "null")),
         (["10", "9", "b"], ("10", "9", "b")),
     ],
@@ -282,24 +285,12 @@ def test_the_classes_are_the_values_that_occur_in_order(
     assert all_doors(tmp_path, columns).classes == classes
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["1e5", "100000", "7", "8"], ["1.0", "1", "2"], ["+1", "1"], ["-0", "0"], ["2e3", "7"], ["007", "7"],
-     ["1.", "1.0", "3"]],
-)  # fmt: skip
+@pytest.mark.parametrize("words", [["1e5", "100000", "7", "8"], ["1.0", "1", "2", "+1"], ["-0", "0", "007", "7"]])
 def test_two_words_are_two_values_through_every_door(tmp_path: Path, words: list[str]) -> None:
-    columns = {"label": [words[row % len(words)] for row in range(ROWS)], "site": list(reversed(words)) * ROWS}
-    columns["site"] = columns["site"][:ROWS]
+    columns = {"label": [words[row % 4] for row in range(ROWS)], "site": [words[row % 4 - 1] for row in range(ROWS)]}
     read = all_doors(tmp_path, columns)
     assert read.classes == tuple(sorted(words))
     assert read.groups == {"site": columns["site"]}
-
-
-def test_words_of_json_stay_words(tmp_path: Path) -> None:
-    columns = {"label": ["1", "NA", "2"] * (ROWS // 3), "site": ["nan", "1.0", "none"] * (ROWS // 3)}
-    read = through("webdataset", tmp_path, columns, ColumnChoice())
-    assert read == through("ingest npz", tmp_path, columns, ColumnChoice())
-    assert (read.classes, read.groups) == (("1", "2", "NA"), {"site": columns["site"]})
 
 
 def test_the_user_says_which_labels_mean_none(tmp_path: Path) -> None:
@@ -313,13 +304,17 @@ def test_the_user_says_which_labels_mean_none(tmp_path: Path) -> None:
     assert (read.classes, read.labels[:4]) == (("cat",), [-1, -1, 0, -1])
 
 
-def test_a_test_column_keeps_the_users_test_rows_out_of_training(tmp_path: Path) -> None:
-    columns = {"label": [row % 2 for row in range(ROWS)], "is_test": [row >= 10 for row in range(ROWS)]}
-    assert all_doors(tmp_path, columns).splits == [0] * 10 + [1] * 14
-
-
-@pytest.mark.parametrize("yes_no", [("1", "0"), ("yes", "no"), ("T", "F"), ("Y", "n"), ("true", "False"), (1.0, 0.0)])
-@pytest.mark.parametrize("name", ["is_test", "isTest", "test", "in_test"])
+@pytest.mark.parametrize(
+    ("name", "yes_no"),
+    [
+        ("is_test", (True, False)),
+        ("is_test", ("1", "0")),
+        ("isTest", ("yes", "no")),
+        ("test", ("T", "F")),
+        ("in_test", ("true", "False")),
+        ("is_test", (1.0, 0.0)),
+    ],
+)
 def test_the_words_for_yes_and_no_are_read_alike(tmp_path: Path, name: str, yes_no: tuple[Any, Any]) -> None:
     columns = {"label": [row % 2 for row in range(ROWS)], name: [yes_no[row < 10] for row in range(ROWS)]}
     assert all_doors(tmp_path, columns).splits == [0] * 10 + [1] * 14
@@ -330,10 +325,8 @@ def test_the_words_for_yes_and_no_are_read_alike(tmp_path: Path, name: str, yes_
     [
         # The rows that no column marks are of the first split without a column, in the order train, test, validation.
         ({"is_test": [1, 0, 0], "is_train": [0, 1, 0]}, [1, 0, 2]),
-        ({"is_test": [True, False, False], "is_val": [False, True, False]}, [1, 2, 0]),
         ({"is_train": [1, 0, 0], "is_val": ["no", "yes", "no"]}, [0, 2, 1]),
         ({"train": [0, 1, 0], "test": [1, 0, 0], "val": [0, 0, 1]}, [1, 0, 2]),
-        ({"test": [1, 0, 0], "val": [0, 1, 0]}, [1, 2, 0]),
     ],
 )
 def test_columns_that_each_mark_a_split_are_combined(
@@ -344,7 +337,7 @@ def test_columns_that_each_mark_a_split_are_combined(
     assert (read.splits, read.groups) == (splits * (ROWS // 3), {})
 
 
-@pytest.mark.parametrize("name", ["set", "fold", "partition", "phase", "subset"])
+@pytest.mark.parametrize("name", ["fold", "partition"])
 def test_a_column_that_holds_words_of_splits_alone_says_the_split(tmp_path: Path, name: str) -> None:
     columns = {"label": [row % 2 for row in range(ROWS)], name: ["train", "Test", "val"] * (ROWS // 3)}
     assert all_doors(tmp_path, columns).splits == [0, 1, 2] * (ROWS // 3)
@@ -358,11 +351,8 @@ def test_a_column_that_holds_words_of_splits_alone_says_the_split(tmp_path: Path
     [
         ({"is_test": [1, 0, None]}, ("no value of is_test", "row 2", "--group-key is_test")),
         ({"is_test": ["yes", "no", "maybe"]}, ("'maybe'", "row 2", "--group-key is_test")),
-        ({"is_val": [0, 1, 2]}, ("'2'", "row 2", "--group-key is_val")),
         ({"inTrain": ["a", "b", "c"]}, ("'a'", "row 0", "--group-key inTrain")),
-        ({"test": ["yes", "no", None]}, ("no value of test", "row 2", "--group-key test")),
         ({"set": ["train", "test", "holdout"]}, ("'holdout'", "row 2", "--group-key set")),
-        ({"fold": ["train", "test", None]}, ("no value of fold", "row 2", "--group-key fold")),
         ({"split": ["train", "test", "morning"]}, ("'morning'", "row 2", "--split-key NAME")),
         ({"splitt": ["train", "test", "val"]}, ("splitt holds words of splits", "--split-key splitt")),
         ({"is_test": [0.5, 0.25, 1.0]}, ("is_test is", "--group-key is_test")),
@@ -376,7 +366,7 @@ def test_a_column_named_like_a_split_that_says_none_stops_every_door(
     table = {"label": [row % 2 for row in range(ROWS)]}
     table |= {name: values * (ROWS // 3) for name, values in columns.items()}
     for door in DOORS:
-        refused(lambda door=door: through(door, tmp_path, table, ColumnChoice()), *said)
+        refused(lambda door=door: through(door, tmp_path, table), *said)
 
 
 def test_a_column_named_like_a_split_is_a_group_if_the_user_says_so(tmp_path: Path) -> None:
@@ -389,12 +379,9 @@ def test_a_column_named_like_a_split_is_a_group_if_the_user_says_so(tmp_path: Pa
     ("name", "values", "splits"),
     [
         ("in_train", [1, 1, 0], [0, 0, 1]),
-        ("is_training", [True, False, True], [0, 1, 0]),
         ("train_set", ["yes", "no", "no"], [0, 1, 1]),
         # Without test rows the validation rows are the test set.
         ("is_val", [1, 0, 0], [1, 0, 0]),
-        ("val", ["1", "0", "0"], [1, 0, 0]),
-        ("my_split", [0, 1, 1], [0, 1, 1]),
         ("part", [0, 1, 2], [0, 1, 2]),
         ("part", ["train", "test", "val"], [0, 1, 2]),
     ],
@@ -406,14 +393,14 @@ def test_the_name_of_the_column_says_what_its_truth_values_mean(
     assert all_doors(tmp_path, columns, ColumnChoice(split=name)).splits == splits * (ROWS // 3)
 
 
-@pytest.mark.parametrize("name", ["part", "not_train", "train_or_test", "fold"])
+@pytest.mark.parametrize("name", ["part", "not_train"])
 def test_a_name_that_does_not_say_it_is_refused(tmp_path: Path, name: str) -> None:
     columns = {"label": [row % 2 for row in range(ROWS)], name: [0, 1, 1] * (ROWS // 3)}
     for door in DOORS:
-        refused(lambda door=door: through(door, tmp_path, columns, ColumnChoice(split=name)), "does not say", "is_test")
+        refused(lambda door=door: through(door, tmp_path, columns, ColumnChoice(split=name)), name)
 
 
-@pytest.mark.parametrize("values", [[0, 1, 2], ["yes", "no", None], [True, True, False]])
+@pytest.mark.parametrize("values", [[0, 1, 2], [True, True, False]])
 def test_val_and_is_valid_alone_mark_no_rows(tmp_path: Path, values: list[Any]) -> None:
     # A value, and whether a row is usable.
     columns: Columns = dict.fromkeys(("val", "is_valid"), values * (ROWS // 3))
@@ -421,7 +408,7 @@ def test_val_and_is_valid_alone_mark_no_rows(tmp_path: Path, values: list[Any]) 
     assert (read.splits, list(read.groups)) == (None, ["val", "is_valid"])
 
 
-@pytest.mark.parametrize("columns", [{"split": ["train"]}, {"is_test": [False]}, {"is_train": ["yes"]}])
+@pytest.mark.parametrize("columns", [{"split": ["train"]}, {"is_test": [False]}])
 def test_without_test_rows_a_fifth_of_the_training_rows_is_held_out(tmp_path: Path, columns: Columns) -> None:
     table = {"label": [row % 2 for row in range(ROWS)], **{name: values * ROWS for name, values in columns.items()}}
     assert all_doors(tmp_path, table).splits is None
@@ -430,7 +417,7 @@ def test_without_test_rows_a_fifth_of_the_training_rows_is_held_out(tmp_path: Pa
 def test_a_table_without_training_rows_is_refused(tmp_path: Path) -> None:
     table = {"label": [row % 2 for row in range(ROWS)], "split": ["test", "val"] * (ROWS // 2)}
     for door in DOORS:
-        refused(lambda door=door: through(door, tmp_path, table, ColumnChoice()), "no training")
+        refused(lambda door=door: through(door, tmp_path, table), "no training")
 
 
 def test_a_value_of_its_own_in_every_row_is_a_group_only_when_asked_for(tmp_path: Path) -> None:
@@ -444,17 +431,14 @@ def test_a_value_of_its_own_in_every_row_is_a_group_only_when_asked_for(tmp_path
 
 @pytest.mark.slow
 def test_a_column_that_may_be_the_labels_is_named_by_every_door(tmp_path: Path) -> None:
-    columns: Columns = {
-        "diagnosis": [["flu", "cold", "none"][row % 3] for row in range(ROWS)], "age": [row % 5 for row in range(ROWS)]
-    }  # fmt: skip
+    diagnosis = [["flu", "cold", "none"][row % 3] for row in range(ROWS)]
+    columns: Columns = {"diagnosis": diagnosis, "age": [row % 5 for row in range(ROWS)]}
     assert all_doors(tmp_path, columns).may_be_labels == {"diagnosis": 3, "age": 5}
-    (tmp_path / "chosen").mkdir()
-    assert all_doors(tmp_path / "chosen", columns, ColumnChoice(label="diagnosis")).classes == ("cold", "flu", "none")
     (tmp_path / "none").mkdir()
     assert all_doors(tmp_path / "none", columns, ColumnChoice(unlabelled=True)).may_be_labels == {}
 
 
-@pytest.mark.parametrize("name", ["病院", "_species", "cell type", "R&D", "a,b", "100%", "domains of life?"])
+@pytest.mark.parametrize("name", ["病院", "cell type", "R&D", "a,b", "100%"])
 def test_any_column_of_few_values_may_be_the_labels(tmp_path: Path, name: str) -> None:
     columns: Columns = {name: [["flu", "cold", "none"][row % 3] for row in range(ROWS)]}
     assert all_doors(tmp_path, columns).may_be_labels == {name: 3}
@@ -497,18 +481,18 @@ def test_of_two_columns_of_one_name_the_exact_one_is_taken(tmp_path: Path) -> No
     assert (read.classes, read.groups) == (("a", "b", "c"), {"Label": columns["Label"]})
     neither = {"Label": columns["Label"], "LABEL": columns["label"]}
     for door in DOORS:
-        refused(
-            lambda door=door: through(door, tmp_path, neither, ColumnChoice()), "may each be the column", "--label-key"
-        )
+        refused(lambda door=door: through(door, tmp_path, neither), "may each be the column", "--label-key")
 
 
 # Shapes and names of columns
 
 
-@pytest.mark.parametrize("names", [("label ", " split", "site "), (" Label", "is_test ", " site")])
-def test_blanks_around_names_are_no_part_of_them(tmp_path: Path, names: tuple[str, str, str]) -> None:
-    values = ([row % 3 for row in range(ROWS)], [row % 2 for row in range(ROWS)], ["x", "y"] * (ROWS // 2))
-    read = all_doors(tmp_path, dict(zip(names, values, strict=True)))
+def test_blanks_around_names_are_no_part_of_them(tmp_path: Path) -> None:
+    rows = range(ROWS)
+    read = all_doors(
+        tmp_path,
+        {" Label": [row % 3 for row in rows], "is_test ": [row % 2 for row in rows], " site": ["x", "y"] * (ROWS // 2)},
+    )
     assert (read.classes, read.splits, list(read.groups)) == (("0", "1", "2"), [0, 1] * (ROWS // 2), ["site"])
 
 
@@ -522,7 +506,7 @@ def test_a_table_of_numbers_beside_the_labels_is_not_the_labels(tmp_path: Path) 
     columns: Columns = {"labels": pairs, "category": ["a", "b"] * (ROWS // 2)}
     for door in DOORS:
         if door != "ingest h5":
-            read = through(door, tmp_path, columns, ColumnChoice())
+            read = through(door, tmp_path, columns)
             assert (read.classes, read.groups, read.unused) == (("a", "b"), {}, {"labels"}), door
 
 
@@ -545,9 +529,9 @@ def test_what_a_table_of_arrow_holds_is_the_same_to_every_door_that_reads_one(tm
         for name, content in (("e", {"embedding": FEATURES.tolist()}), ("h", PICTURES), ("t", {"text": TEXTS})):
             pq.write_table(pa.table({**content, "label": column, "site": column}), tmp_path / f"{name}.parquet")
         for read in (
-            of_embeddings(tmp_path / "e.parquet", ColumnChoice()),
-            of_dataset(f"hf:{tmp_path / 'h.parquet'}", ColumnChoice()),
-            of_dataset(f"texts:{tmp_path / 't.parquet'}", ColumnChoice()),
+            read_file("", tmp_path / "e.parquet"),
+            read_file("hf", tmp_path / "h.parquet"),
+            read_file("texts", tmp_path / "t.parquet"),
         ):
             assert (read.classes, read.labels, list(read.groups)) == (classes, codes, ["site"]), kind
 
@@ -562,10 +546,10 @@ def test_words_and_numbers_in_one_column_of_json_are_words(tmp_path: Path) -> No
     listed = "\n".join(json.dumps({key: row[key] for key in ("path", "label")}) for row in rows)
     (tmp_path / "list.jsonl").write_text(listed)
     for read in (
-        of_embeddings(tmp_path / "e.jsonl", ColumnChoice()),
-        of_embeddings(tmp_path / "e.json", ColumnChoice()),
-        of_dataset(f"folder:{tmp_path / 'list.jsonl'}", ColumnChoice()),
-        through("webdataset", tmp_path, {"label": label}, ColumnChoice()),
+        read_file("", tmp_path / "e.jsonl"),
+        read_file("", tmp_path / "e.json"),
+        read_file("folder", tmp_path / "list.jsonl"),
+        through("webdataset", tmp_path, {"label": label}),
     ):
         assert (read.classes, read.labels[:6]) == (("1", "2.5", "True", "x"), [0, 0, 3, 1, -1, 2])
 
@@ -574,10 +558,10 @@ def test_words_and_numbers_in_one_column_of_json_are_words(tmp_path: Path) -> No
 def test_measurements_and_lists_in_a_csv_are_no_classes(tmp_path: Path, label: list[str]) -> None:
     columns: Columns = {"label": label * (ROWS // 3)}
     for door in ("ingest csv", "folder csv", "texts csv"):
-        refused(lambda door=door: through(door, tmp_path, columns, ColumnChoice()), "label")
+        refused(lambda door=door: through(door, tmp_path, columns), "label")
     columns = {"label": ["a", "b"] * (ROWS // 2), "box": label * (ROWS // 3)}
     for door in ("ingest csv", "folder csv", "texts csv"):
-        read = through(door, tmp_path, columns, ColumnChoice())
+        read = through(door, tmp_path, columns)
         assert (read.groups, read.unused) == ({}, {"box"}), door
 
 
@@ -593,14 +577,12 @@ def test_lines_may_end_in_a_carriage_return_and_files_may_not_be_empty(tmp_path:
         path = DOORS[door][1](tmp_path, columns)
         path.write_bytes(path.read_bytes().replace(b"\r\n", b"\r"))
         kind = DOORS[door][0]
-        read = of_dataset(f"{kind}:{path}", ColumnChoice()) if kind else of_embeddings(path, ColumnChoice())
+        read = read_file(kind, path)
         assert read.classes == ("a", "b")
-    for door, (kind, make) in DOORS.items():
+    for kind, make in DOORS.values():
         path = make(tmp_path, columns)
         path.write_bytes(b"")
-        spec = f"{kind}:{path}"
-        refused(lambda spec=spec, path=path: of_dataset(spec, ColumnChoice()) if spec[0] != ":" else
-                of_embeddings(path, ColumnChoice()), "is empty"), door  # fmt: skip
+        refused(lambda kind=kind, path=path: read_file(kind, path), "is empty")
 
 
 def test_rows_of_one_split_and_of_no_split_are_refused(tmp_path: Path) -> None:
@@ -608,10 +590,7 @@ def test_rows_of_one_split_and_of_no_split_are_refused(tmp_path: Path) -> None:
     for kind, name, array in (("", "X", FEATURES), ("arrays", "x", IMAGES), ("rows", "rows", FEATURES)):
         arrays = {name: array, f"{name}_train": array[:16], f"{name}_test": array[16:]}
         write_npz(tmp_path / "e.npz", arrays, more)
-        read: Callable[[], Read] = lambda: of_embeddings(tmp_path / "e.npz", ColumnChoice())  # noqa: E731
-        if kind:
-            read = lambda kind=kind: of_dataset(f"{kind}:{tmp_path / 'e.npz'}", ColumnChoice())  # noqa: E731
-        refused(read, "split in their name and others without")
+        refused(lambda kind=kind: read_file(kind, tmp_path / "e.npz"), "split")
 
 
 def test_a_column_without_a_split_beside_splits_is_named_as_not_used(tmp_path: Path) -> None:
@@ -619,7 +598,7 @@ def test_a_column_without_a_split_beside_splits_is_named_as_not_used(tmp_path: P
     for kind, name, array in (("", "X", FEATURES), ("arrays", "x", IMAGES), ("rows", "rows", FEATURES)):
         write_npz(tmp_path / "e.npz", {f"{name}_train": array[:16], f"{name}_test": array[16:]}, columns)
         path = tmp_path / "e.npz"
-        read = of_dataset(f"{kind}:{path}", ColumnChoice()) if kind else of_embeddings(path, ColumnChoice())
+        read = read_file(kind, path)
         assert (read.classes, read.unused) == (("0", "1"), {"y"})
 
 
@@ -642,9 +621,9 @@ def test_class_names_of_the_file_are_read_by_every_door(tmp_path: Path) -> None:
         write_npz(tmp_path / "i.npz", {"x": IMAGES, **more}, {"y": label})
         write_npz(tmp_path / "r.npz", {"x": FEATURES, **more}, {"y": label})
         for read in (
-            of_embeddings(tmp_path / "e.npz", ColumnChoice()),
-            of_dataset(f"arrays:{tmp_path / 'i.npz'}", ColumnChoice()),
-            of_dataset(f"rows:{tmp_path / 'r.npz'}", ColumnChoice()),
+            read_file("", tmp_path / "e.npz"),
+            read_file("arrays", tmp_path / "i.npz"),
+            read_file("rows", tmp_path / "r.npz"),
         ):
             assert (read.classes, read.labels, read.unused) == (*expected, set())
     plain = {"label": label}
@@ -652,21 +631,11 @@ def test_class_names_of_the_file_are_read_by_every_door(tmp_path: Path) -> None:
     pq.write_table(named_codes(pa.table({**PICTURES, **plain}), names), tmp_path / "h.parquet")
     pq.write_table(named_codes(pa.table({"text": TEXTS, **plain}), names), tmp_path / "t.parquet")
     for read in (
-        of_embeddings(tmp_path / "e.parquet", ColumnChoice()),
-        of_dataset(f"hf:{tmp_path / 'h.parquet'}", ColumnChoice()),
-        of_dataset(f"texts:{tmp_path / 't.parquet'}", ColumnChoice()),
+        read_file("", tmp_path / "e.parquet"),
+        read_file("hf", tmp_path / "h.parquet"),
+        read_file("texts", tmp_path / "t.parquet"),
     ):
         assert (read.classes, read.labels) == expected
-
-
-def test_class_names_of_several_files_are_those_of_each(tmp_path: Path) -> None:
-    names = ["walrus", "crane", "ant"]
-    (tmp_path / "h").mkdir()
-    for split, rows in (("train", slice(0, 16)), ("test", slice(16, ROWS))):
-        table = pa.table({"image": PICTURES["image"][rows], "label": [row % 2 for row in range(ROWS)][rows]})
-        pq.write_table(named_codes(table, names), tmp_path / "h" / f"{split}.parquet")
-    read = of_dataset(f"hf:{tmp_path / 'h'}", ColumnChoice())
-    assert (read.classes, set(read.labels)) == (tuple(names), {0, 1})
 
 
 def test_class_names_that_are_numbers_are_whole_numbers(tmp_path: Path) -> None:
@@ -684,8 +653,8 @@ def test_a_column_vector_is_a_column(tmp_path: Path, write: Callable[..., None])
     for values in (label, label.astype("f4"), np.array(["a", "b", "c"])[label] if write is write_npz else label):
         columns = {"y": values, "site": values}
         write(path, {"X": FEATURES, "images": IMAGES, **columns}, {})
-        ours = of_embeddings(path, ColumnChoice())
-        theirs = of_dataset(f"arrays:{path}", ColumnChoice())
+        ours = read_file("", path)
+        theirs = read_file("arrays", path)
         assert ours.labels == theirs.labels == [row % 3 for row in range(ROWS)]
         assert ours.groups["site"] == theirs.groups["site"]
 
@@ -695,15 +664,15 @@ def test_one_hot_labels_are_refused_and_no_hint_changes_a_label(tmp_path: Path) 
     write_npz(tmp_path / "i.npz", {"X": FEATURES, "images": IMAGES, "y": np.eye(4, dtype=int)[np.arange(ROWS) % 4]}, {})
     for name in ("e.npz", "i.npz"):
         path = tmp_path / name
-        refused(lambda path=path: of_embeddings(path, ColumnChoice()), "exactly one 1", ".argmax(1)")
-        refused(lambda path=path: of_dataset(f"arrays:{path}", ColumnChoice()), "exactly one 1", ".argmax(1)")
+        refused(lambda path=path: read_file("", path), "exactly one 1", ".argmax(1)")
+        refused(lambda path=path: read_file("arrays", path), "exactly one 1", ".argmax(1)")
 
 
-@pytest.mark.parametrize("pattern", ["{name}_{split}", "{split}_{name}", "{split}/{name}", "{name}/{split}"])
-@pytest.mark.parametrize("ending", ["npz", "h5"])
+@pytest.mark.parametrize(
+    ("pattern", "ending"),
+    [("{name}_{split}", "npz"), ("{split}_{name}", "h5"), ("{split}/{name}", "h5"), ("{name}/{split}", "h5")],
+)
 def test_training_and_test_rows_in_one_file_are_read_by_every_door(tmp_path: Path, pattern: str, ending: str) -> None:
-    if "/" in pattern and ending == "npz":
-        pytest.skip("names of arrays in an npz have no levels")
     label = [[7, 281, 999][row % 3] for row in range(ROWS)]
     site = [["a", "b"][row % 2] for row in range(ROWS)]
     reads = []
@@ -717,7 +686,7 @@ def test_training_and_test_rows_in_one_file_are_read_by_every_door(tmp_path: Pat
         arrays["other"] = FEATURES[:5]
         path = tmp_path / f"{kind}{content}.{ending}"
         (write_h5 if ending == "h5" else write_npz)(path, arrays, columns)
-        reads.append(of_dataset(f"{kind}:{path}", ColumnChoice()) if kind else of_embeddings(path, ColumnChoice()))
+        reads.append(read_file(kind, path))
     for read in reads:
         assert read == reads[0]
     assert reads[0].splits == [1] * 8 + [0] * 16  # in the order of the names of the splits
@@ -738,7 +707,7 @@ def test_two_arrays_of_one_split_are_joined_with_their_own_columns(tmp_path: Pat
         columns = {f"y_{word}": label[rows] for word, rows in reversed(parts.items())}
         path = tmp_path / f"file{kind}.{ending}"
         (write_h5 if ending == "h5" else write_npz)(path, arrays, columns)
-        reads.append(of_dataset(f"{kind}:{path}", ColumnChoice()) if kind else of_embeddings(path, ColumnChoice()))
+        reads.append(read_file(kind, path))
     for read in reads:
         assert read == reads[0]
         # An HDF5 file lists its arrays in the order of their names.
@@ -752,11 +721,11 @@ def test_a_column_goes_with_the_array_of_its_split_unless_there_are_two(tmp_path
     arrays = {"X_train": FEATURES[:10], "X_val": FEATURES[10:16]}
     columns = {"y_train": ["a"] * 10, "y_validation": ["b"] * 6}
     write_npz(tmp_path / "e.npz", arrays, columns)
-    assert of_embeddings(tmp_path / "e.npz", ColumnChoice()).labels == [0] * 10 + [1] * 6
+    assert read_file("", tmp_path / "e.npz").labels == [0] * 10 + [1] * 6
     write_npz(tmp_path / "two.npz", {**arrays, "X_dev": FEATURES[16:22]}, columns)
-    refused(lambda: of_embeddings(tmp_path / "two.npz", ColumnChoice()), "which rows y_validation belongs to")
+    refused(lambda: read_file("", tmp_path / "two.npz"), "which rows y_validation belongs to")
     write_npz(tmp_path / "twice.npz", arrays, {**columns, "y_val": ["c"] * 6})
-    refused(lambda: of_embeddings(tmp_path / "twice.npz", ColumnChoice()), "which rows y_validation belongs to")
+    refused(lambda: read_file("", tmp_path / "twice.npz"), "which rows y_validation belongs to")
 
 
 def test_features_of_two_splits_are_those_of_the_file(tmp_path: Path) -> None:
@@ -771,12 +740,12 @@ def test_features_of_two_splits_are_those_of_the_file(tmp_path: Path) -> None:
 def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
     label = ["ant", "bee", "lion"] * (ROWS // 3)
     write_npz(tmp_path / "e.npz", {"X": FEATURES, "classes": np.array(["ant", "bee"])}, {"label": label})
-    refused(lambda: of_embeddings(tmp_path / "e.npz", ColumnChoice()), "'lion'", "ant, bee")
+    refused(lambda: read_file("", tmp_path / "e.npz"), "'lion'", "ant, bee")
     measured = {"label": label, "domain": [0.5, 1.0] * (ROWS // 2)}
     large = {"label": [2.0**60, 2.0**61] * (ROWS // 2)}
     for door in ("ingest npz", "arrays npz", "rows npz", "hf", "texts parquet"):
-        refused(lambda door=door: through(door, tmp_path, measured, ColumnChoice()), ": domain holds", "--domain-key")
-        refused(lambda door=door: through(door, tmp_path, large, ColumnChoice()), "2^53" if "npz" in door else "label")
+        refused(lambda door=door: through(door, tmp_path, measured), ": domain holds", "--domain-key")
+        refused(lambda door=door: through(door, tmp_path, large), "2^53" if "npz" in door else "label")
 
 
 def test_a_command_that_fails_is_not_advised_again(tmp_path: Path) -> None:
@@ -794,10 +763,8 @@ def test_files_without_a_split_in_their_name_are_named_if_no_other_has_training_
     for name in ("site_a", "site_val", "test_site"):
         write_parquet(tmp_path / "h" / f"{name}.parquet", PICTURES, columns)
         write_tar(tmp_path / "w" / f"{name}.tar", columns)
-    refused(
-        lambda: of_dataset(f"hf:{tmp_path / 'h'}", ColumnChoice()), "site_a.parquet would be left out", "train-0000"
-    )
-    refused(lambda: of_dataset(f"webdataset:{tmp_path / 'w'}", ColumnChoice()), "site_a.tar would be", "train-0000")
+    refused(lambda: read_file("hf", tmp_path / "h"), "site_a.parquet would be left out", "train-0000")
+    refused(lambda: read_file("webdataset", tmp_path / "w"), "site_a.tar would be", "train-0000")
 
 
 # What a user is told, and that nothing is written before
@@ -844,5 +811,5 @@ def test_a_column_of_sentences_beside_embeddings_is_no_error(tmp_path: Path) -> 
     for name in ("text", "sentence", "texts", "content"):
         columns = {name: TEXTS, "label": [row % 3 for row in range(ROWS)]}
         write_parquet(tmp_path / "e.parquet", {"embedding": FEATURES.tolist()}, columns)
-        read = of_embeddings(tmp_path / "e.parquet", ColumnChoice())
+        read = read_file("", tmp_path / "e.parquet")
         assert (read.unused, read.groups, len(read.classes)) == ({name}, {}, 3)
