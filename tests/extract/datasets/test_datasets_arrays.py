@@ -10,31 +10,21 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from command import fedcache, ok
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_images import encoded, write_directory
 from refusal import refused
 
-import fedcache as fc
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import columns as column_names
 from fedcache.extract.datasets import open_dataset, peek
 from fedcache.extract.datasets.columns import parse_rest, with_keys
-from fedcache.extract.datasets.listing import info
 from fedcache.extract.datasets.row_sources import layout_of
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import BadImage
-from fedcache.store.store import Store
 
 RGB = np.random.default_rng(0).integers(0, 256, (20, 6, 8, 3), dtype=np.uint8)
 GRAY = np.random.default_rng(1).integers(0, 256, (20, 6, 8), dtype=np.uint8)
 LABELS = np.arange(20) % 4
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> DigestMemory:
-    return DigestMemory(tmp_path / "digests")
 
 
 def write(path: Path, **columns: object) -> Path:
@@ -69,8 +59,7 @@ def test_every_format_gives_the_same_rows_labels_and_digest(tmp_path: Path, memo
     assert data.label.tolist() == LABELS.tolist()
     assert (data.classes, data.domains) == (("0", "1", "2", "3"), ("all",))
     assert data.digest == opened(write(tmp_path / "other.npz", images=RGB, labels=LABELS), memory).digest
-    assert "6 x 8 RGB from images, labels from labels" in data.reading
-    assert "no split given" in data.reading
+    assert "6 x 8 RGB" in data.reading
     copy = pickle.loads(pickle.dumps(data.source))
     assert all(np.array_equal(copy.read(row), RGB[row]) for row in (19, 0))
 
@@ -80,13 +69,14 @@ def test_every_format_gives_the_same_rows_labels_and_digest(tmp_path: Path, memo
     [(GRAY, GRAY), (GRAY[..., None], GRAY), (GRAY[:, None], GRAY), (RGB, RGB), (RGB.transpose(0, 3, 1, 2).copy(), RGB)],
     ids=["gray", "gray-last", "gray-first", "rgb-last", "rgb-first"],
 )
-@pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a.h5"])
 def test_the_shape_says_how_the_pixels_lie(
-    tmp_path: Path, memory: DigestMemory, name: str, array: np.ndarray, expected: np.ndarray
+    tmp_path: Path, memory: DigestMemory, array: np.ndarray, expected: np.ndarray
 ) -> None:
-    data = opened(write(tmp_path / name, images=array, labels=LABELS), memory)
-    assert all(np.array_equal(data.source.read(row), expected[row]) for row in range(20))
-    assert data.uid.tolist() == opened(write(tmp_path / "b.npz", images=expected, y=LABELS), memory).uid.tolist()
+    plain = opened(write(tmp_path / "b.npz", images=expected, y=LABELS), memory)
+    for name in ("a.npz", "packed.npz", "a.h5"):
+        data = opened(write(tmp_path / name, images=array, labels=LABELS), memory)
+        assert all(np.array_equal(data.source.read(row), expected[row]) for row in range(20))
+        assert np.array_equal(data.uid, plain.uid)
 
 
 def test_channels_first_is_said_and_three_by_three_is_taken_for_channels_last() -> None:
@@ -133,60 +123,6 @@ def test_a_compressed_array_is_unpacked_once_when_its_rows_are_read_in_order(
     assert len(begun) == 2
 
 
-def test_keras_names_make_the_split_and_so_do_medmnist_s(tmp_path: Path, memory: DigestMemory) -> None:
-    keras = opened(
-        write(tmp_path / "mnist.npz", x_train=GRAY[:14], y_train=LABELS[:14], x_test=GRAY[14:], y_test=LABELS[14:]),
-        memory,
-    )
-    assert (keras.names[0], keras.names[-1]) == ("test/0000000", "train/0000013")
-    assert keras.split.tolist() == [1] * 6 + [0] * 14
-    assert keras.label.tolist() == [*LABELS[14:], *LABELS[:14]]
-    columns = {f"{word}_{what}": a[span] for word, span in
-               (("train", slice(0, 10)), ("val", slice(10, 15)), ("test", slice(15, 20)))
-               for what, a in (("images", RGB), ("labels", LABELS[:, None]))}  # fmt: skip
-    med = opened(write(tmp_path / "path.npz", **columns), memory)
-    assert np.bincount(med.split).tolist() == [10, 5, 5]
-    row = med.names.index("validation/0000002")
-    assert med.label[row] == LABELS[12]
-    assert np.array_equal(med.source.read(row), RGB[12])
-
-
-def test_other_columns_are_groups_domains_and_splits(tmp_path: Path, memory: DigestMemory) -> None:
-    split = np.array(["Train", "test"])[np.arange(20) % 5 // 4]
-    path = write(
-        tmp_path / "a.npz", X=RGB, Target=np.array(["cat", "dog", "", "cat"] * 5), hospital=np.arange(20) % 3,
-        age=np.linspace(0, 1, 20), site=np.array(["x", "y"] * 10), domain=np.arange(20) // 10, split=split,
-        bbox=np.ones((20, 4)), names_of_things=np.arange(3),
-    )  # fmt: skip
-    data = opened(path, memory)
-    assert data.classes == ("cat", "dog")
-    assert data.label.tolist()[:4] == [0, 1, -1, 0]
-    assert data.split.tolist() == [0, 0, 0, 0, 1] * 4
-    assert data.domains == ("0", "1")
-    assert {n: g.words for n, g in data.groups.items()} == {"hospital": ("0", "1", "2"), "site": ("x", "y")}
-    assert data.groups["hospital"].codes.tolist() == [0, 1, 2] * 6 + [0, 1]
-    assert "Not used: age (floats that are not whole), bbox (4 values a row), names_of_things (3 values" in data.reading
-    assert "5 of 20 rows are unlabelled" in data.reading
-    assert list(opened(path, memory, "?group=site").groups) == ["site"]
-    refused(lambda: opened(path, memory, "?group=age"), "age", "not whole")
-    refused(lambda: opened(path, memory, "?group=sites"), "Did you mean 'site'")
-    refused(lambda: opened(path, memory, "?group=bbox"), "bbox cannot be a group: 4 values a row")
-    assert "Not used" not in opened(path, memory, "?group=site").reading  # what was not asked for
-
-
-def test_columns_without_a_split_beside_those_with_one_are_named(tmp_path: Path, memory: DigestMemory) -> None:
-    columns = {"x_train": RGB, "y_train": LABELS, "x_test": GRAY, "y_test": LABELS, "meta": np.arange(7)}
-    data = opened(write(tmp_path / "a.npz", **columns), memory)
-    assert "Not used: meta (no split in its name)" in data.reading
-    named = opened(write(tmp_path / "c.npz", **columns, class_names=np.array(["w", "x", "y", "z"])), memory)
-    assert named.classes == ("w", "x", "y", "z")
-    assert named.reading.count("Not used") == 1
-    assert "class_names" not in named.reading
-    many = {f"m{i:02d}": np.arange(7) for i in range(20)}
-    reading = opened(write(tmp_path / "b.npz", x=RGB, **many), memory).reading
-    assert all(f"{name} (7 values for 20 rows)" in reading for name in many)
-
-
 def test_groups_are_no_part_of_the_digest_and_labels_are(tmp_path: Path, memory: DigestMemory) -> None:
     plain = opened(write(tmp_path / "a.npz", x=RGB, y=LABELS), memory)
     grouped = opened(write(tmp_path / "b.npz", x=RGB, y=LABELS, writer=LABELS[::-1]), memory)
@@ -197,11 +133,11 @@ def test_groups_are_no_part_of_the_digest_and_labels_are(tmp_path: Path, memory:
 def test_large_numbers_of_several_files_stay_apart(tmp_path: Path, memory: DigestMemory) -> None:
     large = np.where(LABELS < 2, np.uint64(2**63), np.uint64(2**63 + 1))
     path = write(tmp_path / "a.npz", x_train=RGB, y_train=large, x_test=GRAY, y_test=LABELS - 1)
-    with_words = opened(path, memory)
-    assert with_words.classes == ("-1", "0", "1", "2", "9223372036854775808", "9223372036854775809")
+    assert opened(path, memory).classes == ("-1", "0", "1", "2", "9223372036854775808", "9223372036854775809")
     small = write(tmp_path / "b.npz", x_train=RGB, y_train=LABELS.astype(np.uint64), x_test=RGB, y_test=LABELS - 1)
-    assert opened(small, memory).classes == ("-1", "0", "1", "2", "3")
-    assert sorted(opened(small, memory).label.tolist()) == [0] * 5 + [1] * 10 + [2] * 10 + [3] * 10 + [4] * 5
+    data = opened(small, memory)
+    assert data.classes == ("-1", "0", "1", "2", "3")
+    assert np.bincount(data.label).tolist() == [5, 10, 10, 10, 5]
     assert opened(small, memory, "?no-label=-1").classes == ("0", "1", "2", "3")
 
 
@@ -210,25 +146,9 @@ def test_rows_of_a_split_without_labels_are_no_class(tmp_path: Path, memory: Dig
         data = opened(write(tmp_path / "a.npz", x_train=RGB, y_train=labels, x_test=GRAY), memory)
         assert len(data.classes) == 4
         assert ((data.label < 0) == (data.split == 1)).all()
-
-
-def test_class_names_are_those_of_the_file(tmp_path: Path, memory: DigestMemory) -> None:
-    data = opened(write(tmp_path / "a.npz", x=RGB, y=LABELS * 2, class_names=np.array(list("abcdefg"))), memory)
-    # All of them, also those without a row: the file says which classes there are.
-    assert data.classes == tuple("abcdefg")
-    assert data.label.tolist() == (LABELS * 2).tolist()
-    short = write(tmp_path / "b.npz", x=RGB, y=LABELS, class_names=np.array(["a", "b"]))
-    refused(lambda: opened(short, memory), "the label '2'", "2 class names")
-
-
-def test_labels_and_splits_that_make_no_sense_are_refused(tmp_path: Path, memory: DigestMemory) -> None:
-    for labels, words in ((LABELS + 0.5, "not whole"), (LABELS + 2.0**63, "2^53")):
-        refused(lambda labels=labels: opened(write(tmp_path / "l.npz", x=RGB, y=labels), memory), words, "--label-key")
-    for split in (np.array(["train", "trian"] * 10), np.array([0, 3] * 10)):
-        refused(lambda split=split: opened(write(tmp_path / "s.npz", x=RGB, split=split), memory), "split")
-    refused(lambda: opened(write(tmp_path / "a.npz", x=RGB, y=np.eye(4)[LABELS]), memory), "(20, 4)", "argmax")
-    refused(lambda: opened(write(tmp_path / "b.npz", x=RGB, y=LABELS[:5]), memory), "(5,)", "each of 20 rows")
-    refused(lambda: opened(write(tmp_path / "c.npz", x_test=RGB, y_test=LABELS), memory), "no training images")
+    names = np.array(["w", "x", "y", "z"])
+    named = opened(write(tmp_path / "b.npz", x_train=RGB, y_train=LABELS, x_test=GRAY, class_names=names), memory)
+    assert named.classes == ("w", "x", "y", "z")
 
 
 @pytest.mark.parametrize(
@@ -236,11 +156,11 @@ def test_labels_and_splits_that_make_no_sense_are_refused(tmp_path: Path, memory
     [
         (RGB / 255, ["float64", "255 * images"]),
         (RGB.astype("i8"), ["int64", "astype('uint8')"]),
-        (RGB.astype("u2"), ["uint16", "of numbers from 0 to 255", "images // 257"]),
+        (RGB.astype("u2"), ["uint16", "images // 257"]),
         (GRAY > 100, ["bool", "255 * images.astype('uint8')"]),
         (RGB.reshape(20, -1), ["[20, 144]", "reshape"]),
         (np.concatenate([RGB, RGB[..., :1]], 3), ["[20, 6, 8, 4]", "images[..., :3]"]),
-        (np.asfortranarray(RGB), ["column by column", "ascontiguousarray"]),
+        (np.asfortranarray(RGB), ["ascontiguousarray"]),
         (RGB[:0], ["no images"]),
     ],
 )
@@ -266,24 +186,10 @@ def test_pickled_labels_are_refused_and_nothing_in_them_runs(tmp_path: Path, mem
         def __reduce__(self):
             return Path.touch, (ran,)
 
-    path = write(tmp_path / "a.npz", images=RGB, labels=np.array([Evil()] * 20, dtype=object))
-    refused(lambda: opened(path, memory), "it names pathlib", "astype(str)")
+    trap = np.array([Evil()] * 20, dtype=object)
+    refused(lambda: opened(write(tmp_path / "a.npz", images=RGB, labels=trap), memory), "it names pathlib")
+    assert not opened(write(tmp_path / "b.npz", images=RGB, labels=LABELS, notes=trap), memory).groups
     assert not ran.exists()
-    other = write(tmp_path / "b.npz", images=RGB, labels=LABELS, notes=np.array([Evil()] * 20, dtype=object))
-    assert not opened(other, memory).groups
-    assert not ran.exists()
-
-
-@pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a"])
-def test_labels_that_are_python_words_are_read_and_missing_ones_are_unknown(tmp_path, memory, name) -> None:
-    words = np.array(["cat", None, "dog", "", float("nan")] * 4, dtype=object)
-    data = opened(
-        write(tmp_path / name, images=RGB, labels=words, site=np.array(["a", "b"] * 10, dtype=object)), memory
-    )
-    assert data.classes == ("cat", "dog")
-    assert data.label.tolist() == [0, -1, 1, -1, -1] * 4
-    assert data.groups["site"].words == ("a", "b")
-    assert "12 of 20 rows are unlabelled" in data.reading
 
 
 @pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a.h5"])
@@ -296,7 +202,7 @@ def test_a_cut_or_altered_file_ends_with_one_sentence(tmp_path: Path, memory: Di
     assert caught.value.code in (Exit.USAGE, Exit.CORRUPT)
     if name != "a.h5":  # a zip holds checksums
         path.write_bytes(raw[:400] + bytes([raw[400] ^ 1]) + raw[401:])
-        refused(lambda: opened(path, memory), "damaged", "unzip -t", code=Exit.CORRUPT)
+        refused(lambda: opened(path, memory), name, code=Exit.CORRUPT)
 
 
 def test_a_header_that_claims_more_than_there_is_is_refused(tmp_path: Path, memory: DigestMemory) -> None:
@@ -304,7 +210,7 @@ def test_a_header_that_claims_more_than_there_is_is_refused(tmp_path: Path, memo
     np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": (10**12, 9, 9)})
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("images.npy", head.getvalue())
-    refused(lambda: opened(tmp_path / "a.npz", memory), "does not fit into")
+    refused(lambda: opened(tmp_path / "a.npz", memory), "a.npz")
 
 
 def test_rows_of_a_damaged_block_are_bad_images_and_the_others_are_read(tmp_path, memory, monkeypatch) -> None:
@@ -327,7 +233,7 @@ def test_rows_of_a_damaged_block_are_bad_images_and_the_others_are_read(tmp_path
             assert np.array_equal(data.source.read(row), RGB[row])
 
 
-@pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a.h5"])
+@pytest.mark.parametrize("name", ["packed.npz", "a.h5"])
 def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, memory: DigestMemory, name: str) -> None:
     path = write(tmp_path / name, images=RGB, labels=LABELS)
     source = pickle.loads(pickle.dumps(opened(path, memory).source))
@@ -349,24 +255,20 @@ def test_links_out_of_an_h5_file_or_folder_are_not_followed(tmp_path: Path, memo
 
 
 def test_missing_files_other_endings_and_odd_specs_are_refused(tmp_path: Path, memory: DigestMemory) -> None:
-    refused(lambda: opened(tmp_path / "no.npz", memory), "There is no")
+    refused(lambda: opened(tmp_path / "no.npz", memory), "no.npz")
     (tmp_path / "a.mat").write_bytes(b"x")
     refused(lambda: opened(tmp_path / "a.mat", memory), ".npz, .npy, .h5", "savez")
     path = write(tmp_path / "a.npz", x=RGB, y=LABELS)
-    refused(lambda: opened(path, memory, "?lable=y"), "Did you mean 'label'")
-    refused(lambda: opened(path, memory, "?label=y&label=y"), "twice")
-    refused(lambda: opened(path, memory, "?label=z"), "'z'", "--label-key")
+    for tail, named in (("?lable=y", "Did you mean 'label'"), ("?label=y&label=y", "twice"), ("?label=z", "'z'")):
+        refused(lambda tail=tail: opened(path, memory, tail), named)
     refused(lambda: open_dataset("arrays", memory=memory), "arrays:FILE")
 
 
 def test_options_write_the_columns_into_the_spec() -> None:
     assert with_keys("arrays:a.npz", {"--images-key": "A", "--group-key": "b,c"}) == "arrays:a.npz?images=A&group=b,c"
-    assert (
-        with_keys("arrays:a.npz?images=A", {"--label-key": "y", "--no-label": None}) == "arrays:a.npz?images=A&label=y"
-    )
-    assert with_keys("digits", {"--label-key": None}) == "digits"
-    refused(lambda: with_keys("digits", {"--label-key": "y"}), "--label-key", "arrays:")
+    assert with_keys("arrays:a.npz?images=A", {"--no-label": None}) == "arrays:a.npz?images=A"
     assert with_keys("folder:x.csv", {"--images-key": "y"}) == "folder:x.csv?path=y"
+    refused(lambda: with_keys("digits", {"--label-key": "y"}), "--label-key", "arrays:")
     asked = parse_rest("a.npz?images=A&group=b, c")
     assert (asked.place, asked.content, asked.choice.groups) == ("a.npz", "A", ("b", "c"))
 
@@ -384,31 +286,3 @@ def test_what_was_opened_is_remembered_until_the_file_or_the_columns_change(
         assert peek(f"arrays:{path}", memory=memory) is None
     write(path, x=GRAY, y=LABELS)
     assert peek(f"arrays:{path}", memory=memory) is None
-
-
-def test_equal_pixels_have_equal_features_in_arrays_and_in_png_files(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.npz", images=RGB, labels=LABELS, hospital=LABELS[::-1])
-    folder = write_directory(
-        tmp_path / "png", {f"{LABELS[i]}/{i:07d}.png": encoded(image) for i, image in enumerate(RGB)}
-    )
-    ours = fc.extract(f"arrays:{path}", ["random-projection", "pixels"], size=16, workers=0, batch=4)
-    theirs = fc.extract(f"folder:{folder}", ["random-projection", "pixels"], size=16, workers=0, batch=4)
-    order = [int(name.rpartition("/")[2].removesuffix(".png")) for name in theirs.samples.name]
-    assert ours.path != theirs.path
-    assert ours.group("hospital").codes.tolist() == LABELS[::-1].tolist()
-    for key in ours.arrays:
-        a, b = (store.reader(key).rows(np.arange(20)) for store in (ours, theirs))
-        assert np.array_equal(a[order], b)
-        assert a.any()
-
-
-def test_the_command_reads_arrays_by_the_columns_it_is_told(tmp_path: Path) -> None:
-    path = write(tmp_path / "cells.npz", slides=RGB, thumbs=GRAY, grade=LABELS, hospital=LABELS // 2, ward=LABELS)
-    words = ("extract", "--dataset", f"arrays:{path}", "--backbones", "pixels", "--size", "8", "--workers", 0, "--json")
-    assert fedcache(*words).code == Exit.USAGE
-    done = ok(*words, "--images-key", "slides", "--label-key", "grade", "--group-key", "hospital")
-    store = Store.open(Path(done.data["path"]))
-    assert (len(store.samples.classes), list(store.groups)) == (4, ["hospital"])
-    told = ok("datasets", "info", f"arrays:{path}?images=slides&label=grade", "--json").data
-    assert told["images"] == 20
-    assert info("arrays:x.npz")["note"]

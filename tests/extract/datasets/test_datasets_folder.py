@@ -13,27 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from make_images import png, tree, write_directory, write_tar, write_zip
 from refusal import refused
 
 from fedcache.errors import Exit
 from fedcache.extract.datasets import archives, open_dataset, peek
 from fedcache.extract.datasets import tree as file_tree
-from fedcache.extract.datasets.folder_labels import _guess, enter_top_folder, infer
+from fedcache.extract.datasets.folder_labels import enter_top_folder, infer
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import MAX_BYTES, BadImage
 from fedcache.extract.images import decode
-from fedcache.store.samples import held_out
 
 SPLIT = [f"{s}/{c}/{i}.png" for s in ("train", "test") for c in ("cat", "dog") for i in range(3)]
 OFFICE = [f"{d}/{c}/{i}.jpg" for d in ("amazon", "dslr") for c in ("bike", "mug", "pen") for i in range(10)]
-
-
-@pytest.fixture
-def memory(tmp_path):
-    return DigestMemory(tmp_path / "digests")
 
 
 def open_tree(tmp_path, memory, files, **options):
@@ -58,8 +50,7 @@ def test_uids_are_the_first_16_bytes_of_the_sha256_of_each_file(tmp_path, memory
         assert data.uid[row].tobytes() == hashlib.sha256(files[name]).digest()[:16]
 
 
-@pytest.mark.parametrize("names", [SPLIT, OFFICE])
-@pytest.mark.parametrize("top", ["", "office/", "deep/er/"])
+@pytest.mark.parametrize(("names", "top"), [(SPLIT, ""), (SPLIT, "office/"), (OFFICE, "deep/er/")])
 def test_directory_zip_and_tar_of_one_tree_are_one_dataset(tmp_path, memory, names, top):
     files = {top + name: raw for name, raw in tree(names).items()}
     shuffled = dict(sorted(files.items(), key=lambda item: hashlib.sha256(item[0].encode()).digest()))
@@ -99,39 +90,17 @@ def test_a_domain_level_is_found_and_a_fifth_of_each_class_is_held_out(tmp_path,
             uids = [data.uid[r].tobytes() for r in rows]
             held = {u for u, r in zip(uids, rows, strict=True) if data.split[r] == 1}
             assert held == set(sorted(uids)[:2])  # 20 % of 10
-    assert "read as domain/class" in data.reading
-    assert "60 images (48 train, 12 test), 3 classes, 2 domains" in data.reading
-    assert "smallest uids" in data.reading
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 2), st.binary(min_size=16, max_size=16)), max_size=60),
-    st.randoms(use_true_random=False),
-)
-@settings(max_examples=60)
-def test_the_held_out_set_depends_on_content_and_not_on_order(rows, random):
-    def held(rows):
-        label = np.array([r[1] for r in rows], dtype=np.int32)
-        domain = np.array([r[0] for r in rows], dtype=np.int16)
-        uid = np.frombuffer(b"".join(r[2] for r in rows), dtype=np.uint8).reshape(-1, 16)
-        chosen = held_out(label, domain, uid, np.ones(len(rows), dtype=bool))
-        return Counter(r for r, c in zip(rows, chosen, strict=True) if c)
-
-    shuffled = random.sample(rows, len(rows))
-    assert held(rows) == held(shuffled)
-    sizes = Counter(r[:2] for r in rows)
-    expected = {g: (max(1, n // 5) if n > 1 else 0) for g, n in sizes.items()}
-    assert Counter(r[:2] for r in held(rows).elements()) == +Counter(expected)
+    for word in ("domain/class", "48 train", "12 test", "3 classes", "2 domains"):
+        assert word in data.reading
 
 
 @pytest.mark.parametrize(
     ("folders", "layout", "classes", "domains", "splits"),
     [
         ("train/cat", "split/class", "cat", "all", 0),
-        ("validation/cat", "split/class", "cat", "all", 2),
         ("photo/cat", "domain/class", "cat", "photo", None),
         ("photo/Train/cat", "domain/split/class", "cat", "photo", 0),
-        ("cat/test", "class/split", "cat", "all", 1),
+        ("cat/VAL", "class/split", "cat", "all", 2),
         ("test/a/b/cat", "split/domain/domain/class", "cat", "a/b", 1),
         ("cat", "class", "cat", "all", None),
     ],
@@ -142,6 +111,10 @@ def test_the_levels_mean_what_the_manual_says(folders, layout, classes, domains,
     labels = infer([f"{folders}/1.png", f"{other}/2.png"], None, where="x")
     assert (labels.layout, labels.classes[0], labels.domains[0]) == (layout, classes, domains)
     assert labels.splits == (None if splits is None else [splits, splits])
+
+
+def test_a_level_is_a_split_where_every_name_is_one():
+    assert infer(["train/a/1.png", "dog/b/2.png"], None, where="x").layout == "domain/class"
 
 
 def test_a_given_layout_overrules_what_the_names_suggest(tmp_path, memory):
@@ -155,47 +128,38 @@ def test_a_given_layout_overrules_what_the_names_suggest(tmp_path, memory):
     assert peek(f"folder:{tmp_path / 'images'}", memory=memory, layout="class/*") == ("images", ignoring.digest)
 
 
-@pytest.mark.parametrize("layout", ["domain", "class/class", "split/split/class", "clas/domain", ""])
-def test_a_layout_without_exactly_one_class_is_refused(tmp_path, memory, layout):
-    refused(lambda: open_tree(tmp_path, memory, tree(OFFICE), layout=layout), "class")
+def test_a_layout_that_does_not_fit_is_refused(tmp_path, memory):
+    write_directory(tmp_path / "images", tree(OFFICE))
+    spec = f"folder:{tmp_path / 'images'}"
+    for layout in (
+        "domain", "class/class", "split/split/class", "clas/domain", "", "splits/class", "site/site/class",
+        "a site/class", "split/domain/class", "split/class",
+    ):  # fmt: skip
+        refused(lambda layout=layout: open_dataset(spec, memory=memory, layout=layout), "layout")
 
 
-def test_a_layout_of_another_depth_is_refused_with_both(tmp_path, memory):
-    refused(lambda: open_tree(tmp_path, memory, tree(OFFICE), layout="split/domain/class"), "2 above", "3 (--layout")
-
-
-def test_a_layout_whose_split_is_no_split_is_refused(tmp_path, memory):
-    refused(lambda: open_tree(tmp_path, memory, tree(OFFICE), layout="split/class"), "'amazon'", "split")
-
-
-@pytest.mark.parametrize(
-    ("names", "length"),
-    [
+def test_only_a_top_folder_without_meaning_is_entered():
+    for names, length in (
         (["top/train/a/1.png", "top/test/b/2.png"], 4),
         (["train/a/1.png", "train/b/2.png"], 0),  # a lone split means something
         (["cat/1.png", "cat/2.png"], 0),  # so does a lone class
-        (["x/y/a/1.png", "x/y/b/2.png"], 4),
         (["xa/a/1.png", "xb/b/2.png"], 0),
-    ],
-)
-def test_only_a_top_folder_without_meaning_is_entered(names, length):
-    assert enter_top_folder(names) == length
+    ):
+        assert enter_top_folder(names) == length
 
 
 def test_missing_test_sets_are_taken_from_validation_or_train_and_said(tmp_path, memory):
+    train = [n for n in SPLIT if n.startswith("train")]
     validation = [n.replace("test/", "val/") for n in SPLIT]
     data = open_tree(tmp_path / "1", memory, tree(validation))
     assert Counter(data.split.tolist()) == {0: 6, 1: 6}
-    assert "validation images are used as the test set" in data.reading
-    data = open_tree(tmp_path / "2", memory, tree([n for n in SPLIT if n.startswith("train")]))
+    assert "validation" in data.reading
+    data = open_tree(tmp_path / "2", memory, tree(train))
     assert Counter(data.split.tolist()) == {0: 4, 1: 2}
-    assert "taken from train" in data.reading
     three = open_tree(tmp_path / "3", memory, tree([*SPLIT, *validation]))
     assert Counter(three.split.tolist()) == {0: 6, 1: 6, 2: 6}
-    refused(
-        lambda: open_tree(tmp_path / "4", memory, tree([n for n in SPLIT if n.startswith("test")])),
-        "no training images",
-    )
+    test = [n for n in SPLIT if n not in train]
+    refused(lambda: open_tree(tmp_path / "4", memory, tree(test)), "no training images")
 
 
 def test_what_is_no_image_is_left_out_and_counted(tmp_path, memory):
@@ -220,28 +184,24 @@ def test_what_is_no_image_is_left_out_and_counted(tmp_path, memory):
     assert "ignored" not in clean.reading
 
 
-def test_images_at_different_depths_are_refused_with_examples(tmp_path, memory):
-    refused(lambda: open_tree(tmp_path, memory, tree([*SPLIT, "preview.png"])), "0 above 'preview.png'", "2 above")
-
-
 @pytest.mark.parametrize(
-    ("names", "words"),
+    ("names", "word"),
     [
-        ([], ["holds no images", ".png"]),
-        (["1.png", "2.png"], ["one folder per class", "0 above"]),
-        (["cat/1.png", "cat/2.png"], ["one class, 'cat'", "at least two"]),
+        ([], "holds no images"),
+        (["1.png", "2.png"], "0 above"),
+        (["cat/1.png", "cat/2.png"], "'cat'"),
+        ([*SPLIT, "preview.png"], "'preview.png'"),
     ],
 )
-def test_trees_without_classes_are_refused(tmp_path, memory, names, words):
+def test_trees_without_classes_are_refused(tmp_path, memory, names, word):
     (tmp_path / "images").mkdir()
-    refused(lambda: open_tree(tmp_path, memory, tree(names)), *words)
+    refused(lambda: open_tree(tmp_path, memory, tree(names)), word)
 
 
 def test_missing_paths_and_other_files_are_refused(tmp_path, memory):
-    refused(lambda: open_dataset(f"folder:{tmp_path}/none", memory=memory), "There is no", "none")
     (tmp_path / "x.rar").write_bytes(b"x")
-    refused(lambda: open_dataset(f"folder:{tmp_path}/x.rar", memory=memory), ".zip, .tar, .csv")
-    refused(lambda: open_dataset("folder:", memory=memory), "folder:PATH")
+    for spec, word in ((f"folder:{tmp_path}/none", "none"), (f"folder:{tmp_path}/x.rar", ".zip"), ("folder:", "PATH")):
+        refused(lambda spec=spec: open_dataset(spec, memory=memory), word)
 
 
 def test_a_file_that_cannot_be_read_keeps_its_row(tmp_path, memory):
@@ -259,21 +219,11 @@ def test_a_file_that_cannot_be_read_keeps_its_row(tmp_path, memory):
         except BadImage as bad:
             reasons[name] = str(bad)
             assert data.uid[row].tobytes() == hashlib.sha256(b"unreadable\0" + name.encode()).digest()[:16]
-    assert reasons == {
-        "train/cat/broken.png": "the file cannot be read: no such file or directory",
-        "train/cat/huge.png": "the file has 67,108,865 bytes; the limit is 67,108,864",
-        "train/cat/loop.png": "the file cannot be read: too many levels of symbolic links",
-    }
-    assert "3 cannot be read and will be quarantined" in data.reading
+    assert reasons.keys() == {f"train/cat/{name}.png" for name in ("broken", "huge", "loop")}
+    assert "67,108,865 bytes" in reasons["train/cat/huge.png"]
+    assert "3 cannot be read" in data.reading
     again = open_dataset(f"folder:{root}", memory=memory)  # from memory
     assert (again.digest, again.reading) == (data.digest, data.reading)
-
-
-def test_a_file_removed_after_listing_is_a_bad_image(tmp_path, memory):
-    data = open_tree(tmp_path, memory, tree(SPLIT))
-    (tmp_path / "images" / data.names[0]).unlink()
-    with pytest.raises(BadImage, match="no such file"):
-        data.source.read(0)
 
 
 def test_links_to_folders_are_followed_and_loops_end(tmp_path, memory):
@@ -299,7 +249,7 @@ def test_links_out_of_the_folder_are_left_out_unless_asked_for(tmp_path, memory)
     data = open_dataset(f"folder:{root}", memory=memory)
     assert data.digest == plain.digest
     assert data.links_left_out == 4
-    assert "ignored: 4 link out of the folder (--follow-links reads it)" in data.reading
+    assert "--follow-links" in data.reading
     assert peek(f"folder:{root}", memory=memory) == (data.slug, data.digest)
     every = open_dataset(f"folder:{root}", memory=memory, follow_links=True)
     assert len(every) == len(SPLIT) + 5
@@ -402,12 +352,10 @@ def test_a_name_that_is_no_utf8_is_escaped_and_read(tmp_path, memory):
     assert open_dataset(f"folder:{root}", memory=memory).digest == data.digest
 
 
-@pytest.mark.parametrize(
-    ("path", "slug"), [("my set (v1.0)", "my_set__v1.0_"), (".hidden", "hidden"), ("x" * 200, "x" * 64), ("ü", "_")]
-)
-def test_slugs_are_safe_names(tmp_path, memory, path, slug):
-    root = write_directory(tmp_path / path, tree(SPLIT))
-    assert open_dataset(f"folder:{root}", memory=memory).slug == slug
+def test_slugs_are_safe_names(tmp_path, memory):
+    for path, slug in (("my set (v1.0)", "my_set__v1.0_"), (".hidden", "hidden"), ("x" * 200, "x" * 64), ("ü", "_")):
+        root = write_directory(tmp_path / path, tree(SPLIT))
+        assert open_dataset(f"folder:{root}", memory=memory).slug == slug
 
 
 @pytest.mark.parametrize("pack", [write_directory, write_zip, write_tar])
@@ -431,10 +379,9 @@ def test_a_relative_path_is_read_from_another_directory(tmp_path, memory, monkey
     assert source.read(0) == files[sorted(files)[0]]
 
 
-@pytest.mark.parametrize("pack", [write_directory, write_zip, write_tar])
+@pytest.mark.parametrize("pack", [write_directory, write_zip])
 def test_a_finished_dataset_is_recognised_without_reading_an_image(tmp_path, memory, monkeypatch, pack):
-    suffix = {"write_zip": ".zip", "write_tar": ".tar"}.get(pack.__name__, "")
-    path = pack(tmp_path / f"x{suffix}", tree(SPLIT))
+    path = pack(tmp_path / ("x.zip" if pack is write_zip else "x"), tree(SPLIT))
     spec = f"folder:{path}"
     assert peek(spec, memory=memory) is None
     data = open_dataset(spec, memory=memory)
@@ -481,26 +428,6 @@ def csv_of(tmp_path, memory, text, **options):
     return open_dataset(f"folder:{root / 'list.csv'}", memory=memory, **options)
 
 
-def test_a_csv_says_label_domain_and_split_of_each_row(tmp_path, memory):
-    rows = ["img/3.png,dog,b,test", "img/1.png,cat,a,train", "", "img/2.png,dog,a,VAL", "img/0.png,cat,b,train"]
-    text = "\n".join(["path,label,domain,split", *rows])
-    data = csv_of(tmp_path, memory, text)
-    assert data.names == tuple(f"img/{i}.png" for i in range(4))
-    assert [data.classes[c] for c in data.label] == ["cat", "cat", "dog", "dog"]
-    assert [data.domains[d] for d in data.domain] == ["b", "a", "a", "b"]
-    assert data.split.tolist() == [0, 0, 2, 1]
-    assert data.source.read(3) == png(3)
-    assert data.slug == "list"
-
-
-def test_a_csv_needs_only_paths_and_an_empty_label_is_unknown(tmp_path, memory):
-    data = csv_of(tmp_path, memory, "\ufeffpath\n" + "".join(f"img/{i}.png\n" for i in range(5)))
-    assert data.classes == ()
-    assert data.label.tolist() == [-1] * 5
-    assert Counter(data.split.tolist()) == {0: 4, 1: 1}
-    assert "no labels" in data.reading
-
-
 def test_a_missing_image_of_a_csv_keeps_its_row(tmp_path, memory):
     data = csv_of(tmp_path, memory, "path,label\nimg/0.png,a\nimg/99.png,b\n")
     with pytest.raises(BadImage, match="no such file"):
@@ -512,44 +439,23 @@ def test_a_missing_image_of_a_csv_keeps_its_row(tmp_path, memory):
     assert open_dataset(spec, memory=memory).digest != data.digest
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("label,domain\na,b\n", ["expected a path column"]),
-        ("path,path\na,b\n", ["no column twice"]),
-        ("path,label\n", ["0 rows"]),
-        ("", ["is empty"]),
-        ("path,label\nimg/0.png\n", ["Row 1", "1 fields; expected 2"]),
-        ("path,label\nimg/0.png,a\nimg/0.png,b\n", ["Row 2", "repeats", "row 1"]),
-        ("path,label\n../x.png,a\n", ["Row 1", "'../x.png'", "relative"]),
-        ("path,label\n/etc/x.png,a\n", ["Row 1", "'/etc/x.png'"]),
-        ("path,label\nnone/0.png,a\n", ["None of the 1 images", "none/0.png"]),
-        ("path,split\nimg/0.png,train\nimg/1.png,tset\n", ["'tset'", "row 1"]),
-        ("path,split\nimg/0.png,train\nimg/1.png,\n", ["no value of split", "row 1"]),
-        ('path,label\n"img/0.png,a\n', ["not a CSV"]),
-    ],
-)
-def test_a_wrong_csv_is_refused_with_the_line(tmp_path, memory, text, words):
-    refused(lambda: csv_of(tmp_path, memory, text), *words)
+WRONG_LISTS = [
+    ("label,domain\na,b\n", ["path"]),
+    ("path,path\na,b\n", ["twice"]),
+    ("path,label\n", ["0 rows"]),
+    ("path,label\nimg/0.png\n", ["Row 1"]),
+    ("path,label\nimg/0.png,a\nimg/0.png,b\n", ["Row 2", "row 1"]),
+    ("path,label\n../x.png,a\n", ["Row 1", "'../x.png'"]),
+    ("path,label\n/etc/x.png,a\n", ["Row 1", "'/etc/x.png'"]),
+    ("path,label\nnone/0.png,a\n", ["none/0.png"]),
+    ('path,label\n"img/0.png,a\n', ["CSV"]),
+]
 
 
-def test_a_csv_takes_no_layout(tmp_path, memory):
+def test_a_wrong_csv_is_refused_with_the_line(tmp_path, memory):
     refused(lambda: csv_of(tmp_path, memory, "path\nimg/0.png\n", layout="class"), "--layout")
-
-
-@pytest.mark.parametrize(
-    ("levels", "roles"),
-    [
-        ([{"train", "dog"}, {"a", "b"}], ("domain", "class")),
-        ([{"train", "TEST"}, {"a", "b"}], ("split", "class")),
-        ([{"a", "b"}, {"Train", "val"}], ("class", "split")),
-        ([{"train", "test"}], ("class",)),
-        ([{"x"}, {"train"}, {"test"}], ("domain", "split", "class")),
-        ([{"x", "y"}, {"u", "v"}, {"a"}], ("domain", "domain", "class")),
-    ],
-)
-def test_a_level_is_a_split_where_every_name_is_one(levels, roles):
-    assert _guess(levels) == roles
+    for text, words in WRONG_LISTS:
+        refused(lambda text=text: csv_of(tmp_path, memory, text), *words)
 
 
 def test_a_folder_that_cannot_be_listed_stops_the_reading(tmp_path, memory, monkeypatch):
@@ -564,7 +470,7 @@ def test_a_folder_that_cannot_be_listed_stops_the_reading(tmp_path, memory, monk
     monkeypatch.setattr(file_tree.os, "scandir", refuses)
     refused(
         lambda: open_dataset(f"folder:{tmp_path / 'x'}", memory=memory),
-        f"The folder {tmp_path / 'x' / 'dog'} cannot be listed: Permission denied.",
+        str(tmp_path / "x" / "dog"),
         code=Exit.ENVIRONMENT,
     )
 
@@ -574,10 +480,7 @@ def test_a_folder_of_too_many_files_is_refused(tmp_path, memory, monkeypatch):
     monkeypatch.setattr(archives, "MAX_ENTRIES", 7)
     assert len(open_dataset(f"folder:{tmp_path / 'x'}", memory=memory)) == 2
     monkeypatch.setattr(archives, "MAX_ENTRIES", 6)
-    refused(
-        lambda: open_dataset(f"folder:{tmp_path / 'x'}", memory=memory),
-        f"{tmp_path / 'x'} has more than 6 files and folders, counting those behind links.",
-    )
+    refused(lambda: open_dataset(f"folder:{tmp_path / 'x'}", memory=memory), "more than 6")
 
 
 def words_of(data, name):
@@ -595,19 +498,3 @@ def test_a_level_with_a_name_of_its_own_is_a_group_and_no_part_of_the_digest(tmp
     assert (plain.digest, plain.groups) == (data.digest, {})
     part = data.part(5)
     assert words_of(part, "site") == [name.split("/")[0] for name in part.names]
-
-
-def test_other_columns_of_a_csv_are_groups_with_empty_values_unknown(tmp_path, memory):
-    root = write_directory(tmp_path / "images", tree([f"{i}.png" for i in range(4)]))
-    lines = ["path,label,hospital,day", "3.png,a,,10", "0.png,b,north,2", "1.png,a,south,10", "2.png,b,north,9"]
-    (root / "list.csv").write_text("\n".join(lines))
-    data = open_dataset(f"folder:{root / 'list.csv'}", memory=memory)
-    assert words_of(data, "hospital") == ["north", "south", "north", None]
-    assert words_of(data, "day") == ["2", "10", "9", "10"]
-    both = open_dataset(f"x=folder:{root / 'list.csv'},y=folder:{root / 'list.csv'}", memory=memory)
-    assert words_of(both, "hospital") == ["north", "south", "north", None] * 2
-
-
-def test_layout_levels_are_known_or_groups_of_a_plain_name(tmp_path, memory):
-    for layout in ("clas/class", "splits/class", "site/site/class", "a site/class"):
-        refused(lambda layout=layout: open_tree(tmp_path, memory, tree(OFFICE), layout=layout), "layout")

@@ -12,11 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from command import fedcache, ok
-from make_images import encoded, pixels, write_directory
+from command import fedcache
+from make_images import encoded, pixels
 from refusal import refused
 
-import fedcache as fc
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import open_dataset, peek
 from fedcache.extract.datasets.hf import split_in
@@ -28,11 +27,6 @@ PICTURES = [pixels(i) for i in range(100)]
 PNG = [encoded(picture) for picture in PICTURES]
 NAMES = ["airplane", "bird", "cat"]
 FEATURES = {"image": {"_type": "Image"}, "label": {"names": NAMES, "_type": "ClassLabel"}}
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> DigestMemory:
-    return DigestMemory(tmp_path / "digests")
 
 
 def table(rows: range, *, features: Any = FEATURES, **more: Any) -> pa.Table:
@@ -85,7 +79,6 @@ def test_shards_of_parquet_are_one_dataset_with_the_splits_of_their_names(tmp_pa
     data = opened(root, memory)
     check(data)
     check(opened(root / "data", memory))
-    assert "images from image, of 3 parquet files, labels from label" in data.reading
     copy = pickle.loads(pickle.dumps(data.source))
     assert [copy.read(row) for row in (39, 0, 12)] == [data.source.read(row) for row in (39, 0, 12)]
     assert peek(f"hf:{root}", memory=memory) == ("mine", data.digest)
@@ -102,7 +95,7 @@ def test_save_to_disk_and_parquet_are_one_dataset(tmp_path, memory) -> None:
     assert pickle.loads(pickle.dumps(data.source)).read(5) == data.source.read(5)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 40, 1000])
+@pytest.mark.parametrize("rows", [3, 40, 1000])
 def test_rows_are_those_of_the_file_in_any_order_and_row_groups_of_any_size(tmp_path, memory, rows) -> None:
     data = opened(write(tmp_path / "a.parquet", table(range(100)), rows), memory)
     order = np.random.default_rng(rows).permutation(100)
@@ -130,24 +123,11 @@ def test_arrow_files_left_by_a_map_are_not_rows_and_picked_rows_are_refused(tmp_
     refused(lambda: opened(folder, memory), "flatten_indices")
 
 
-def test_other_columns_are_groups_by_name_and_nested_ones_are_not(tmp_path, memory) -> None:
-    more = {
-        "writer": pa.array([None if i == 4 else i // 5 for i in range(20)], pa.int32()),
-        "site": pa.array(["a", "b"] * 10).dictionary_encode(),
-        "coarse": pa.array([i % 2 for i in range(20)]),
-        "score": pa.array([0.5] * 20),
-        "day": pa.array([18_000 + i // 10 for i in range(20)], pa.date32()),
-        "boxes": pa.array([[1.0, 2.0]] * 20),
-    }
+def test_the_names_of_class_labels_are_those_of_groups_too(tmp_path, memory) -> None:
     features = {**FEATURES, "coarse": {"_type": "ClassLabel", "names": ["thing", "animal"]}}
+    more = {"coarse": [i % 2 for i in range(20)], "site": ["a", "b"] * 10}
     path = write(tmp_path / "a.parquet", table(range(20), features=features, **more))
-    data = opened(path, memory)
-    assert {n: g.words for n, g in data.groups.items()} == {
-        "writer": ("0", "1", "2", "3"), "site": ("a", "b"), "coarse": ("animal", "thing"),
-        "day": ("2019-04-14", "2019-04-15"),
-    }  # fmt: skip
-    assert data.groups["writer"].codes.tolist()[3:6] == [0, -1, 1]
-    assert "score (floats that are not whole), boxes (lists)" in data.reading
+    assert opened(path, memory).groups["coarse"].words == ("animal", "thing")
     other = opened(path, memory, "?label=coarse&group=site")
     assert (other.classes, list(other.groups)) == (("thing", "animal"), ["site"])
 
@@ -155,15 +135,11 @@ def test_other_columns_are_groups_by_name_and_nested_ones_are_not(tmp_path, memo
 def test_columns_of_plain_bytes_without_metadata_are_read(tmp_path, memory) -> None:
     plain = pa.table({"jpg": pa.array(PNG[:20], pa.large_binary()), "y": ["dog", None, "cat", "dog"] * 5})
     data = opened(write(tmp_path / "a.parquet", plain), memory)
-    assert data.classes == ("cat", "dog")
-    assert data.label.tolist()[:4] == [1, -1, 0, 1]
     assert data.source.read(11) == PNG[11]
-    two = plain.append_column("thumb", pa.array(PNG[:20]))
-    path = write(tmp_path / "b.parquet", two)
-    refused(lambda: opened(path, memory), "several columns that may be images", "--images-key")
+    path = write(tmp_path / "b.parquet", plain.append_column("thumb", pa.array(PNG[:20])))
+    refused(lambda: opened(path, memory), "--images-key")
     assert opened(path, memory, "?images=thumb").source.read(3) == PNG[3]
-    refused(lambda: opened(path, memory, "?images=y"), "no column of images 'y'")
-    refused(lambda: opened(path, memory, "?images=jpg&label=z"), "'z'")
+    refused(lambda: opened(path, memory, "?images=y"), "'y'")
 
 
 def test_several_classes_configurations_and_schemas_are_refused_by_name(tmp_path, memory) -> None:
@@ -189,13 +165,16 @@ def test_files_of_no_known_split_are_left_out_and_named(tmp_path, memory) -> Non
     assert "left out, as no split of theirs is known: data/unsupervised-00000.parquet" in data.reading
 
 
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [("data/train-00000-of-2.parquet", 0), ("c/test/0000.parquet", 1), ("mnist-test.arrow", 1), ("dev.parquet", 2),
-     ("train/part.parquet", 0), ("trainer/part.parquet", None), ("test/train/0.parquet", 0)],
-)  # fmt: skip
-def test_the_split_is_in_the_name_or_the_nearest_folder(name: str, code: int | None) -> None:
-    assert split_in(name) == code
+def test_the_split_is_in_the_name_or_the_nearest_folder() -> None:
+    for name, code in (
+        ("data/train-00000-of-2.parquet", 0),
+        ("c/test/0000.parquet", 1),
+        ("mnist-test.arrow", 1),
+        ("dev.parquet", 2),
+        ("trainer/part.parquet", None),
+        ("test/train/0.parquet", 0),
+    ):
+        assert split_in(name) == code
 
 
 def test_rows_without_bytes_and_damaged_pages_are_bad_images(tmp_path, memory) -> None:
@@ -258,17 +237,16 @@ def test_offsets_that_lead_out_of_the_file_are_refused(tmp_path, memory) -> None
     save(tmp_path / "led", pa.table({"image": image, "label": held["label"]}).replace_schema_metadata(
         held.schema.metadata))  # fmt: skip
     assert len(opened(tmp_path / "whole", memory)) == 4
-    with pytest.raises(FedcacheError, match="non-monotonic offset at slot 2"):
+    with pytest.raises(FedcacheError, match="slot 2"):
         opened(tmp_path / "led", memory)
 
 
 def test_what_is_not_there_says_what_brings_it(tmp_path, memory) -> None:
     refused(lambda: open_dataset("hf:ylecun/mnist", memory=memory, data=tmp_path), "pull hf:ylecun/mnist",
             code=Exit.ENVIRONMENT)  # fmt: skip
-    refused(lambda: opened(tmp_path / "no", memory), "There is no")
-    refused(lambda: opened(tmp_path, memory), "holds no .parquet or .arrow files")
     (tmp_path / "a.csv").write_text("x")
-    refused(lambda: opened(tmp_path / "a.csv", memory), "no .parquet or .arrow file")
+    for place in (tmp_path / "no", tmp_path, tmp_path / "a.csv"):
+        refused(lambda place=place: opened(place, memory), str(place))
     two_splits(tmp_path / "data" / "ylecun" / "mnist")
     check(open_dataset("hf:ylecun/mnist", memory=memory, data=tmp_path / "data"))
     check(open_dataset("hf:digits", memory=memory, roots={"digits": tmp_path / "data" / "ylecun" / "mnist"}))
@@ -315,19 +293,5 @@ def test_pull_takes_the_parquet_files_that_the_library_finds(tmp_path, memory, m
     folder = pull("hf:me/mine", data=tmp_path, say=said.append)
     assert folder == tmp_path / "me" / "mine"
     assert asked == [("me/mine", "abc", ["*.parquet"])]
-    assert said == ["1 files (3.0 MB) from huggingface.co/datasets/me/mine, refs/convert/parquet"]
+    assert "3.0 MB" in said[0]
     check(open_dataset("hf:me/mine", memory=memory, data=tmp_path))
-
-
-def test_equal_images_have_equal_features_and_uids_in_parquet_and_in_files(tmp_path) -> None:
-    path = write(tmp_path / "a.parquet", table(range(12)))
-    folder = write_directory(tmp_path / "png", {f"{NAMES[i % 3]}/{i:07d}.png": PNG[i] for i in range(12)})
-    ours = ok("extract", "--dataset", f"hf:{path}", "--backbones", "random-projection", "--size", 16,
-              "--workers", 0, "--batch", 4, "--label-key", "label", "--json")  # fmt: skip
-    store = fc.Store.open(Path(ours.data["path"]))
-    theirs = fc.extract(f"folder:{folder}", "random-projection", size=16, workers=0, batch=4)
-    order = [int(name.rpartition("/")[2].removesuffix(".png")) for name in theirs.samples.name]
-    (key,) = store.arrays
-    a, b = (s.reader(key).rows(np.arange(12)) for s in (store, theirs))
-    assert np.array_equal(a[order], b)
-    assert np.array_equal(store.samples.uid[order], theirs.samples.uid)

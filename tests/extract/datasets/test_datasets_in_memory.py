@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from command import fedcache
-from make_images import encoded, write_directory
+from make_images import encoded
 from PIL import Image
+from refusal import refused
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 import fedcache as fc
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.extract.datasets import in_memory
 from fedcache.extract.datasets.dataset import Context
 from fedcache.extract.digests import DigestMemory
@@ -34,16 +35,6 @@ FORMS = {
 
 def loaded(items: Any):
     return in_memory.load(items, Context(DigestMemory(Path("unused"))))
-
-
-def refused(call, *words: str) -> None:
-    with pytest.raises(FedcacheError) as caught:
-        call()
-    assert caught.value.code == Exit.USAGE
-    assert caught.value.hint
-    assert len(str(caught.value)) < 600
-    for word in words:
-        assert word in str(caught.value), str(caught.value)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -67,7 +58,7 @@ def test_labels_may_be_words_tensors_or_none() -> None:
     assert data.label.tolist() == LABELS
     assert loaded([(RGB[0], 1.0), (RGB[1], None)]).label.tolist() == [0, -1]
     assert loaded(list(RGB)).classes == ()
-    refused(lambda: loaded([(RGB[0], [1, 2])]), "label of item 0 is a list")
+    refused(lambda: loaded([(RGB[0], [1, 2])]), "item 0")
 
 
 def test_dictionaries_have_columns_and_splits() -> None:
@@ -100,20 +91,20 @@ class Held(TorchDataset):
 
 def test_a_torch_dataset_has_its_class_names_and_random_pixels_are_refused() -> None:
     assert loaded(Held()).classes == Held.classes
-    refused(lambda: loaded(Held(shift=True)), "another each time", "views=2")
+    refused(lambda: loaded(Held(shift=True)), "views=2")
 
 
 @pytest.mark.parametrize(
     ("items", "words"),
     [
-        ([(torch.from_numpy(RGB[0]).float(), 0)], ["floats outside of [0, 1]", "Normalize"]),
-        ([(torch.full((3, 4, 4), float("nan")), 0)], ["outside of [0, 1]"]),
+        ([(torch.from_numpy(RGB[0]).float(), 0)], ["[0, 1]", "Normalize"]),
+        ([(torch.full((3, 4, 4), float("nan")), 0)], ["[0, 1]"]),
         ([(RGB[0] / 255, 0)], ["float64", "row 0"]),
-        ([("photo.png", 0)], ["Image 0 is a str"]),
+        ([("photo.png", 0)], ["Image 0", "str"]),
         ([(RGB[0], 0, 1)], ["3 parts"]),
         ([], ["no images"]),
-        (7, ["int has no rows"]),
-        (iter([(RGB[0], 0)]), ["has no rows that can be asked for"]),
+        (7, ["int"]),
+        (iter([(RGB[0], 0)]), ["rows"]),
         (DataLoader(TensorDataset(torch.from_numpy(RGB))), ["DataLoader", ".dataset"]),
         ([(np.zeros((4, 4, 7), np.uint8), 0)], ["[1, 4, 4, 7]"]),
     ],
@@ -136,22 +127,16 @@ def test_a_pillow_image_that_cannot_be_read_is_quarantined(tmp_path: Path) -> No
     assert len({uid.tobytes() for uid in data.uid}) == 2
 
 
-def test_a_list_is_extracted_once_resumed_by_content_and_equals_its_files(tmp_path: Path, capsys: Any) -> None:
+def test_a_list_is_extracted_once_and_resumed_by_content() -> None:
     items = [(Image.fromarray(image), label) for image, label in zip(RGB, LABELS, strict=True)]
-    store = fc.extract(items, "random-projection", size=16, batch=4)
-    folder = write_directory(tmp_path / "png", {f"{LABELS[i]}/{i:07d}.png": encoded(RGB[i]) for i in range(12)})
-    theirs = fc.extract(f"folder:{folder}", "random-projection", size=16, workers=0, batch=4)
-    order = [int(name.rpartition("/")[2].removesuffix(".png")) for name in theirs.samples.name]
-    (key,) = store.arrays
-    a, b = (s.reader(key).rows(np.arange(12)) for s in (store, theirs))
-    assert np.array_equal(a[order], b)
+    how = {"size": 16, "batch": 4}
+    store = fc.extract(items, "random-projection", **how)
     before = (store.path / "history.jsonl").read_bytes()
-    again = fc.extract([(np.asarray(image), label) for image, label in items], "random-projection", size=16, batch=4)
+    again = fc.extract([(np.asarray(image), label) for image, label in items], "random-projection", **how)
     assert again.path == store.path
     assert (store.path / "history.jsonl").read_bytes() == before  # nothing was computed
     assert fc.train("fed3r", store, fc.partition(store, "iid", clients=2)).accuracy["mean"] >= 0
-    part = fc.extract(items, "random-projection", size=16, batch=4, limit=5)
-    assert len(part.samples.name) == 5
+    assert len(fc.extract(items, "random-projection", **how, limit=5).samples.name) == 5
     done = fedcache("extract", "--backbones", "pixels", "--size", 8)
     assert done.code == Exit.USAGE
     assert "images that a program held" in done.err

@@ -18,21 +18,14 @@ from paper_trees import DIGITS, TREES, python2, write
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import open_dataset, paper, peek
-from fedcache.extract.datasets.listing import info, known
+from fedcache.extract.datasets.listing import info
 from fedcache.extract.datasets.paper_index import READERS, _letters
 from fedcache.extract.datasets.papers import check
-from fedcache.extract.digests import DigestMemory
-from fedcache.extract.image_files import BadImage
 from fedcache.federate.partition import partition
 from fedcache.store.store import Store
 
 SMALL = ("--batch", 8, "--chunk-rows", 8, "--workers", 0, "--size", 8)
 IDS = [f"{name}-{number}" for name, number in TREES]
-
-
-@pytest.fixture
-def memory(tmp_path):
-    return DigestMemory(tmp_path / "digests")
 
 
 def refused(name, memory, root, code, *words):
@@ -71,7 +64,7 @@ def test_a_layout_gives_its_rows(name, layout, tmp_path, memory):
         assert data.uid[i].tobytes() == hashlib.sha256(raw).digest()[:16]
 
 
-@pytest.mark.parametrize(("name", "layout"), [("digit5", 0), ("office10", 0), ("eurosat", 0), ("tiny-imagenet", 0)])
+@pytest.mark.parametrize(("name", "layout"), [("digit5", 0), ("eurosat", 0)])
 def test_a_dataset_is_the_same_wherever_it_lies_and_below_a_folder_of_its_name(name, layout, tmp_path, memory):
     write(name, layout, tmp_path / "a")
     top = next(at for at in paper.read(name).layouts[layout].at if at)
@@ -129,51 +122,32 @@ def test_the_whole_digit_pickles_begin_with_the_parts(tmp_path, memory, monkeypa
     assert len(digests) == 1
 
 
-def test_files_read_one_after_the_other_are_let_go(tmp_path, memory):
-    rows = write("cifar10", 0, tmp_path)
-    source = open_dataset("paper:cifar10", memory=memory, roots={"cifar10": tmp_path}).source
-    for i in (0, 23, 5, 11, 23, 2):
-        assert np.array_equal(source.read(i), rows[i].image)
-        assert len(source._open) <= 2
-    assert list(source._open) == [5, 0]  # files 0, 5, 1, 2, 5 and 0 were opened: the last two are kept
-    batch = tmp_path / "cifar-10-batches-py" / "data_batch_3"
-    batch.write_bytes(python2({"labels": [0], "data": np.zeros((1, 3072), np.uint8)}))
-    fresh = pickle.loads(pickle.dumps(source))
-    last = next(i for i, row in enumerate(rows) if row.name == "train/00011")
-    with pytest.raises(BadImage, match="fewer than when it was listed"):
-        fresh.read(last)
-
-
 # What is missing
 
 
-@pytest.mark.parametrize("name", paper.NAMES)
-def test_a_missing_dataset_ends_in_exit_6_with_the_steps(name, tmp_path, memory):
-    error = refused(name, memory, tmp_path / "nowhere", Exit.ENVIRONMENT, str(tmp_path / "nowhere"), f"--data {name}=")
-    for step in paper.read(name).steps:
-        assert step in error.hint
-    with pytest.raises(FedcacheError, match="no --data was given"):
-        open_dataset(f"paper:{name}", memory=memory)
+def test_a_missing_dataset_ends_in_exit_6_with_the_steps(tmp_path, memory):
+    place = tmp_path / "nowhere"
+    for name in paper.NAMES:
+        error = refused(name, memory, place, Exit.ENVIRONMENT, str(place), f"--data {name}=")
+        assert all(step in error.hint for step in paper.read(name).steps)
+    with pytest.raises(FedcacheError, match="--data"):
+        open_dataset("paper:cars", memory=memory)
 
 
 def test_the_file_that_is_missing_is_named(tmp_path, memory):
     write("eurosat", 0, tmp_path)
     (tmp_path / "split_zhou_EuroSAT.json").unlink()
-    refused("eurosat", memory, tmp_path, Exit.ENVIRONMENT, "2750 is there, split_zhou_EuroSAT.json is not")
-    report = check("eurosat", tmp_path)
-    assert len(report["missing"]) == 1
-    assert "split_zhou_EuroSAT.json" in report["missing"][0]
+    refused("eurosat", memory, tmp_path, Exit.ENVIRONMENT, "split_zhou_EuroSAT.json is not")
+    (missing,) = check("eurosat", tmp_path)["missing"]
+    assert "split_zhou_EuroSAT.json" in missing
 
 
 @pytest.mark.parametrize(
     ("name", "layout", "lost"),
     [
         ("cifar10", 0, "cifar-10-batches-py/data_batch_3"),
-        ("digit5", 0, "USPS/partitions/train_part7.pkl"),
-        ("domainnet10", 0, "sketch_test.pkl"),
         ("domainnet10", 1, "real_train.txt"),
         ("cinic10", 0, "valid/dog"),
-        ("imagenet100", 0, "val/n01558993"),
         ("tiny-imagenet", 0, "train/n02124075"),
     ],
 )
@@ -214,21 +188,13 @@ def change_json(path, change):
     ("change", "words"),
     [
         (lambda s: s.pop("test"), "train, val and test"),
-        (lambda s: s["train"].append(["River/x.jpg", 10, "x"]), "train has the entry ['River/x.jpg', 10"),
-        (lambda s: s["train"].append(["River/x.jpg", "8", "River"]), "train has the entry"),
-        (lambda s: s["train"].append("River/x.jpg"), "train has the entry"),
+        (lambda s: s["train"].append(["River/x.jpg", 10, "x"]), "'River/x.jpg', 10"),
+        (lambda s: s["train"].append(["River/x.jpg", "8", "River"]), "'River/x.jpg', '8'"),
         (lambda s: s["train"].append(["../../x.jpg", 8, "River"]), "'../../x.jpg'"),
-        (lambda s: s["train"].append(["/etc/passwd", 8, "River"]), "'/etc/passwd'"),
         (lambda s: s["test"].append(s["train"][0]), "twice"),
-        (
-            lambda s: s.update({k: [[p, 9 - n, w] for p, n, w in v] for k, v in s.items()}),
-            "expected 'Annual Crop Land'",
-        ),
-        (
-            lambda s: s.update({k: [[p, n, "banded"] for p, n, w in v] for k, v in s.items()}),
-            "are not those of EuroSAT",
-        ),
-        (lambda s: s.update({k: [] for k in s}), "names no image"),
+        (lambda s: s.update({k: [[p, 9 - n, w] for p, n, w in v] for k, v in s.items()}), "'Annual Crop Land'"),
+        (lambda s: s.update({k: [[p, n, "banded"] for p, n, w in v] for k, v in s.items()}), "EuroSAT"),
+        (lambda s: s.update({k: [] for k in s}), "no image"),
     ],
 )
 def test_a_split_that_is_not_the_published_one_is_refused(change, words, tmp_path, memory):
@@ -269,18 +235,13 @@ CAR = np.array([("1.jpg", 197)], dtype=[("fname", object), ("class", object)])
     ("name", "layout", "file", "content", "words"),
     [
         ("cifar10", 0, "cifar-10-batches-py/data_batch_2", python2({"labels": [0]}), "does not hold 'data'"),
-        ("cifar10", 0, "cifar-10-batches-py/data_batch_2", bad_cifar(labels=[0, 1]), "1 images and 2 labels"),
         ("cifar10", 0, "cifar-10-batches-py/data_batch_2", bad_cifar(labels=[10]), "the label 10; expected 0 to 9"),
         ("cifar10", 0, "cifar-10-batches-py/test_batch", bad_cifar(data=np.zeros((1, 768), np.uint8)), "[1, 768]"),
         ("cifar10", 0, "cifar-10-batches-py/test_batch", bad_cifar()[:-900], "is not a pickle of arrays"),
-        ("cifar100", 0, "cifar-100-python/test", b"<!doctype html>", "is not a pickle of arrays"),
         ("digit5", 0, "SVHN/test.pkl", pickle.dumps((np.zeros((2, 9, 9, 3)), np.zeros(2))), "float64 [2, 9, 9, 3]"),
-        ("digit5", 0, "SVHN/test.pkl", pickle.dumps(np.zeros(2)), "the pair (images, labels)"),
-        ("office10", 0, "webcam_test.pkl", pickle.dumps((["a/b/c.jpg"], ["b", "c"])), "the pair (paths, class names)"),
         ("office10", 0, "webcam_test.pkl", pickle.dumps((["a/webcam/chair/c.jpg"], ["chair"])), "the class 'chair'"),
-        ("dtd", 1, "labels/val1.txt", b"fluffy/fluffy_1.jpg\n", "the class 'fluffy'"),
+        ("office10", 0, "webcam_test.pkl", pickle.dumps((["a/b/c.jpg"], ["b", "c"])), "the pair (paths, class names)"),
         ("pets", 1, "annotations/test.txt", b"Abyssinian_1 38 1 1\n", "expected a name and a class from 1"),
-        ("ucf101", 1, "ucfTrainTestlist/testlist01.txt", b"Yodelling/v_1.avi\n", "the class 'Yodelling'"),
         ("tiny-imagenet", 0, "val/val_annotations.txt", b"val_0.JPEG n01443537\n", "expected an image and a class"),
         ("flowers102", 1, "setid.mat", b"MATLAB 5.0 MAT-file, cut", "scipy cannot read it"),
         ("flowers102", 1, "jpg", None, "holds no numbers 'valid'"),
@@ -289,7 +250,6 @@ CAR = np.array([("1.jpg", 197)], dtype=[("fname", object), ("class", object)])
         ("domainnet10", 1, "real_test.txt", b"\xff\xfe\n", "not text in UTF-8"),
         ("cars", 1, "cars_test_annos_withlabels.mat", {"annotations": CAR}, "'1.jpg' has the class 197; expected 1 to"),
         ("flowers102", 1, "imagelabels.mat", {"labels": np.array([[1, 103]])}, "labels has 103; expected 1 to 102"),
-        ("flowers102", 1, "imagelabels.mat", {"labels": np.array([[0, 102]])}, "labels has 0; expected 1 to 102"),
     ],
 )
 def test_a_file_that_does_not_hold_what_it_should_is_named(name, layout, file, content, words, tmp_path, memory):
@@ -309,15 +269,11 @@ def test_a_file_that_does_not_hold_what_it_should_is_named(name, layout, file, c
     refused(name, memory, tmp_path, Exit.CORRUPT, words)
 
 
-@pytest.mark.parametrize("protocol", range(2, 6))
-@pytest.mark.parametrize(
-    "make", [lambda p: Trap(p), lambda p: {"data": [Trap(p)]}, lambda p: (np.array([Trap(p)]), [0])]
-)
-def test_a_pickle_runs_nothing(make, protocol, tmp_path, memory):
-    sprung = str(tmp_path / "sprung")
+def test_a_pickle_runs_nothing(tmp_path, memory):
     write("cifar10", 0, tmp_path)
-    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(pickle.dumps(make(sprung), protocol))
-    refused("cifar10", memory, tmp_path, Exit.CORRUPT, "mkdir", "Nothing in it was run")
+    trap = pickle.dumps({"data": [Trap(str(tmp_path / "sprung"))]})
+    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(trap)
+    refused("cifar10", memory, tmp_path, Exit.CORRUPT, "mkdir")
     assert not (tmp_path / "sprung").exists()
 
 
@@ -370,15 +326,16 @@ def test_md5_lines_and_empty_classes_are_checked(tmp_path):
 # The data files
 
 
-@pytest.mark.parametrize("name", paper.NAMES)
-def test_a_data_file_agrees_with_itself(name):
+def test_a_data_file_agrees_with_itself():
+    for name in paper.NAMES:
+        check_data_file(name)
+
+
+def check_data_file(name):
     held = paper.read(name)
     assert len(set(held.classes)) == len(held.classes) == len(held.folders) == len(set(held.folders))
     assert len({_letters(name) for name in held.classes}) == len(held.classes)  # told apart in CoOp's spelling too
-    assert held.title
-    assert held.paper
-    assert held.licence
-    assert held.steps
+    assert all((held.title, held.paper, held.licence, held.steps))
     assert held.template is None or held.template.count("{}") == 1
     words = {"train", "test", "validation"}
     for layout in held.layouts:
@@ -427,13 +384,6 @@ def test_the_class_lists_are_those_of_torchvision_where_it_has_them():
 # The command line
 
 
-def test_all_fifteen_are_listed_with_what_is_there(own_home):
-    write("eurosat", 0, own_home / "data" / "eurosat")
-    ready = {e["name"]: e["ready"] for e in ok("datasets", "list").data["datasets"] if e["name"].startswith("paper:")}
-    assert ready == {f"paper:{name}": name == "eurosat" for name in paper.NAMES}
-    assert [row["name"] for row in known() if row["name"].startswith("paper:")] == [f"paper:{n}" for n in paper.NAMES]
-
-
 def test_info_says_steps_licence_counts_and_template():
     for name in ("eurosat", "paper:eurosat"):
         told = ok("datasets", "info", name).data
@@ -450,12 +400,9 @@ def test_info_says_steps_licence_counts_and_template():
     ("words", "code", "said"),
     [
         (("datasets", "info", "cifr10"), 2, "Did you mean 'paper:cifar10'"),
-        (("datasets", "check", "eurosatt", "."), 2, "Did you mean 'eurosat'"),
         (("datasets", "check", "eurosat", "nowhere"), 2, "nowhere is not a folder"),
         (("extract", "--dataset", "paper:digit-5"), 2, "Did you mean 'digit5'"),
-        (("extract", "--dataset", "cifar10"), 2, "Did you mean 'paper:cifar10'"),
         (("extract", "--dataset", "CIFAR10"), 2, "Did you mean 'torchvision:CIFAR10'"),
-        (("extract", "--dataset", "paper:"), 2, "paper:NAME"),
         (("extract", "--dataset", "paper:cars", "--layout", "class"), 2, "--layout class"),
     ],
 )
@@ -518,28 +465,6 @@ def test_digit5_by_feature_shift_as_in_fedpcl(tmp_path):
         assert named(store, client.test) == first(rows, 3, client.name, 1)
 
 
-@pytest.mark.slow
-def test_office10_by_label_shift_as_in_fedpcl(tmp_path):
-    """One domain, Caltech, of whose training set a part is for testing."""
-    rows, store = extracted("office10", 0, tmp_path / "office")
-    words = ("--scheme", "label-shift", "--clients", 2, "--domain", "caltech", "--shots", 1)
-    made = dealt(tmp_path, *words, "--option", "pool=train", "--option", "ratio=1.5", "--alpha", 10)
-    held = np.concatenate([np.concatenate([c.train, c.test]) for c in made.clients])
-    assert len(held) == len(set(held.tolist()))
-    assert set(named(store, held)) <= {row.name for row in rows if (row.domain, row.split) == ("caltech", 0)}
-    assert len(held) > 20
-
-
-def test_pets_by_few_shot_as_in_tpfl(tmp_path):
-    _, store = extracted("pets", 0, tmp_path / "pets")
-    made = dealt(tmp_path, "--scheme", "few-shot", "--clients", 3, "--shots", 1)
-    train = np.concatenate([client.train for client in made.clients])
-    assert len(train) == 37  # classes are dealt disjointly, an image each
-    assert set(store.samples.split[train].tolist()) == {0}
-    assert sorted(store.samples.label[train].tolist()) == list(range(37))
-    assert np.bincount(store.samples.split).tolist() == [37, 37, 37]  # validation is neither trained on nor tested
-
-
 def test_cinic10_is_trained_on_after_an_unreadable_image_was_set_aside(tmp_path):
     rows = write("cinic10", 0, tmp_path / "cinic")
     (tmp_path / "cinic/train/cat/cifar10-train-3.png").write_bytes(b"not an image")
@@ -569,3 +494,9 @@ def test_a_list_that_is_a_link_out_of_the_folder_is_not_read_unless_asked(tmp_pa
     split.unlink()
     split.symlink_to(inside)
     assert len(open_dataset("paper:eurosat", memory=memory, roots=roots))
+
+
+def test_all_fifteen_are_listed_with_what_is_there(own_home):
+    write("eurosat", 0, own_home / "data" / "eurosat")
+    ready = {e["name"]: e["ready"] for e in ok("datasets", "list").data["datasets"] if e["name"].startswith("paper:")}
+    assert ready == {f"paper:{name}": name == "eurosat" for name in paper.NAMES}

@@ -12,21 +12,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from make_images import encoded, pixels, png, write_directory
+from make_images import pixels, png, write_directory
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import open_dataset, peek
 from fedcache.extract.datasets import torchvision as readers
 from fedcache.extract.datasets.listing import info, known
-from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import BadImage
 
 datasets = pytest.importorskip("torchvision.datasets")
-
-
-@pytest.fixture
-def memory(tmp_path):
-    return DigestMemory(tmp_path / "digests")
 
 
 def write_idx(folder, prefix, images, labels):
@@ -47,18 +41,22 @@ def mnist(tmp_path):
     return root, train, test
 
 
-def test_mnist_has_both_splits_digit_names_and_gray_pixels(tmp_path, memory, mnist):
+def test_mnist_has_both_splits_digit_names_and_gray_pixels(tmp_path, memory, mnist, capsys):
     _, train, test = mnist
     data = open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
     assert data.classes == tuple("0123456789")
     assert (data.slug, data.domains, data.mirror) == ("mnist", ("all",), False)
     assert Counter(data.split.tolist()) == {0: 60, 1: 20}
+    frozen = pickle.dumps(data.source)
+    assert len(frozen) < 2000
+    source = pickle.loads(frozen)
     for split, images in (("train", train), ("test", test)):
         for i in (0, 13, len(images) - 1):
             row = data.names.index(f"{split}/{i:05d}")
-            assert np.array_equal(data.source.read(row), images[i])
+            assert np.array_equal(source.read(row), images[i])
             assert data.label[row] == i % 10
             assert data.uid[row].tobytes() == hashlib.sha256(images[i].tobytes()).digest()[:16]
+    assert capsys.readouterr().out == ""
 
 
 def test_it_is_found_by_name_remembered_and_seen_to_change(tmp_path, memory, mnist, monkeypatch):
@@ -74,29 +72,6 @@ def test_it_is_found_by_name_remembered_and_seen_to_change(tmp_path, memory, mni
     labels = root / "MNIST/raw/t10k-labels-idx1-ubyte"
     os.utime(labels, ns=(1, 1))
     assert peek(spec, memory=memory, roots=roots) is None
-
-
-def test_the_source_is_small_and_survives_pickling(tmp_path, memory, mnist):
-    data = open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
-    frozen = pickle.dumps(data.source)
-    assert len(frozen) < 2000
-    assert np.array_equal(pickle.loads(frozen).read(7), data.source.read(7))
-
-
-def test_eurosat_gives_encoded_bytes_and_a_held_out_fifth(tmp_path, memory):
-    files = {f"{c}/{c}_{i}.jpg": encoded(pixels(i), "JPEG") for c in ("Forest", "River") for i in range(10)}
-    write_directory(tmp_path / "eurosat" / "2750", files)
-    data = open_dataset("torchvision:EuroSAT", memory=memory, roots={"EuroSAT": tmp_path})
-    assert data.classes == ("Forest", "River")
-    assert Counter(zip(data.label.tolist(), data.split.tolist(), strict=True)) == {
-        (0, 0): 8,
-        (0, 1): 2,
-        (1, 0): 8,
-        (1, 1): 2,
-    }
-    assert data.source.read(0) in files.values()
-    assert isinstance(data.source.read(0), bytes)
-    assert "smallest uids" in data.reading
 
 
 def test_dtd_keeps_its_validation_set_and_a_lost_image_keeps_its_row(tmp_path, memory):
@@ -131,17 +106,6 @@ def test_usps_counts_its_labels_from_zero(tmp_path, memory):
     assert np.array_equal(data.source.read(row + 1), np.full((16, 16), 255, np.uint8))
 
 
-def test_gtsrb_signs_are_pixels_with_two_digit_names(tmp_path, memory):
-    files = {f"Training/{c:05d}/{i}.ppm": encoded(pixels(9 * c + i), "PPM") for c in (0, 1) for i in range(3)}
-    files["Final_Test/Images/0.ppm"] = encoded(pixels(99), "PPM")
-    write_directory(tmp_path / "gtsrb" / "GTSRB", files)
-    (tmp_path / "gtsrb" / "GT-final_test.csv").write_text("Filename;ClassId\n0.ppm;1\n")
-    data = open_dataset("torchvision:GTSRB", memory=memory, roots={"GTSRB": tmp_path})
-    assert data.classes == ("00", "01")  # classes without an image are left out
-    assert np.array_equal(data.source.read(data.names.index("test/00000")), pixels(99))
-    assert data.label.tolist() == [1, 0, 0, 0, 1, 1, 1]
-
-
 def test_emnist_letters_loses_its_class_without_images(tmp_path, memory):
     images = np.stack([np.full((28, 28), i, np.uint8) for i in range(1, 27)])
     for part in ("train", "test"):
@@ -167,77 +131,58 @@ def test_a_cifar_pickle_that_is_not_the_published_one_is_never_opened(tmp_path, 
     with pytest.raises(FedcacheError) as caught:
         open_dataset("torchvision:CIFAR10", memory=memory, roots={"CIFAR10": tmp_path})
     assert caught.value.code == Exit.ENVIRONMENT
-    assert "torchvision cannot open CIFAR10" in caught.value.message
+    assert "CIFAR10" in caught.value.message
     assert not (tmp_path / "sprung").exists()
 
 
 def test_cifar_is_read_when_its_checksums_hold(tmp_path, memory, monkeypatch):
     folder = tmp_path / "cifar-10-batches-py"
-    folder.mkdir()
-    published = {}
     images = np.stack([pixels(i, 32, 32) for i in range(12)])
-
-    def put(name, value):
-        raw = pickle.dumps(value)
-        (folder / name).write_bytes(raw)
-        published[name] = hashlib.md5(raw).hexdigest()
-
     flat = images.transpose(0, 3, 1, 2).reshape(12, -1)
-    for i in range(6):
-        name = "test_batch" if i == 5 else f"data_batch_{i + 1}"
-        put(name, {"data": flat[2 * i : 2 * i + 2], "labels": [0, 1]})
-    put("batches.meta", {"label_names": ["plane", "car"]})
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    held = {name: {"data": flat[2 * i : 2 * i + 2], "labels": [0, 1]} for i, name in enumerate(names)}
+    held["batches.meta"] = {"label_names": ["plane", "car"]}
+    files = {name: pickle.dumps(value) for name, value in held.items()}
+    write_directory(folder, files)
+    sums = {name: hashlib.md5(raw).hexdigest() for name, raw in files.items()}
     cifar = datasets.CIFAR10
-    monkeypatch.setattr(cifar, "train_list", [[f"data_batch_{i}", published[f"data_batch_{i}"]] for i in range(1, 6)])
-    monkeypatch.setattr(cifar, "test_list", [["test_batch", published["test_batch"]]])
-    monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": published["batches.meta"]})
-    data = open_dataset("torchvision:CIFAR10", memory=memory, roots={"CIFAR10": tmp_path})
+    monkeypatch.setattr(cifar, "train_list", [[name, sums[name]] for name in names[:5]])
+    monkeypatch.setattr(cifar, "test_list", [["test_batch", sums["test_batch"]]])
+    monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": sums["batches.meta"]})
+
+    def opened():
+        return open_dataset("torchvision:CIFAR10", memory=memory, roots={"CIFAR10": tmp_path})
+
+    data = opened()
     assert data.classes == ("plane", "car")
     assert np.array_equal(data.source.read(data.names.index("train/00005")), images[5])
     assert np.array_equal(data.source.read(data.names.index("test/00001")), images[11])
     assert data.mirror
+    for name in names[:5]:
+        (folder / name).unlink()
+    assert len(opened()) == 2
+    # A damaged batch is refused although the other part is whole.
+    (folder / "data_batch_3").write_bytes(b"half")
+    with pytest.raises(FedcacheError, match="CIFAR10"):
+        opened()
 
 
-@pytest.mark.parametrize("left", ["train", "t10k"])
-def test_of_one_part_that_is_there_a_fifth_is_the_test_set(tmp_path, memory, mnist, left):
+@pytest.mark.parametrize(("left", "word"), [("train", "train"), ("t10k", "test")])
+def test_of_one_part_that_is_there_a_fifth_is_the_test_set(tmp_path, memory, mnist, left, word):
     root, train, test = mnist
-    images, word = (train, "train") if left == "train" else (test, "test")
-    for file in (root / "MNIST" / "raw").iterdir():
+    images = train if left == "train" else test
+    raw = root / "MNIST" / "raw"
+    for file in raw.iterdir():
         if not file.name.startswith(left):
             file.unlink()
     data = open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
-    assert f"the files of {'test' if word == 'train' else 'train'} are not there" in data.reading
-    assert f"no {'test' if word == 'train' else 'training'} set" in data.reading
     assert data.names == tuple(f"{word}/{i:05d}" for i in range(len(images)))
-    assert [np.array_equal(data.source.read(i), images[i]) for i in range(len(images))] == [True] * len(images)
+    source = pickle.loads(pickle.dumps(data.source))
+    assert all(np.array_equal(source.read(i), images[i]) for i in range(len(images)))
     assert {0, 1} == set(data.split.tolist())
-    assert pickle.loads(pickle.dumps(data.source)).read(3).tolist() == images[3].tolist()
-    whole = next((root / "MNIST" / "raw").glob("*images*"))
-    whole.unlink()  # half a part is no part that is missing
-    with pytest.raises(FedcacheError, match="cannot open MNIST"):
+    next(raw.glob("*images*")).unlink()  # half a part is no part that is missing
+    with pytest.raises(FedcacheError, match="MNIST"):
         open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
-
-
-def test_a_damaged_batch_of_cifar_is_refused_although_the_other_part_is_whole(tmp_path, memory, monkeypatch):
-    folder = tmp_path / "cifar-10-batches-py"
-    folder.mkdir()
-    cifar = datasets.CIFAR10
-    held = {
-        "batches.meta": {"label_names": ["plane", "car"]},
-        "test_batch": {"data": np.zeros((2, 3072), np.uint8), "labels": [0, 1]},
-    }
-    sums = {}
-    for name, value in held.items():
-        (folder / name).write_bytes(pickle.dumps(value))
-        sums[name] = hashlib.md5(pickle.dumps(value)).hexdigest()
-    monkeypatch.setattr(cifar, "test_list", [["test_batch", sums["test_batch"]]])
-    monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": sums["batches.meta"]})
-    data = open_dataset("torchvision:CIFAR10", memory=memory, roots={"CIFAR10": tmp_path})
-    assert len(data) == 2
-    assert "the files of train are not there" in data.reading
-    (folder / "data_batch_3").write_bytes(b"half")
-    with pytest.raises(FedcacheError, match="cannot open CIFAR10"):
-        open_dataset("torchvision:CIFAR10", memory=memory, roots={"CIFAR10": tmp_path})
 
 
 @pytest.mark.parametrize("name", ["MNIST", "ImageNet", "SVHN"])
@@ -251,14 +196,10 @@ def test_missing_files_say_how_to_get_them(tmp_path, memory, name):
     assert list(tmp_path.glob(f"{name}*")) == []  # torchvision makes folders where it looks
 
 
-def test_without_a_place_to_look_the_message_says_so(memory):
-    with pytest.raises(FedcacheError, match="no --data was given"):
-        open_dataset("torchvision:MNIST", memory=memory)
-
-
-def test_a_near_miss_is_corrected(memory):
-    with pytest.raises(FedcacheError, match="Did you mean 'FashionMNIST'"):
-        open_dataset("torchvision:fashion-mnist", memory=memory)
+def test_without_a_place_to_look_the_message_says_so_and_a_near_miss_is_corrected(memory):
+    for name, said in (("MNIST", "--data"), ("fashion-mnist", "Did you mean 'FashionMNIST'")):
+        with pytest.raises(FedcacheError, match=said):
+            open_dataset(f"torchvision:{name}", memory=memory)
 
 
 def test_every_entry_names_a_class_and_arguments_torchvision_has():
@@ -302,17 +243,6 @@ def test_the_list_says_what_is_ready(tmp_path, mnist):
     assert info("torchvision:DTD")["splits"] == ["train", "test", "validation"]
 
 
-def test_nothing_is_printed_on_stdout(tmp_path, memory, mnist, capsys):
-    open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
-    assert capsys.readouterr().out == ""
-
-
-def test_a_file_is_read_until_it_is_too_large_to_be_an_image(tmp_path, monkeypatch):
-    (tmp_path / "a").write_bytes(bytes(range(20)))
-    monkeypatch.setattr(readers, "MAX_BYTES", 10)
-    assert readers._read_file(tmp_path / "a", None) == bytes(range(11)), "one more than an image may have"
-
-
 def test_a_link_out_of_the_folder_is_a_bad_image(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "a").write_bytes(b"out")
@@ -337,11 +267,11 @@ def test_a_label_beyond_the_names_is_a_fault_of_torchvision(tmp_path, memory, mn
     with pytest.raises(FedcacheError) as caught:
         open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
     assert caught.value.code == Exit.ENVIRONMENT
-    assert caught.value.message == "torchvision's MNIST has the label 9, but 2 class names."
+    assert "the label 9" in caught.value.message
 
 
 def test_an_item_that_is_no_image_is_a_bad_one(tmp_path, memory, mnist, monkeypatch):
     source = open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data").source
     monkeypatch.setattr(type(source), "item", lambda _self, _row: ([1, 2], 0))
-    with pytest.raises(BadImage, match=r"^torchvision gives a list, not an image$"):
+    with pytest.raises(BadImage, match="list"):
         source.read(0)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 import tarfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-from command import ok
-from make_images import encoded, pixels, write_directory, write_tar
+from make_images import encoded, pixels, write_tar
 from refusal import refused
 
-import fedcache as fc
 from fedcache.errors import Exit
 from fedcache.extract.datasets import open_dataset, peek
 from fedcache.extract.datasets.listing import info
@@ -25,11 +20,6 @@ from fedcache.extract.datasets.webdataset import _expand
 from fedcache.extract.digests import DigestMemory
 
 PNG = [encoded(pixels(i)) for i in range(60)]
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> DigestMemory:
-    return DigestMemory(tmp_path / "digests")
 
 
 def samples(rows: range, **parts: Any) -> dict[str, bytes]:
@@ -87,42 +77,32 @@ def test_braces_stand_for_numbers_of_one_length_and_for_words() -> None:
 
 def test_fields_of_json_are_labels_domains_and_groups(tmp_path, memory) -> None:
     def fields(i: int) -> str:
-        held: dict[str, Any] = {
-            "label": ["cat", "dog"][i % 2],
-            "hospital": i // 7,
-            "age": i / 7,
-            "ok": i > 3,
-            "box": [1, 2],
-        }
+        held: dict[str, Any] = {"label": ["cat", "dog"][i % 2], "hospital": i // 7, "boxes": [1, 2], "camera": {"a": 1}}
         return json.dumps({**held, "domain": "ink"} if i % 5 else held)
 
     path = write_tar(tmp_path / "a.tar", samples(range(20), cls=None, json=fields))
     data = opened(path, memory)
-    assert data.classes == ("cat", "dog")
-    assert data.label.tolist() == [i % 2 for i in range(20)]
-    assert data.domains == ("all", "ink")
-    assert {n: g.words for n, g in data.groups.items()} == {"hospital": ("0", "1", "2"), "ok": ("False", "True")}
-    assert "age (floats that are not whole" in data.reading
-    named = opened(path, memory, "?label=hospital&group=ok")
-    assert (named.classes, list(named.groups)) == (("0", "1", "2"), ["ok"])
+    assert (data.classes, data.domains) == (("cat", "dog"), ("all", "ink"))
+    assert data.groups["hospital"].words == ("0", "1", "2")
+    assert "boxes (" in data.reading
+    assert "camera (" in data.reading
+    named = opened(path, memory, "?label=hospital&group=label")
+    assert (named.classes, list(named.groups)) == (("0", "1", "2"), ["label"])
 
 
 def test_the_label_is_cls_then_json_then_txt(tmp_path, memory) -> None:
-    def words(i: int) -> str:
-        return ["red\n", "blue\n"][i % 2]
+    def written(name: str, **parts: Any) -> Path:
+        return write_tar(tmp_path / f"{name}.tar", samples(range(12), **parts))
 
-    some = {"json": lambda i: json.dumps({"class": f"k{i % 4}"}), "txt": words}
-    assert opened(write_tar(tmp_path / "a.tar", samples(range(8), **some)), memory).classes == ("0", "1", "2")
-    path = write_tar(tmp_path / "b.tar", samples(range(8), cls=None, **some))
+    some = {"json": lambda i: json.dumps({"class": f"k{i % 4}"}), "txt": lambda i: ["red\n", "blue\n"][i % 2]}
+    assert opened(written("a", **some), memory).classes == ("0", "1", "2")
+    path = written("b", cls=None, **some)
     assert opened(path, memory).classes == ("k0", "k1", "k2", "k3")
     assert opened(path, memory, "?label=txt").classes == ("blue", "red")
-    assert opened(write_tar(tmp_path / "c.tar", samples(range(8), cls=None, txt=words)), memory).classes == (
-        "blue",
-        "red",
-    )
-    bare = opened(write_tar(tmp_path / "d.tar", samples(range(8), cls=None)), memory)
+    assert opened(written("c", cls=None, txt=some["txt"]), memory).classes == ("blue", "red")
+    bare = opened(written("d", cls=None), memory)
     assert (bare.classes, set(bare.label.tolist())) == ((), {-1})
-    ten = opened(write_tar(tmp_path / "e.tar", samples(range(12), cls=lambda i: str(i))), memory)
+    ten = opened(written("e", cls=str), memory)
     assert ten.classes == tuple(map(str, range(12)))  # numbers, not words: 2 before 10
 
 
@@ -151,7 +131,7 @@ def test_two_images_of_a_sample_need_a_choice_and_other_parts_are_counted(tmp_pa
     }
     data = opened(write_tar(tmp_path / "a.tar", files), memory)
     assert [data.source.read(i) for i in range(4)] == PNG[:4]
-    assert "not used: 4 .seg.png, 1 .pyd" in data.reading
+    assert "4 .seg.png, 1 .pyd" in data.reading
     assert opened(tmp_path / "a.tar", memory, "?images=seg.png").source.read(2) == PNG[22]
     both = write_tar(tmp_path / "b.tar", {**samples(range(4)), "000001.jpg": PNG[9]})
     refused(lambda: opened(both, memory), "two images", "--images-key")
@@ -159,22 +139,12 @@ def test_two_images_of_a_sample_need_a_choice_and_other_parts_are_counted(tmp_pa
     refused(lambda: opened(none, memory), "holds no images", "cls, npy")
 
 
-def test_fields_that_hold_several_values_are_named(tmp_path, memory) -> None:
-    files = samples(range(4))
-    for i in range(4):
-        held = {"site": "ab"[i % 2], "boxes": [1, 2], "camera": {"height": 1}, "none": None}
-        files[f"{i:06d}.json"] = json.dumps(held).encode()
-    data = opened(write_tar(tmp_path / "a.tar", files), memory)
-    assert "site" in data.groups
-    assert "Not used: boxes (lists), camera (objects), none (no row has a value)" in data.reading
-
-
 def test_shards_of_no_known_split_are_left_out_and_named(tmp_path, memory) -> None:
     root = shards(tmp_path / "wds")
     write_tar(root / "extra-0000.tar", samples(range(40, 45)))
     data = opened(root, memory)
     assert len(data) == 40
-    assert "left out, as no split of theirs is known: extra-0000.tar" in data.reading
+    assert "extra-0000.tar" in data.reading
 
 
 def test_many_shards_are_read_with_few_open(tmp_path, memory) -> None:
@@ -189,73 +159,43 @@ def test_many_shards_are_read_with_few_open(tmp_path, memory) -> None:
     assert len(source._warm) == WARM
 
 
-def hostile(path: Path, entries: list[tarfile.TarInfo]) -> Path:
+def hostile(path: Path, name: str, **what: Any) -> Path:
     with tarfile.open(path, "w") as archive:
-        for entry in entries:
-            entry.size = 0 if entry.type != tarfile.REGTYPE else 3
-            archive.addfile(entry, io.BytesIO(b"abc"))
+        entry = tarfile.TarInfo(name)
+        for key, value in what.items():
+            setattr(entry, key, value)
+        archive.addfile(entry)
     return path
 
 
-def entry(name: str, **what: Any) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    for key, value in what.items():
-        setattr(info, key, value)
-    return info
-
-
-@pytest.mark.parametrize(
-    "entries",
-    [
-        [entry("../a.png")],
-        [entry("/a.png")],
-        [entry("a.png", type=tarfile.SYMTYPE, linkname="/etc/passwd")],
-        [entry("a.png", type=tarfile.CHRTYPE)],
-        [entry("a.png"), entry("A.png")],
-    ],
-)
-def test_hostile_shards_are_refused_whole(tmp_path, memory, entries) -> None:
-    refused(lambda: opened(hostile(tmp_path / "a.tar", entries), memory), "refused", code=Exit.CORRUPT)
+def test_hostile_shards_are_refused_whole(tmp_path, memory) -> None:
+    for name, what in (("../a.png", {}), ("a.png", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"})):
+        path = hostile(tmp_path / "a.tar", name, **what)
+        refused(lambda path=path: opened(path, memory), name, code=Exit.CORRUPT)
 
 
 def test_cut_compressed_and_odd_shards_are_refused(tmp_path, memory) -> None:
     path = write_tar(tmp_path / "a.tar", samples(range(8)))
     raw = path.read_bytes()
     path.write_bytes(raw[: len(raw) // 2 // 512 * 512])
-    refused(lambda: opened(path, memory), "not a whole archive", code=Exit.CORRUPT)
+    refused(lambda: opened(path, memory), "a.tar", code=Exit.CORRUPT)
     (tmp_path / "gz").mkdir()
-    write_tar(tmp_path / "gz" / "a.tar.gz", samples(range(3)), "w:gz")
-    refused(lambda: opened(tmp_path / "gz", memory), "compressed tar", "gunzip")
-    refused(lambda: opened(tmp_path / "gz" / "a.tar.gz", memory), "compressed tar")
-    for part, words in (("json", ["not JSON"]), ("cls", ["no text in UTF-8"])):
-        bad: Mapping[str, bytes] = {"a.png": PNG[0], f"a.{part}": b"{\xff" if part == "cls" else b"{"}
-        refused(lambda bad=bad: opened(write_tar(tmp_path / "b.tar", bad), memory), *words)
-    large = {"a.png": PNG[0], "a.txt": b"x" * (2 << 20)}
-    refused(lambda: opened(write_tar(tmp_path / "c.tar", large), memory), "1,048,576 bytes")
-    deep = {"a.png": PNG[0], "a.json": b"[" * 100_000}
-    refused(lambda: opened(write_tar(tmp_path / "d.tar", deep), memory), "not JSON")
+    packed = write_tar(tmp_path / "gz" / "a.tar.gz", samples(range(3)), "w:gz")
+    for place in (packed, packed.parent):
+        refused(lambda place=place: opened(place, memory), "gunzip")
+    for part, held, named in (
+        ("json", b"{", "JSON"),
+        ("json", b"[" * 100_000, "JSON"),
+        ("cls", b"{\xff", "UTF-8"),
+        ("txt", b"x" * (2 << 20), "1,048,576"),
+    ):
+        path = write_tar(tmp_path / "b.tar", {"a.png": PNG[0], f"a.{part}": held})
+        refused(lambda path=path: opened(path, memory), named)
 
 
 def test_patterns_that_match_nothing_say_so(tmp_path, memory) -> None:
     root = shards(tmp_path / "wds", count=1)
-    refused(lambda: opened(f"{root}/no-*.tar", memory), "No tar matches")
+    refused(lambda: opened(f"{root}/no-*.tar", memory), "no-*.tar")
     refused(lambda: opened(f"{root}/train-{{0000..0003}}.tar", memory), "no shard", "train-0001.tar")
     refused(lambda: opened(tmp_path / "no", memory), "no shard", f"ls {tmp_path}")
     refused(lambda: open_dataset("webdataset", memory=memory), "webdataset:PATTERN")
-
-
-def test_equal_images_have_equal_features_in_shards_and_in_files(tmp_path) -> None:
-    root = tmp_path / "wds"
-    root.mkdir()
-    for n in range(3):
-        write_tar(root / f"{n}.tar", samples(range(4 * n, 4 * n + 4), json=lambda i: json.dumps({"site": i % 2})))
-    folder = write_directory(tmp_path / "png", {f"{i % 3}/{i:07d}.png": PNG[i] for i in range(12)})
-    words = ("--backbones", "random-projection", "--size", 16, "--workers", 0, "--batch", 4, "--json")
-    ours = ok("extract", "--dataset", f"webdataset:{root}/{{0..2}}.tar", "--group-key", "site", *words)
-    store = fc.Store.open(Path(ours.data["path"]))
-    theirs = fc.extract(f"folder:{folder}", "random-projection", size=16, workers=0, batch=4)
-    order = [int(name.rpartition("/")[2].removesuffix(".png")) for name in theirs.samples.name]
-    (key,) = store.arrays
-    a, b = (s.reader(key).rows(np.arange(12)) for s in (store, theirs))
-    assert np.array_equal(a[order], b)
-    assert store.group("site").codes.tolist() == [0, 1] * 6

@@ -27,11 +27,6 @@ WORDS = ["cat", "dog", "none"]
 ROWS = [(f"img/{i:02}.png", WORDS[i % 3], ["train", "test"][i % 4 == 0], f"u{i % 5}") for i in range(24)]
 
 
-@pytest.fixture
-def memory(tmp_path: Path) -> DigestMemory:
-    return DigestMemory(tmp_path / "digests")
-
-
 def images(root: Path) -> Path:
     return write_directory(root, {path: png(i) for i, (path, *_) in enumerate(ROWS)})
 
@@ -61,22 +56,13 @@ def plain(tmp_path: Path, memory: DigestMemory) -> set[tuple[Any, ...]]:
 @pytest.mark.parametrize(
     ("name", "raw"),
     [
-        ("list.csv", csv_text(PLAIN, ";").encode()),
         ("list.csv", csv_text(PLAIN, "\t").encode("utf-16")),
         ("list.csv", ("sep=;\n" + csv_text(PLAIN, ";")).encode("utf-8-sig")),
         ("list.tsv", csv_text(PLAIN, "\t").encode()),
-        ("list.csv", csv_text(PLAIN, spelt=lambda path: path.replace("/", "\\")).encode()),
         ("list.csv", csv_text(PLAIN, spelt=lambda path: f".\\{path}".replace("/", "\\")).encode()),
         ("list.csv", csv_text(PLAIN, spelt=lambda path: f"./{path}").encode()),
-        (
-            "list.csv",
-            csv_text(("image_id", "label", "split", "client"), spelt=lambda p: p.removesuffix(".png")).encode(),
-        ),
+        ("list.csv", csv_text(("image_id", *PLAIN[1:]), spelt=lambda path: path.removesuffix(".png")).encode()),
         ("list.jsonl", "\n".join(json.dumps(dict(zip(PLAIN, row, strict=True))) for row in ROWS).encode()),
-        *(
-            ("list.csv", csv_text((path, "label", "split", "client")).encode())
-            for path in ("image", "file_name", "filename", "FileName", "image_path", "file", "img", "image_id", "id")
-        ),
     ],
 )
 def test_a_list_of_images_means_the_same_however_it_is_written(
@@ -85,6 +71,15 @@ def test_a_list_of_images_means_the_same_however_it_is_written(
     root = images(tmp_path / "set")
     (root / name).write_bytes(raw)
     assert facts(open_dataset(f"folder:{root / name}", memory=memory)) == plain
+
+
+def test_the_column_of_paths_has_a_usual_name(
+    tmp_path: Path, memory: DigestMemory, plain: set[tuple[Any, ...]]
+) -> None:
+    root = images(tmp_path / "set")
+    for name in ("image", "file_name", "FileName", "image_path", "file", "img", "id"):
+        (root / "list.csv").write_text(csv_text((name, *PLAIN[1:])))
+        assert facts(open_dataset(f"folder:{root / 'list.csv'}", memory=memory)) == plain
 
 
 def test_the_mapping_of_fedscale_is_a_list(tmp_path: Path, memory: DigestMemory) -> None:
@@ -110,7 +105,7 @@ def test_a_column_of_paths_or_labels_of_any_name_is_named_by_options(tmp_path: P
 def test_paths_of_a_drive_are_refused(tmp_path: Path, memory: DigestMemory) -> None:
     root = images(tmp_path / "set")
     (root / "list.csv").write_text("path,label\nC:\\data\\a.png,cat\nC:\\data\\b.png,dog\n")
-    with pytest.raises(UsageError, match="relative paths") as refused:
+    with pytest.raises(UsageError, match="relative") as refused:
         open_dataset(f"folder:{root / 'list.csv'}", memory=memory)
     assert "C:" in refused.value.message
 
@@ -135,9 +130,9 @@ def image_folder(root: Path, *, tables: str, ending: str) -> dict[str, bytes]:
     return files
 
 
-@pytest.mark.parametrize("ending", ["csv", "jsonl"])
-@pytest.mark.parametrize("tables", ["top", "each"])
-@pytest.mark.parametrize("top", ["", "pets/"])
+@pytest.mark.parametrize(
+    ("tables", "ending", "top"), [("top", "csv", "pets/"), ("each", "csv", ""), ("each", "jsonl", "pets/")]
+)
 def test_an_image_folder_of_hugging_face_is_read_from_its_tables(
     tmp_path: Path, memory: DigestMemory, plain: set[tuple[Any, ...]], tables: str, ending: str, top: str
 ) -> None:
@@ -153,14 +148,6 @@ def test_an_image_folder_of_hugging_face_is_read_from_its_tables(
         assert "not an image" not in data.reading
     assert len({data.digest for data in found}) == 1
     assert found[0].names[0].startswith("test/")
-
-
-def test_labels_of_an_image_folder_have_any_name(tmp_path: Path) -> None:
-    files = image_folder(tmp_path, tables="each", ending="csv")
-    files = {name: raw.replace(b"label", b"breed") if name.endswith("csv") else raw for name, raw in files.items()}
-    root = write_directory(tmp_path / "pets", files)
-    said = ok("datasets", "info", f"folder:{root}", "--label-key", "breed")
-    assert said.data["classes"] == WORDS
 
 
 def test_images_and_rows_without_each_other_are_counted(tmp_path: Path, memory: DigestMemory) -> None:
@@ -216,7 +203,7 @@ def test_a_list_among_images_is_named_where_the_folders_say_nothing(tmp_path: Pa
 # Formats that are not read
 
 
-@pytest.mark.parametrize(("ending", "kind"), [("tga", "TGA"), ("jp2", "JPEG2000"), ("", "PNG")])
+@pytest.mark.parametrize(("ending", "kind"), [("jp2", "JPEG2000"), ("", "PNG")])
 def test_images_in_other_formats_are_refused_with_lines_that_convert_them(
     tmp_path: Path, memory: DigestMemory, ending: str, kind: str
 ) -> None:
@@ -234,17 +221,9 @@ def test_images_in_other_formats_are_refused_with_lines_that_convert_them(
     assert open_dataset(f"folder:{root}", memory=memory).classes == ("cat", "dog")
 
 
-@pytest.mark.parametrize(
-    ("ending", "said"),
-    [
-        ("heic", "2 HEIC (convert to PNG)"), ("HEIF", "2 HEIC"), ("avif", "2 AVIF"), ("jxl", "2 JPEG XL"),
-        ("dng", "2 camera raw"), ("dcm", "2 DICOM"), ("txt", "2 not an image"), ("csv", "2 table"),
-    ],
-)  # fmt: skip
-def test_files_that_are_left_out_are_named_by_their_format(
-    tmp_path: Path, memory: DigestMemory, ending: str, said: str
-) -> None:
+def test_files_that_are_left_out_are_named_by_their_format(tmp_path: Path, memory: DigestMemory) -> None:
+    kinds = {"heic": "HEIC", "avif": "AVIF", "jxl": "JPEG XL", "dng": "camera raw", "dcm": "DICOM", "csv": "table"}
     files = {f"{word}/{i}.png": png(i) for word in ("cat", "dog") for i in range(3)}
-    files |= {f"{word}/x.{ending}": b"x" for word in ("cat", "dog")}
+    files |= {f"{word}/x.{ending}": b"x" for word in ("cat", "dog") for ending in kinds}
     data = open_dataset(f"folder:{write_directory(tmp_path / 'photos', files)}", memory=memory)
-    assert said in data.reading
+    assert all(f"2 {kind}" in data.reading for kind in kinds.values())

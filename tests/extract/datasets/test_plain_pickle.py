@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 
 import numpy as np
 import pytest
+from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets.plain_pickle import StackSource, load, read_images
@@ -22,22 +22,20 @@ class Trap:
         return os.mkdir, (self.path,)
 
 
-@pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize("make", [lambda p: Trap(p), lambda p: {"data": [Trap(p)]}, lambda p: (np.array([Trap(p)]), 0)])
-def test_nothing_is_run(make, protocol, tmp_path):
-    (tmp_path / "x").write_bytes(pickle.dumps(make(str(tmp_path / "sprung")), protocol))
-    with pytest.raises(FedcacheError, match=r"it names \w+\.mkdir\. Nothing in it was run") as caught:
-        load(tmp_path / "x")
-    assert caught.value.code == Exit.CORRUPT
-    assert not (tmp_path / "sprung").exists()
+def test_nothing_is_run(tmp_path):
+    trap = Trap(str(tmp_path / "sprung"))
+    for protocol in range(6):
+        for held in (trap, {"data": [trap]}, (np.array([trap]), 0)):
+            (tmp_path / "x").write_bytes(pickle.dumps(held, protocol))
+            refused(lambda: load(tmp_path / "x"), ".mkdir", code=Exit.CORRUPT)
+            assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("name", ["builtins.eval", "os.system", "numpy.load", "numpy.core.multiarray.scalar2"])
-def test_a_pickle_may_name_only_what_arrays_need(name, tmp_path):
-    module, _, function = name.rpartition(".")
-    (tmp_path / "x").write_bytes(f"c{module}\n{function}\n(tR.".encode())
-    with pytest.raises(FedcacheError, match=f"it names {name}"):
-        load(tmp_path / "x")
+def test_a_pickle_may_name_only_what_arrays_need(tmp_path):
+    for name in ("builtins.eval", "os.system", "numpy.load", "numpy.core.multiarray.scalar2"):
+        module, _, function = name.rpartition(".")
+        (tmp_path / "x").write_bytes(f"c{module}\n{function}\n(tR.".encode())
+        refused(lambda: load(tmp_path / "x"), name, code=Exit.CORRUPT)
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
@@ -60,36 +58,22 @@ def test_plain_data_comes_back_from_every_protocol(protocol, tmp_path):
         assert np.array_equal(a, b)
         if isinstance(a, np.ndarray):
             assert isinstance(b, np.ndarray)
-            same = a.dtype.newbyteorder("="), b.dtype.newbyteorder("=")  # numpy may turn the bytes while it reads
-            assert same[0] == same[1]
-            assert a.shape == b.shape
+            # numpy may turn the bytes while it reads
+            assert (a.shape, a.dtype.newbyteorder("=")) == (b.shape, b.dtype.newbyteorder("="))
 
 
 def test_an_array_may_not_ask_for_memory_it_does_not_bring(tmp_path):
     big = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(J\xff\xff\xff\x7fJ\xff\xff\xff\x7ftU\x01btR."
-    for raw in (
-        b"\x80\x02" + big,
-        b"\x80\x02cnumpy\nndarray\n(K\x05tR.",
-        b"\x80\x02cnumpy\ndtype\n(U\x0cV99999999999tR.",
-    ):
-        (tmp_path / "x").write_bytes(raw)
-        with pytest.raises(FedcacheError, match="is not a pickle of arrays"):
-            load(tmp_path / "x")
+    for raw in (big, b"cnumpy\nndarray\n(K\x05tR.", b"cnumpy\ndtype\n(U\x0cV99999999999tR."):
+        (tmp_path / "x").write_bytes(b"\x80\x02" + raw)
+        refused(lambda: load(tmp_path / "x"), "x", code=Exit.CORRUPT)
 
 
-@pytest.mark.parametrize("code", ["V8", "i4,f4", "O8O8", "M8[s]", "x", "", "V99999999999"])
-def test_a_dtype_that_is_neither_numbers_nor_words_is_named(code, tmp_path):
-    (tmp_path / "x").write_bytes(b"\x80\x02cnumpy\ndtype\n(U" + bytes([len(code)]) + code.encode() + b"tR.")
-    with pytest.raises(FedcacheError, match=rf"is not a pickle of arrays.*the dtype {re.escape(repr(code))}") as caught:
-        load(tmp_path / "x")
-    assert caught.value.code == Exit.CORRUPT
-
-
-def test_a_dtype_that_is_no_text_is_named(tmp_path):
-    for raw, code in ((b"N", None), (b"K\x05", 5)):
+def test_a_dtype_that_is_neither_numbers_nor_words_is_named(tmp_path):
+    named = {code: b"U" + bytes([len(code)]) + code.encode() for code in ("V8", "i4,f4", "O8O8", "M8[s]", "")}
+    for code, raw in {**named, "None": b"N", "5": b"K\x05"}.items():
         (tmp_path / "x").write_bytes(b"\x80\x02cnumpy\ndtype\n(" + raw + b"tR.")
-        with pytest.raises(FedcacheError, match=f"the dtype '{code}'"):
-            load(tmp_path / "x")
+        refused(lambda: load(tmp_path / "x"), f"the dtype '{code}'", code=Exit.CORRUPT)
 
 
 OBJECT = b"cnumpy\ndtype\n(U\x02O8K\x00K\x01tR"
@@ -111,15 +95,13 @@ def test_a_pickle_can_change_nothing_it_names(raw, words, tmp_path):
     (tmp_path / "x").write_bytes(b"\x80\x02" + raw)
     with pytest.raises(FedcacheError, match=words):
         load(tmp_path / "x")
-    (tmp_path / "y").write_bytes(pickle.dumps([b"raw", np.arange(3)], 2))
-    assert load(tmp_path / "y")[1].tolist() == [0, 1, 2]
 
 
-def test_labels_that_are_no_numbers_are_named(tmp_path):
-    (tmp_path / "x").write_bytes(pickle.dumps((np.zeros((2, 4, 4), np.uint8), ["cat", "dog"])))
-    with pytest.raises(FedcacheError, match=r"its labels are not numbers") as caught:
-        read_images(tmp_path / "x", "")
-    assert caught.value.code == Exit.CORRUPT
+def test_what_is_no_pair_of_images_and_labels_is_named(tmp_path):
+    images = np.zeros((2, 4, 4), np.uint8)
+    for held, named in (((images, ["cat", "dog"]), "labels"), (images, "pair"), ((images, [0]), "1 labels")):
+        (tmp_path / "x").write_bytes(pickle.dumps(held))
+        refused(lambda: read_images(tmp_path / "x", ""), named, code=Exit.CORRUPT)
 
 
 def test_a_file_that_is_lost_while_it_is_read_costs_its_images(tmp_path):
@@ -129,5 +111,8 @@ def test_a_file_that_is_lost_while_it_is_read_costs_its_images(tmp_path):
     source = StackSource([str(tmp_path / name) for name in "ab"], [2, 2], "")
     (tmp_path / "b").write_bytes(b"no pickle")
     assert np.array_equal(source.read(1), images[1])
-    with pytest.raises(BadImage, match="is not a pickle of arrays"):
+    with pytest.raises(BadImage, match="pickle"):
         source.read(2)
+    (tmp_path / "b").write_bytes(pickle.dumps((images[:1], [0])))
+    with pytest.raises(BadImage, match="1 images"):
+        source.read(3)
