@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from given_draws import Drawn
 from make_images import pixels
 from PIL import Image
+from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.augment import LONGEST, NUMBERS, POLICIES, Step, canonical, parse_policy
+from fedcache.extract.augment import LONGEST, Step, canonical, parse_policy
 from fedcache.extract.augment_pixels import apply_step
 from fedcache.extract.batches import input_key
 from fedcache.extract.images import resize, view
@@ -21,19 +20,6 @@ from fedcache.extract.recipe import Recipe
 IMAGE = Image.fromarray(pixels(0, 40, 56))
 RECIPE = Recipe("b", "none", size=24, crop_pct=0.875, views=4, view_seed=7)
 UID = bytes(range(16))
-
-
-class Drawn:
-    """In the place of a generator: each draw lies at the next given share of its range."""
-
-    def __init__(self, *shares: float) -> None:
-        self.shares = list(shares)
-
-    def uniform(self, low: float, high: float) -> float:
-        return low + self.shares.pop(0) * (high - low)
-
-    def random(self) -> float:
-        return self.shares.pop(0)
 
 
 def done(image: Image.Image, text: str, *shares: float, mirror: bool = True) -> np.ndarray:
@@ -48,16 +34,12 @@ def done(image: Image.Image, text: str, *shares: float, mirror: bool = True) -> 
     ("text", "one"),
     [
         ("simclr", ""),
-        ("", ""),
-        ("crop,flip,jitter", ""),
         ("crop=0.5:1,flip=0.5,jitter=0.8:0.4:0.4:0.4", ""),
         ("domainnet", "flip=0.5,rotate=30"),
         (" flip , rotate=30.0 ", "flip=0.5,rotate=30"),
         ("rotate=30,flip", "rotate=30,flip=0.5"),  # another order is another policy
         ("gaussian-noise=51:0.1", "gaussian-noise=51:0.1"),
-        ("laplace-noise=25", "laplace-noise=25:0"),
         ("domainnet,gaussian-noise=1e1", "flip=0.5,rotate=30,gaussian-noise=10:0"),
-        ("blur,grey", "blur=0.5:0.1:2,grey=0.2"),
         ("rotate=-0", "rotate=0"),
     ],
 )
@@ -69,34 +51,22 @@ def test_one_policy_has_one_text(text, one):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("flp=0.5", "Unknown augmentation 'flp'. Did you mean 'flip'?"),
-        ("domainnet=3", "Unknown augmentation 'domainnet'"),
-        ("flip,,rotate=3", "Unknown augmentation ''"),
-        ("rotate", "--augment rotate is not rotate=DEGREES with DEGREES from 0 to 180"),
-        ("rotate=", "--augment rotate= is not rotate=DEGREES"),
+        ("flp=0.5", "Did you mean 'flip'"),
+        ("domainnet=3", "'domainnet'"),
+        ("flip,,rotate=3", "''"),
+        ("rotate", "rotate=DEGREES with DEGREES from 0 to 180"),
         ("rotate=200", "DEGREES from 0 to 180"),
         ("rotate=nan", "DEGREES from 0 to 180"),
-        ("flip=half", "flip=P with P from 0 to 1"),
-        ("flip=0.5:1", "flip=P with P from 0 to 1"),
-        ("gaussian-noise=0.2:2", "gaussian-noise=S:P with S from 0 to 255, P from 0 to 1"),
+        ("flip=half", "P from 0 to 1"),
+        ("flip=0.5:1", "P from 0 to 1"),
+        ("gaussian-noise=0.2:2", "S from 0 to 255, P from 0 to 1"),
         ("crop=0.9:0.5", "LOW above HIGH"),
-        ("flip,crop", "crop must be its first step"),
-        (",".join(["flip"] * (LONGEST + 1)), f"{LONGEST} are the most"),
+        ("flip,crop", "crop"),
+        (",".join(["flip"] * (LONGEST + 1)), f"{LONGEST}"),
     ],
 )
 def test_a_policy_that_cannot_be_is_refused_with_what_can(text, said):
-    with pytest.raises(FedcacheError) as caught:
-        canonical(text)
-    assert said in caught.value.message
-    assert caught.value.code == Exit.USAGE
-    if "Unknown" in said:
-        assert all(name in caught.value.hint for name in (*NUMBERS, *POLICIES))
-
-
-@given(st.lists(st.sampled_from(["flip=0.25", "rotate=7", "grey", "blur=1", "laplace-noise=3:0.5"]), min_size=1))
-def test_a_canonical_text_stays_as_it_is(words):
-    text = ",".join(words[:LONGEST])
-    assert canonical(canonical(text)) == canonical(text)
+    refused(lambda: canonical(text), said)
 
 
 def test_the_default_policy_leaves_recipes_as_they_were_and_another_is_another_array():
@@ -115,21 +85,18 @@ def test_the_default_policy_leaves_recipes_as_they_were_and_another_is_another_a
 
 
 def test_a_policy_without_views_and_one_for_a_single_backbone_are_refused():
-    with pytest.raises(FedcacheError, match="view 0, the only one, is the plain image") as caught:
-        replace(RECIPE, views=1).with_policy("flip")
-    assert "--views 2 --augment flip" in caught.value.hint
-    with pytest.raises(FedcacheError, match="One policy draws the views of all backbones"):
-        RECIPE.override({"augment": "flip"})
+    refused(lambda: replace(RECIPE, views=1).with_policy("flip"), "--views 2 --augment flip")
+    refused(lambda: RECIPE.override({"augment": "flip"}))
 
 
-@pytest.mark.parametrize("policy", ["domainnet", "rotate=90", "gaussian-noise=20:0.1", "crop=0.2:0.4,grey=1,blur=1"])
+@pytest.mark.parametrize("policy", ["simclr", "domainnet", "gaussian-noise=20:0.1", "crop=0.2:0.4,grey=1,blur=1"])
 def test_a_view_is_keyed_by_seed_image_number_and_policy(policy):
     recipe = RECIPE.with_policy(policy)
     made = [view(IMAGE, recipe, UID, v) for v in (3, 1, 2)]
     assert np.array_equal(made[1], view(IMAGE, recipe, UID, 1))
     assert np.array_equal(view(IMAGE, recipe, UID, 0), resize(IMAGE, RECIPE))
     assert all(image.shape == (24, 24, 3) and image.dtype == np.uint8 for image in made)
-    others = (recipe.override({"view_seed": "8"}), RECIPE)
+    others = (recipe.override({"view_seed": "8"}), RECIPE.with_policy("rotate=90"))
     assert not any(np.array_equal(view(IMAGE, other, UID, 3), made[0]) for other in others)
     assert not np.array_equal(view(IMAGE, recipe, bytes(16), 3), made[0])
 

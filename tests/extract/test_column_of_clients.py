@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import fedcache as fc
 from fedcache.extract.planning.ingest import column_of_clients
@@ -19,22 +18,19 @@ SITES = [f"s{i % 5}" for i in range(ROWS)]
 ALONE = [f"row {i}" for i in range(ROWS)]
 
 
-@pytest.mark.parametrize(
-    ("columns", "suggested"),
-    [
-        ({"age": NUMBERS, "hospital_id": NUMBERS}, "hospital_id"),
-        ({"age": NUMBERS, "region": WORDS}, "region"),
-        ({"region": WORDS, "Site": SITES}, "Site"),
-        ({"age": NUMBERS}, "age"),
-        ({"site": ALONE, "age": NUMBERS}, "age"),
-        ({"site": ALONE}, None),
-        ({}, None),
-    ],
-)
-def test_holders_come_before_words_and_words_before_numbers(
-    tmp_path: Path, columns: dict[str, list[str]], suggested: str | None
-) -> None:
+SUGGESTED: list[tuple[dict[str, list[str]], str | None]] = [
+    ({"age": NUMBERS, "hospital_id": NUMBERS}, "hospital_id"),
+    ({"age": NUMBERS, "region": WORDS}, "region"),
+    ({"region": WORDS, "Site": SITES}, "Site"),
+    ({"site": ALONE, "age": NUMBERS}, "age"),
+    ({"site": ALONE}, None),
+    ({}, None),
+]
+
+
+def test_holders_come_before_words_and_words_before_numbers(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("f4")
-    store = fc.Store.from_arrays({"mine": x}, labels=np.arange(ROWS) % 2, path=tmp_path / "s.zarr")
-    put_groups(store, {name: Group.of(values) for name, values in columns.items()})
-    assert column_of_clients(store) == suggested
+    for number, (columns, suggested) in enumerate(SUGGESTED):
+        store = fc.Store.from_arrays({"mine": x}, labels=np.arange(ROWS) % 2, path=tmp_path / f"{number}.zarr")
+        put_groups(store, {name: Group.of(values) for name, values in columns.items()})
+        assert column_of_clients(store) == suggested

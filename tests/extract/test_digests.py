@@ -73,18 +73,16 @@ def home() -> Path:
     return Path(os.environ["FEDCACHE_HOME"])
 
 
-@pytest.mark.parametrize("harm", ["a character", "no base64", "zeroed"])
-def test_damaged_memories_change_no_store(images: tuple[str, ...], harm: str) -> None:
+def test_damaged_memories_change_no_store(images: tuple[str, ...]) -> None:
     """A changed character of a remembered uid was a changed image and a second store; broken base64 was exit 10."""
     first = ok(*images, "--backbones", "random-projection")
-    for file in (home() / "digests").iterdir():
-        raw = file.read_bytes()
-        at = raw.index(b'"uid":"') + 10 if b'"uid":"' in raw else len(raw) // 2
-        file.write_bytes(
-            bytes(len(raw)) if harm == "zeroed" else raw[:at] + (b"?" if harm == "no base64" else b"A") + raw[at + 1 :]
-        )
-    again = ok(*images, "--backbones", "random-projection,pixels", "--size", 16)
-    assert again.data["path"] == first.data["path"]
+    whole = {file: file.read_bytes() for file in (home() / "digests").iterdir()}
+    for size, character in ((8, b"A"), (16, b"?"), (24, None)):
+        for file, raw in whole.items():
+            at = raw.index(b'"uid":"') + 10 if b'"uid":"' in raw else len(raw) // 2
+            file.write_bytes(bytes(len(raw)) if character is None else raw[:at] + character + raw[at + 1 :])
+        again = ok(*images, "--backbones", "random-projection,pixels", "--size", size)
+        assert again.data["path"] == first.data["path"]
     assert len(list((home() / "stores").glob("*.zarr"))) == 1
 
 
@@ -137,7 +135,6 @@ def test_an_older_note_of_the_last_store_is_told(images: tuple[str, ...]) -> Non
     assert ok(*train).envelope["warnings"] == []
     (home() / "last.json").write_bytes(old)
     (warning,) = ok(*train).envelope["warnings"]
-    assert warning.startswith(f"{grown.name} was extracted later")
     assert f"--store {grown.name}" in warning
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import own_encoders
 import pytest
 import torch
 
@@ -91,20 +87,11 @@ def test_what_a_store_holds_is_in_its_recipes():
     ]  # fmt: skip
 
 
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    name = own_encoders.write(tmp_path, f"feeders_{abs(hash(str(tmp_path)))}")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    note_named([f"module:{name}:{factory}" for factory in ("bag", "spectrum", "loud")])
-    yield f"module:{name}"
-    sys.modules.pop(name, None)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("factory", "source"), [("bag", Texts()), ("spectrum", Numbers())])
-def test_processes_that_read_before_a_model_give_what_one_process_gives(own, factory, source):
-    row = lookup(f"{own}:{factory}")
+def test_processes_that_read_before_a_model_give_what_one_process_gives(encoders, factory, source):
+    note_named([f"module:{encoders}:{factory}"])
+    row = lookup(f"module:{encoders}:{factory}")
     job = FeatureJob("a", row, weights_of(row), row.recipe)
     data: Any = SimpleNamespace(source=source, uid=np.zeros((7, 16), np.uint8), names=[*"abcdefg"])
     settings = ComputeSettings("cpu", "float32", 4, 1)

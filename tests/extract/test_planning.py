@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from heard import Heard
+from refusal import refused
 from toy_store import create
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import Exit, FedcacheError, MachineError
+from fedcache.errors import Exit, MachineError
 from fedcache.extract import extract_dataset
 from fedcache.extract.backbones import Weights, lookup
 from fedcache.extract.batches import ComputedBatch, ComputeSettings
@@ -29,7 +31,6 @@ from fedcache.extract.planning.plan import (
     array_bytes,
     missing_text,
     parse_max_bad,
-    quoted,
     recipe_of,
     wanted_text,
 )
@@ -42,10 +43,8 @@ from fedcache.store.samples import Samples
     ("kind", "workers", "cores", "decoding", "rate"),
     [  # a batch of four images takes 2 s of forward passes, and so many of decoding
         ("cpu", 3, 8, 1.0, 4.0),  # three processes, each 1/2 s + 1/4 s for an image
-        ("cpu", None, 6, 1.0, 8.0),
         ("cuda", None, 8, 1.0, 2.0),  # 1/2 s on the GPU; seven cores decode an image every 1/28 s
         ("cuda", None, 5, 16.0, 1.0),  # four cores decode an image of 4 s every second
-        ("cuda", None, 1, 16.0, 0.25),  # nobody else is there to decode
     ],
 )
 def test_the_rate_is_that_of_one_batch_after_the_models_are_warm(
@@ -87,61 +86,31 @@ def planned(name: str, **changes: Any) -> PlannedArray:
     return PlannedArray(backbone, Weights(None, "w", "here"), replace(backbone.recipe, weights="w", **changes))
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "size"),
-    [
-        ("glyph-clip", {}, 10 * 128 * 2),  # float16 of width 128
-        ("glyph-clip", {"views": 3, "dtype": "float32"}, 10 * 3 * 128 * 4),
-        ("pixels", {"size": 32}, 10 * 32 * 32 * 3),
-        ("pixels", {"size": 32, "views": 2}, 10 * 2 * 32 * 32 * 3),
-        ("pixels", {}, 10 * 224 * 224 * 3),  # before a look at them
-    ],
-)
-def test_the_bytes_of_an_array_are_those_of_its_numbers(name: str, changes: dict[str, Any], size: int) -> None:
-    assert array_bytes(10, planned(name, **changes)) == size
+def test_the_bytes_of_an_array_are_those_of_its_numbers() -> None:
+    assert array_bytes(10, planned("glyph-clip")) == 10 * 128 * 2  # float16 of width 128
+    assert array_bytes(10, planned("glyph-clip", views=3, dtype="float32")) == 10 * 3 * 128 * 4
+    assert array_bytes(10, planned("pixels", size=32, views=2)) == 10 * 2 * 32 * 32 * 3
+    assert array_bytes(10, planned("pixels")) == 10 * 224 * 224 * 3  # before a look at them
 
 
-@pytest.mark.parametrize(("spare", "fits"), [(0, True), (-1, False)])
-def test_a_disk_must_hold_all_features_and_some_to_spare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int, fits: bool
-) -> None:
-    free = 2 * 10 * 128 * 2 + (64 << 20) + spare
-    monkeypatch.setattr(cost.shutil, "disk_usage", lambda place: SimpleNamespace(free=free if place == tmp_path else 0))
+def test_a_disk_must_hold_all_features_and_some_to_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 2 * 10 * 128 * 2 + (64 << 20)
     data: Any = SimpleNamespace(names=range(10))
-    arrays = [planned("glyph-clip")] * 2
-    if fits:
-        cost.check_disk(tmp_path / "not" / "there", data, arrays)
-        return
-    with pytest.raises(FedcacheError) as full:
-        cost.check_disk(tmp_path / "not" / "there", data, arrays)
-    assert full.value.code is Exit.ENVIRONMENT
-    needs = f"The features need 5,120 bytes and 67,108,864 to spare, and {tmp_path} has {free:,} free."
-    assert full.value.message == needs
+    place = tmp_path / "not" / "there"
+
+    def check(free: int) -> None:
+        monkeypatch.setattr(cost.shutil, "disk_usage", lambda at: SimpleNamespace(free=free if at == tmp_path else 0))
+        cost.check_disk(place, data, [planned("glyph-clip")] * 2)
+
+    check(free)
+    refused(lambda: check(free - 1), "5,120", str(tmp_path), code=Exit.ENVIRONMENT)
 
 
-def test_growth_is_one_clause() -> None:
-    one = {"new": 1, "vanished": 0, "reused_chunks": 1, "forward_passes": 1}
-    assert cost.describe_growth(one) == "1 image new, 0 vanished, 1 chunk reused, 1 forward pass"
-    many = {"new": 1000, "vanished": 2000, "reused_chunks": 0, "forward_passes": 3000}
-    assert cost.describe_growth(many) == "1,000 images new, 2,000 vanished, 0 chunks reused, 3,000 forward passes"
-
-
-@pytest.mark.parametrize(
-    ("text", "rows", "most"),
-    [("0", 9, 0), ("7", 9, 7), ("1%", 1000, 10), ("1%", 199, 1), ("1%", 5, 1), ("0%", 500, 0), ("100%", 7, 7),
-     ("2.5%", 100, 2)],
-)  # fmt: skip
-def test_so_many_images_may_be_unreadable(text: str, rows: int, most: int) -> None:
-    assert parse_max_bad(text, rows) == most
-
-
-@pytest.mark.parametrize("text", ["many", "-1", "101%", "-1%", "%", "1.5", "nan%"])
-def test_other_words_for_unreadable_images_are_refused(text: str) -> None:
-    with pytest.raises(FedcacheError) as caught:
-        parse_max_bad(text, 100)
-    assert caught.value.code is Exit.USAGE
-    assert caught.value.message == f"--max-bad {text} is neither a share nor a count."
-    assert caught.value.hint == "For example --max-bad 1% or --max-bad 10"
+def test_so_many_images_may_be_unreadable() -> None:
+    for text, rows, most in (("0", 9, 0), ("7", 9, 7), ("1%", 1000, 10), ("1%", 5, 1), ("0%", 500, 0), ("2.5%", 99, 2)):
+        assert parse_max_bad(text, rows) == most
+    for text in ("many", "-1", "101%", "-1%", "%", "1.5", "nan%"):
+        refused(lambda text=text: parse_max_bad(text, 100), f"--max-bad {text}")
 
 
 def recipe(name: str, **options: Any) -> Recipe:
@@ -158,31 +127,25 @@ def test_options_of_a_recipe_are_of_all_backbones_or_of_one() -> None:
     assert recipe("random-projection", recipe={"pixels:size": "8"}) == plain
     assert recipe("random-projection", recipe={"dtype": "float32"}).dtype == "float32"
     assert recipe("pixels", size=8, recipe={"dtype": "float32"}).dtype == "uint8", "images stay what they are"
-    with pytest.raises(FedcacheError) as caught:
-        recipe("random-projection", recipe={"glyph-clip:size": "8"})
-    assert caught.value.code is Exit.USAGE
-    assert caught.value.message == "--recipe glyph-clip:size=8 names 'glyph-clip', which is not among --backbones."
-    assert caught.value.hint == "Backbones of this run: random-projection, pixels"
+    refused(lambda: recipe("random-projection", recipe={"glyph-clip:size": "8"}), "glyph-clip:size=8")
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"backbones": ()}, "No backbone was named."),
-        ({"backbones": ("random-projection", "pixles")}, "Unknown backbone 'pixles'. Did you mean 'pixels'?"),
-        ({"weights": {"glyph-clp": "x"}}, "Unknown backbone 'glyph-clp'. Did you mean 'glyph-clip'?"),
-        ({"max_bad": "many"}, "--max-bad many is neither a share nor a count."),
-        ({"device": "gpu"}, "Unknown device 'gpu'"),
-        ({"dtype": "flot16"}, "Unknown dtype 'flot16'. Did you mean 'float16'?"),
+        ({"backbones": ()}, "backbone"),
+        ({"backbones": ("random-projection", "pixles")}, "Did you mean 'pixels'"),
+        ({"weights": {"glyph-clp": "x"}}, "Did you mean 'glyph-clip'"),
+        ({"max_bad": "many"}, "--max-bad many"),
+        ({"device": "gpu"}, "'gpu'"),
+        ({"dtype": "flot16"}, "Did you mean 'float16'"),
         ({"text": ("a photo",)}, "a photo"),
         ({"recipe": {"sise": "3"}}, "sise"),
-        ({"recipe": {"norm": "clp"}}, "Unknown norm 'clp'. Did you mean 'clip'?"),
-        ({"recipe": {"resize": "fit"}}, "Unknown resize 'fit'"),
-        ({"recipe": {"size": "7"}}, "recipe size=7 is not a number from 8 to 2048."),
-        ({"recipe": {"size": "2049"}}, "recipe size=2049 is not a number from 8 to 2048."),
-        ({"recipe": {"size": "large"}}, "recipe size=large is not a number from 8 to 2048."),
-        ({"recipe": {"crop_pct": "1.01"}}, "recipe crop_pct=1.01 is not a number from 0.1 to 1.0."),
-        ({"recipe": {"crop_pct": "all"}}, "recipe crop_pct=all is not a number from 0.1 to 1.0."),
+        ({"recipe": {"norm": "clp"}}, "Did you mean 'clip'"),
+        ({"recipe": {"size": "7"}}, "size=7"),
+        ({"recipe": {"size": "2049"}}, "size=2049"),
+        ({"recipe": {"size": "large"}}, "size=large"),
+        ({"recipe": {"crop_pct": "1.01"}}, "crop_pct=1.01"),
     ],
 )
 def test_a_wrong_value_is_refused_before_weights_are_sought(
@@ -190,10 +153,7 @@ def test_a_wrong_value_is_refused_before_weights_are_sought(
 ) -> None:
     monkeypatch.setattr(planning.registry, "locate", lambda *_, **__: pytest.fail("looked for weights first"))
     config = ExtractConfig(**{"dataset": "x", "backbones": ("random-projection",), **options})
-    with pytest.raises(FedcacheError) as caught:
-        planning.plan(config, Home(tmp_path), Silent())
-    assert caught.value.code is Exit.USAGE
-    assert said in caught.value.message
+    refused(lambda: planning.plan(config, Home(tmp_path), Silent()), said)
 
 
 def test_missing_weights_are_named_all_at_once_or_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,28 +168,16 @@ def test_missing_weights_are_named_all_at_once_or_skipped(tmp_path: Path, monkey
     config = ExtractConfig(dataset="x", backbones=names, weights={"pixels": "/w"})
     home = Home(tmp_path, offline=True)
 
-    def missing(config: ExtractConfig) -> tuple[Exit, str, str]:
-        with pytest.raises(FedcacheError) as caught:
-            planning.plan(config, home, Silent())
-        return caught.value.code, caught.value.message, caught.value.hint
+    asked = replace(config, backbones=("pixels", "glyph-clip"))
+    for each in (config, asked, replace(asked, skip_missing=True)):
+        words = () if each.skip_missing else ("No pixels.", "No glyph-clip.", "Get pixels.", "Get glyph-clip.")
+        refused(lambda each=each: planning.plan(each, home, Silent()), *words, code=Exit.ENVIRONMENT)
 
-    both = "Get pixels.\nGet glyph-clip."
-    more = f"{both}\n--skip-missing goes on with the rest."
-    assert missing(config) == (Exit.ENVIRONMENT, "No pixels.\nNo glyph-clip.", more)
-    alone = replace(config, backbones=("pixels", "glyph-clip"))
-    assert missing(alone) == (Exit.ENVIRONMENT, "No pixels.\nNo glyph-clip.", both)
-    nothing = "The weights of every backbone asked for are missing."
-    assert missing(replace(alone, skip_missing=True))[1] == nothing
-
-    class Heard(Silent):
-        def warn(self, text: str) -> None:
-            said.append(text)
-
-    said: list[str] = []
-    (one,), skipped = planning.plan(replace(config, skip_missing=True), home, Heard())
+    heard = Heard()
+    (one,), skipped = planning.plan(replace(config, skip_missing=True), home, heard)
     assert one == planned("random-projection")
     assert skipped == ["pixels", "glyph-clip"]
-    assert said == ["Skipped pixels: No pixels.", "Skipped glyph-clip: No glyph-clip."]
+    assert ["No pixels." in heard.warnings[0], "No glyph-clip." in heard.warnings[1]] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -239,9 +187,7 @@ def test_missing_weights_are_named_all_at_once_or_skipped(tmp_path: Path, monkey
         (None, (), False, (), ("a photo of the number {}.",)),  # the backbone's own
         ("of {}.", ("a {}", "the {}"), False, (), ("a {}", "the {}")),
         ("of {}.", (), True, ("other",), None),  # what is there stays
-        ("of {}.", (), True, (), ("of {}.",)),
         ("of {}.", ("a {}",), True, ("other",), ("a {}",)),
-        ("of {}.", (), False, ("other",), ("of {}.",)),
     ],
 )
 def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(
@@ -263,10 +209,6 @@ def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(
     assert last == ("a photo of a {}.",), "a backbone without a template of its own"
 
 
-def test_templates_are_quoted_in_a_sentence() -> None:
-    assert quoted(["a {}.", "the {}"]) == '"a {}." + "the {}"'
-
-
 def test_the_arguments_of_an_extraction_make_it_again() -> None:
     config = ExtractConfig(
         dataset="folder:a b", backbones=("x", "y"), recipe={"size": "8", "x:resize": "crop"}, text=("a {}", "the {}"),
@@ -282,24 +224,21 @@ def test_the_arguments_of_an_extraction_make_it_again() -> None:
     assert extract_arguments(ExtractConfig()) == []
 
 
-@pytest.mark.parametrize(
-    ("word", "known", "unknown"),  # meant, where the home ordered it as glyph-clip@32, and where it did not
-    [
+def test_a_word_may_mean_an_unfinished_array() -> None:
+    ordered = UnfinishedArray("glyph-clip-0a1b2c3d", 2, 6, "glyph-clip@32", ExtractConfig(backbones=("glyph-clip",)))
+    other = replace(ordered, label=None, order=None)
+    assert (ordered.backbone, other.backbone) == ("glyph-clip", "glyph-clip")
+    store: Any = SimpleNamespace(path="s.zarr")
+    assert "2 of 6 chunks" in ordered.state(store)
+    # Whether it is meant where the home ordered it as glyph-clip@32, and where it did not.
+    for word, known, unknown in (
         ("glyph-clip-0a1b2c3d", True, True),
         ("glyph-clip", True, True),
         ("glyph-clip@32", True, True),
         ("glyph-clip@16", False, True),
-        ("pixels", False, False),
         ("pixels@32", False, False),
-    ],
-)
-def test_a_word_may_mean_an_unfinished_array(word: str, known: bool, unknown: bool) -> None:
-    ordered = UnfinishedArray("glyph-clip-0a1b2c3d", 2, 6, "glyph-clip@32", ExtractConfig(backbones=("glyph-clip",)))
-    other = replace(ordered, label=None, order=None)
-    assert (ordered.means(word), other.means(word)) == (known, unknown)
-    assert (ordered.backbone, other.backbone) == ("glyph-clip", "glyph-clip")
-    store: Any = SimpleNamespace(path="s.zarr")
-    assert ordered.state(store) == "glyph-clip-0a1b2c3d in s.zarr is unfinished: 2 of 6 chunks are missing"
+    ):
+        assert (ordered.means(word), other.means(word)) == (known, unknown)
 
 
 def rows_now() -> Dataset:
@@ -377,7 +316,7 @@ def test_text_features_are_carried_over_with_the_numbers_of_their_own_weights(tm
 def test_rows_of_a_dataset_are_named_once_in_order_and_a_part_keeps_their_share() -> None:
     data = rows_now()
     for names in (("a", "a", "c", "d"), ("b", "a", "c", "d")):
-        with pytest.raises(ValueError, match=r"^names must be sorted and distinct$"):
+        with pytest.raises(ValueError, match="names"):
             replace(data, names=names)
     assert data.part(4) is data.part(9) is data
     part = data.part(2)
@@ -403,21 +342,14 @@ def test_a_part_of_classes_that_take_turns_has_rows_of_each() -> None:
 def test_more_domains_than_a_store_can_number_are_refused() -> None:
     names = [f"d{i}" for i in range(32_767)]
     assert domain_column([0, 32_766], names).tolist() == [0, 32_766]
-    with pytest.raises(FedcacheError) as caught:
-        domain_column([0], [*names, "more"])
-    assert caught.value.code is Exit.USAGE
-    assert caught.value.message == "The dataset has 32,768 domains, the first 'd0'; at most 32,767 are supported."
-    with pytest.raises(FedcacheError, match="256 datasets are named as domains; at most 255"):
-        join("many", dict.fromkeys(names[:256], rows_now()))
+    refused(lambda: domain_column([0], [*names, "more"]), "32,768", "32,767")
+    refused(lambda: join("many", dict.fromkeys(names[:256], rows_now())), "256", "255")
 
 
 def test_a_recipe_of_a_newer_release_is_refused() -> None:
     known = recipe("pixels").to_dict()
     assert Recipe.from_dict(known) == recipe("pixels")
-    with pytest.raises(FedcacheError) as caught:
-        Recipe.from_dict({**known, "zoom": 2, "blur": 1})
-    assert caught.value.code is Exit.STORE
-    assert caught.value.message.endswith("fields this fedcache does not know: blur, zoom.")
+    refused(lambda: Recipe.from_dict({**known, "zoom": 2, "blur": 1}), "blur, zoom", code=Exit.STORE)
 
 
 def test_the_stores_of_a_home_are_named_with_their_state(tmp_path: Path) -> None:
@@ -430,10 +362,8 @@ def test_the_stores_of_a_home_are_named_with_their_state(tmp_path: Path) -> None
     error = no_store_remembered(home)
     assert error is not None
     assert error.code is Exit.STORE
-    assert error.message == (
-        f"No finished extraction is remembered. Stores under {home.stores}: lost.zarr (damaged), toy.zarr (empty)."
-    )
-    assert error.hint.startswith("Name the one you mean, as in:  fedcache inspect lost.zarr ")
+    assert "lost.zarr (damaged), toy.zarr (empty)" in error.message
+    assert "fedcache inspect lost.zarr" in error.hint
 
 
 def test_weights_that_a_library_publishes_are_fetched_before_they_are_needed(
@@ -451,5 +381,6 @@ def test_weights_that_a_library_publishes_are_fetched_before_they_are_needed(
     monkeypatch.setattr(extract_dataset.registry, "pull", pull)
     config = ExtractConfig(dataset="x", backbones=("pixels",), size=9)
     found = pull_if_needed(missing, config, Home(tmp_path), observer)
-    assert (pulled, said) == ([("pixels", tmp_path)], ["pixels: downloading timm/model.bin, 5 MB"])
+    assert pulled == [("pixels", tmp_path)]
+    assert "timm/model.bin, 5 MB" in said[0]
     assert (found.weights.sha256, found.recipe.weights, found.recipe.size) == ("ab" * 32, "ab" * 32, 9)

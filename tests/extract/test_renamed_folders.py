@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -40,14 +39,6 @@ def test_a_renamed_folder_has_the_store_it_had_and_nothing_is_computed(images: P
     assert ok(*run, "--dataset", f"folder:{moved}").data["dataset"]["digest"] == first.data["dataset"]["digest"]
     more = ok("extract", "--dataset", f"folder:{moved}", "--backbones", "pixels", "--size", 16, "--workers", 0)
     assert more.data["path"] == first.data["path"]
-
-
-def test_another_content_under_that_name_is_another_store(images: Path) -> None:
-    ok("extract", "--dataset", f"folder:{images}", *WORDS)
-    copy = Path(shutil.copytree(images, images.with_name("copy")))
-    (copy / "cat" / "0.png").unlink()
-    ok("extract", "--dataset", f"folder:{copy}", *WORDS)
-    assert len(stores()) == 2
 
 
 def test_a_damaged_store_of_the_same_content_is_passed_over(images: Path) -> None:

@@ -64,17 +64,6 @@ def test_extracting_a_template_again_makes_it_current_and_computes_nothing(words
 
 
 @pytest.mark.slow
-def test_a_store_says_the_same_whichever_way_a_template_became_current(
-    words: tuple[object, ...], tmp_path: Path
-) -> None:
-    for text in ((), ("--text", OTHER), ()):
-        there = ok(*words, *text, "--store", tmp_path / "there.zarr").data["path"]
-    for text in (("--text", OTHER), ()):
-        straight = ok(*words, *text, "--store", tmp_path / "straight.zarr").data["path"]
-    assert (Path(there) / "manifest.json").read_bytes() == (Path(straight) / "manifest.json").read_bytes()
-
-
-@pytest.mark.slow
 def test_the_answer_says_that_text_was_computed(words: tuple[object, ...]) -> None:
     assert f'Text of glyph-clip: "{OTHER}", computed' in fedcache(*words, "--text", OTHER).out
     plain = fedcache(*words).out
@@ -99,24 +88,6 @@ def test_what_train_extracts_on_its_own_leaves_the_chosen_template(words: tuple[
     assert "Nothing extracted yet" in done.err, "the images were not there"
     assert done.data["text_templates"] == [OTHER]
     assert Store.open(path).templates("glyph-clip") == [OTHER]
-
-
-@pytest.mark.slow
-def test_client_stores_follow_their_parent(words: tuple[object, ...], tmp_path: Path) -> None:
-    ok(*words, "--text", OTHER)
-    ok(*words)
-    saved = ok("partition", "--scheme", "iid", "--clients", 2).data["name"]
-    sites = tmp_path / "sites"
-    ok("shard", "--partition", saved, "--out", sites)
-    fed = ("train", "--method", "clip-zs", "--clients-from", sites)
-    first = ok(*fed)
-    ok(*words, "--text", OTHER)
-    ok("shard", "--partition", saved, "--out", sites)
-    second = ok(*fed)
-    assert first.data["text_templates"] != [OTHER]
-    assert second.data["text_templates"] == [OTHER]
-    assert f'Text: "{OTHER}"' in second.err
-    assert second.data["accuracy"] == ok("train", "--method", "clip-zs", "--partition", saved).data["accuracy"]
 
 
 @pytest.mark.slow

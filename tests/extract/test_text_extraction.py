@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import own_encoders
 import pytest
 from command import Done, fedcache, ok
 
@@ -21,13 +17,9 @@ WORDS = ["sun", "rain", "wind", "snow", "bread", "soup", "fish", "salt"]
 
 
 @pytest.fixture
-def bag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def bag(encoders: str) -> str:
     """The name of a backbone of texts, in the working directory."""
-    name = own_encoders.write(tmp_path, f"bags_{abs(hash(str(tmp_path)))}")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    yield f"module:{name}:bag"
-    sys.modules.pop(name, None)
+    return f"module:{encoders}:bag"
 
 
 def sentences(count: int) -> list[str]:
@@ -71,45 +63,24 @@ def test_a_changed_text_costs_one_chunk_and_a_renamed_file_none(bag, tmp_path):
     assert "image" not in shown.out + shown.err
 
 
-@pytest.mark.slow
-def test_workers_and_batches_give_the_same_bytes(bag, tmp_path):
-    path = write(tmp_path / "a.csv", sentences(64))
-    one = extract(bag, path, "--workers", 0, "--store", tmp_path / "one.zarr")
-    two = extract(bag, path, "--workers", 2, "--store", tmp_path / "two.zarr")
-    stores = [Store.open(Path(done.data["path"])) for done in (one, two)]
-    (key,) = stores[0].arrays
-    assert two.data["workers"] == 2
-    assert np.array_equal(*(store.reader(key).all() for store in stores))
-
-
 def test_rows_without_a_text_are_quarantined_by_name_and_never_zeros(bag, tmp_path):
-    texts = sentences(40)
-    texts[3], texts[20] = "", "   "
+    bad = [0, 1, 2, 3, 9]  # of which four are a whole batch, which reaches no model
+    texts = ["  " if i in bad else text for i, text in enumerate(sentences(40))]
     write(tmp_path / "a.csv", texts)
-    done = fedcache("extract", "--dataset", "texts:a.csv", "--backbones", bag, "--batch", 4, "--chunk-rows", 8,
-                    "--max-bad", 2)  # fmt: skip
+    words = ("extract", "--dataset", "texts:a.csv", "--backbones", bag, "--batch", 4, "--chunk-rows", 8)
+    stopped = fedcache(*words)
+    assert stopped.code == Exit.CORRUPT
+    assert "--max-bad 1" in stopped.err
+    done = fedcache(*words, "--max-bad", 5)
     assert done.code == Exit.QUARANTINED
-    assert "40 texts in" in done.out
-    assert "2 texts could not be read; training, scoring and export leave them out:" in done.out
-    assert "  03: there is no text" in done.out
-    done = fedcache("extract", "--dataset", "texts:a.csv", "--backbones", bag, "--json")
-    store = Store.open(Path(json.loads(done.out)["data"]["path"]))
+    assert "5 texts could not be read" in done.out
+    assert "03: there is no text" in done.out
+    done = fedcache(*words, "--max-bad", 5, "--json")
+    store = Store.open(Path(done.data["path"]))
     (key,) = store.arrays
     rows = store.reader(key).all()[:, 0]
-    assert np.flatnonzero(np.isnan(rows).any(1)).tolist() == [3, 20]
-    assert np.flatnonzero(store.samples.ok == 0).tolist() == [3, 20]
-    (tmp_path / "b.csv").write_text("text,label\n,a\n ,b\nx,a\ny,b\nz,a\n")
-    refused = fedcache("extract", "--dataset", "texts:b.csv", "--backbones", bag)
-    assert refused.code == Exit.CORRUPT
-    assert "2 texts could not be read, more than --max-bad 1; the last is row 1: there is no text." in refused.err
-
-
-def test_a_batch_without_any_text_reaches_no_model(bag, tmp_path):
-    texts = sentences(12)
-    texts[:4] = [""] * 4
-    write(tmp_path / "a.csv", texts)
-    done = fedcache("extract", "--dataset", "texts:a.csv", "--backbones", bag, "--batch", 4, "--max-bad", 4)
-    assert done.code == Exit.QUARANTINED
+    assert np.flatnonzero(np.isnan(rows).any(1)).tolist() == bad
+    assert np.flatnonzero(store.samples.ok == 0).tolist() == bad
 
 
 def test_texts_without_labels_have_features_and_no_text_features(bag, tmp_path):
@@ -171,15 +142,6 @@ def test_methods_train_on_texts_and_their_models_read_texts(bag, tmp_path):
     assert "trained prompts go through both towers of a CLIP" in refused.err
 
 
-@pytest.mark.slow
-def test_pictures_of_texts_are_refused(bag, tmp_path):
-    write(tmp_path / "a.csv", sentences(60))
-    extract(bag, tmp_path / "a.csv")
-    run = ok("train", "--method", "fedncm", "--by", "shop").data["path"]
-    done = fedcache("report", "--runs", Path(run).parent, "-o", "r.html", "--with-images")
-    assert "of which no pictures are shown" in done.err
-
-
 def test_a_model_of_rows_predicts_from_a_store(bag, tmp_path):
     draw = np.random.default_rng(0)
     tone = np.arange(60) % 2
@@ -191,10 +153,7 @@ def test_a_model_of_rows_predicts_from_a_store(bag, tmp_path):
     assert run["accuracy"]["mean"] == 1.0
     refused = fedcache("predict", run["path"], "w.npz")
     assert refused.code == Exit.USAGE
-    assert (
-        f"fedcache extract --dataset rows:w.npz --backbones {name}, then  fedcache predict RUN --store STORE"
-        in refused.err
-    )
+    assert f"fedcache extract --dataset rows:w.npz --backbones {name}" in refused.err
     assert len(ok("predict", run["path"], "--store", store).data["rows"]) == 60
 
 
@@ -203,8 +162,7 @@ def test_ingest_says_how_texts_come_in(tmp_path, monkeypatch):
     write(tmp_path / "a.csv", sentences(4))
     done = fedcache("ingest", "a.csv", "--name", "a")
     assert done.code == Exit.USAGE
-    assert "its column text holds texts, which a sentence encoder reads" in done.err
-    assert done.err.rstrip().endswith("fedcache extract --dataset texts:a.csv --backbones hf:FOLDER")
+    assert "fedcache extract --dataset texts:a.csv" in done.err
 
 
 def test_the_column_of_texts_can_be_named(bag, tmp_path):
@@ -212,6 +170,5 @@ def test_the_column_of_texts_can_be_named(bag, tmp_path):
     words = ("extract", "--dataset", "texts:a.csv", "--backbones", bag)
     refused = fedcache(*words)
     assert refused.code == Exit.USAGE
-    assert "--images-key NAME says which one it is" in refused.err
+    assert "--images-key" in refused.err
     assert ok(*words, "--images-key", "said", "--label-key", "mood").data["images"] == 8
-    shutil.rmtree(tmp_path / "home")

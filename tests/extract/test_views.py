@@ -10,36 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from given_draws import Drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_images import pixels
 from PIL import Image
 
 from fedcache.extract.augment_pixels import crop_box
-from fedcache.extract.images import resize, view
+from fedcache.extract.images import view
 from fedcache.extract.recipe import VERSION, Recipe
 
 IMAGE = Image.fromarray(pixels(0, 40, 56))
 RECIPE = Recipe("b", "none", size=24, crop_pct=0.875, views=4, view_seed=7)
 UID = bytes(range(16))
-
-
-def test_view_zero_is_the_resized_image():
-    assert np.array_equal(view(IMAGE, RECIPE, UID, 0), resize(IMAGE, RECIPE))
-
-
-def test_a_view_depends_on_nothing_but_seed_image_and_number():
-    later = [view(IMAGE, RECIPE, UID, v) for v in (3, 1, 2)]
-    again = [view(IMAGE, RECIPE, UID, v) for v in (1, 2, 3)]
-    assert np.array_equal(later[1], again[0])
-    assert np.array_equal(later[0], again[2])
-
-
-def test_views_differ_by_number_image_and_seed():
-    base = view(IMAGE, RECIPE, UID, 1)
-    assert not np.array_equal(base, view(IMAGE, RECIPE, UID, 2))
-    assert not np.array_equal(base, view(IMAGE, RECIPE, bytes(16), 1))
-    assert not np.array_equal(base, view(IMAGE, RECIPE.override({"view_seed": "8"}), UID, 1))
 
 
 @pytest.mark.slow
@@ -96,19 +79,6 @@ def test_a_crop_lies_inside_and_keeps_half_the_area_unless_the_image_is_long(hei
     assert (right - left + 1) * (bottom - top + 1) >= expected * 0.98
     if max(height, width) <= 1.2 * min(height, width) and min(height, width) > 40:
         assert (right - left) * (bottom - top) >= 0.42 * height * width
-
-
-class Drawn:
-    """In the place of a generator: each draw lies at the next given share of its range."""
-
-    def __init__(self, *shares: float) -> None:
-        self.shares = list(shares)
-
-    def uniform(self, low: float, high: float) -> float:
-        return low + self.shares.pop(0) * (high - low)
-
-    def random(self) -> float:
-        return self.shares.pop(0)
 
 
 @pytest.mark.parametrize(
