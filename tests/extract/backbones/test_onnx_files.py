@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from command import fedcache, ok
 from pictures import folder
+from refusal import refused
 from tiny_onnx import encoder
 from tolerance import close
 
@@ -34,8 +34,7 @@ def run(row: Any, images: torch.Tensor = GREY, **changed: Any) -> np.ndarray[Any
     return load(row, Weights(Path(row.place), file_sha256(Path(row.place)), ""), recipe).image(images).numpy()
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("batch", ["N", 1, 2])
+@pytest.mark.parametrize(("layout", "batch"), [("NCHW", "N"), ("NHWC", 2), ("NCHW", 1)])
 def test_floats_are_normalised_and_other_batches_filled_up(tmp_path, layout, batch):
     row = lookup(f"onnx:{encoder(tmp_path / 'a.onnx', layout=layout, batch=batch)}")
     assert (row.name, row.width, row.recipe.size, row.fixed, row.raw) == ("onnx:a.onnx", 6, 8, True, False)
@@ -71,7 +70,7 @@ def test_maps_and_tokens_are_averaged_and_the_recipe_says_so(tmp_path, output, l
     assert close(run(row, images, norm="bytes")[0], expected, 8 * 8)
 
 
-@pytest.mark.parametrize(("output", "batch"), [("b", "N"), ("l", "N"), ("l", 2)])
+@pytest.mark.parametrize(("output", "batch"), [("b", "N"), ("l", 2)])
 def test_features_that_depend_on_the_batch_are_refused(tmp_path, output, batch):
     # A file of two images at a time is filled up with copies of the last one, and what it gives depends on that.
     path = encoder(tmp_path / "a.onnx", outputs=output, batch=batch)
@@ -80,34 +79,30 @@ def test_features_that_depend_on_the_batch_are_refused(tmp_path, output, batch):
                   ("extract", "--dataset", f"folder:{images}", "--backbones", f"onnx:{path}")):  # fmt: skip
         done = fedcache(*words)
         assert done.code == Exit.USAGE
-        assert "The features onnx:a.onnx gives for an item depend on what else is in its batch" in done.err
+        assert "onnx:a.onnx" in done.err
     assert lookup(f"onnx:{encoder(tmp_path / 'one.onnx', outputs='l', batch=1)}").width == 6
 
 
-def test_rows_without_numbers_are_refused(tmp_path):
-    done = fedcache("backbones", "verify", f"onnx:{encoder(tmp_path / 'a.onnx', outputs='z')}")
-    assert done.code == Exit.USAGE
-    assert "onnx:a.onnx gives rows of 0 numbers" in done.err
+def test_rows_without_numbers_and_outputs_without_rows_are_refused(tmp_path):
+    for output in ("z", "s"):
+        path = encoder(tmp_path / "a.onnx", outputs=output)
+        refused(lambda path=path: lookup(f"onnx:{path}"), "onnx:a.onnx")
 
 
-@pytest.mark.parametrize("values", [np.array([[1j], [2j]]), np.array([["a"], ["b"]])])
-def test_outputs_that_are_no_real_numbers_are_refused(tmp_path, monkeypatch, values):
-    monkeypatch.setattr(OnnxEncoder, "compute", lambda self, images: values[: len(images)])
-    with pytest.raises(UsageError, match=r"The output y of onnx:a\.onnx is of .*, and features are real numbers"):
-        lookup(f"onnx:{encoder(tmp_path / 'a.onnx')}")
+def test_outputs_that_are_no_real_numbers_are_refused(tmp_path, monkeypatch):
+    for values in (np.array([[1j], [2j]]), np.array([["a"], ["b"]])):
+        monkeypatch.setattr(OnnxEncoder, "compute", lambda self, images, values=values: values[: len(images)])
+        refused(lambda: lookup(f"onnx:{encoder(tmp_path / 'a.onnx')}"), "real numbers")
 
 
 def test_one_of_several_outputs_is_chosen_by_name(tmp_path):
     images = folder(tmp_path / "images", train=3, test=1)
     path = encoder(tmp_path / "several.onnx", outputs="my")
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", f"onnx:{path}")
-    refused = fedcache(*words)
-    assert refused.code == Exit.USAGE
-    assert "has 2 outputs (m, y), and none was chosen" in refused.err
-    assert "--recipe onnx:several.onnx:output=m" in refused.err
-    wrong = fedcache(*words, "--recipe", "output=x")
-    assert wrong.code == Exit.USAGE
-    assert "Unknown output of onnx:several.onnx" in wrong.err
+    for more, said in (((), "--recipe onnx:several.onnx:output=m"), (("--recipe", "output=x"), "x")):
+        done = fedcache(*words, *more)
+        assert done.code == Exit.USAGE
+        assert said in done.err
     found = [ok(*words, "--recipe", f"{prefix}output={name}").data["arrays"][0]["recipe"]["pooling"]
              for prefix, name in (("", "y"), ("onnx:several.onnx:", "m"), (f"onnx:{path}:", "m"))]  # fmt: skip
     assert found == ["y", "avg(m)", "avg(m)"]
@@ -151,32 +146,13 @@ def test_extract_train_and_predict_by_either_name(tmp_path, monkeypatch):
     assert "1x" not in ok("backbones", "info", "onnx:mine.onnx").out
 
 
-@pytest.mark.slow
-def test_another_file_of_that_name_is_another_array_and_no_prediction(tmp_path):
-    images = folder(tmp_path / "images", train=6, test=2)
-    path = encoder(tmp_path / "mine.onnx")
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", f"onnx:{path}")
-    ok(*words)
-    run_ = ok("train", "--method", "fed3r", "--clients", 2, "--scheme", "iid").data["path"]
-    shutil.copy(path, tmp_path / "kept.onnx")
-    encoder(path, weight=3.0)
-    picture = next((images / "test").rglob("*.png"))
-    refused = fedcache("predict", run_, picture)
-    assert refused.code == Exit.ENVIRONMENT
-    assert "was made with weights" in refused.err
-    assert "Traceback" not in refused.err
-    given = ok("predict", run_, picture, "--weights", f"onnx:mine.onnx={tmp_path / 'kept.onnx'}")
-    assert given.data["rows"]
-    assert len(Store.open(Path(ok(*words).data["path"])).arrays) == 2
-
-
 def test_a_file_that_changes_under_an_extraction_is_refused(tmp_path):
     row = lookup(f"onnx:{encoder(tmp_path / 'a.onnx')}")
     weights = locate(row, given={}, home=tmp_path, memory=DigestMemory(tmp_path / "d"))
     encoder(tmp_path / "a.onnx", weight=3.0)
-    with pytest.raises(CorruptionError, match="is not the file whose sha256 is remembered"):
+    with pytest.raises(CorruptionError, match="sha256"):
         load(row, weights, row.recipe)
-    with pytest.raises(CorruptionError, match="has changed since its features were planned"):
+    with pytest.raises(CorruptionError, match="changed"):
         own.unchanged_bytes(Path(row.place), weights.sha256)
 
 
@@ -188,15 +164,15 @@ def test_two_files_of_one_name_in_one_command_are_refused(tmp_path):
         fc.extract("digits", [f"onnx:{tmp_path}/one/e.onnx", f"onnx:{tmp_path}/two/e.onnx"])
 
 
-@pytest.mark.parametrize("cut", [0, 1, 40, 0.5, 0.99])
-def test_a_damaged_file_is_a_sentence(tmp_path, cut):
+def test_a_damaged_file_is_a_sentence(tmp_path):
     path = encoder(tmp_path / "a.onnx")
     raw = path.read_bytes()
-    path.write_bytes(raw[: int(cut * len(raw)) if isinstance(cut, float) else cut])
-    done = fedcache("extract", "--dataset", "digits", "--backbones", f"onnx:{path}")
-    assert done.code == Exit.ENVIRONMENT
-    assert f"{path} is not loaded: onnxruntime refuses it" in done.err
-    assert "Traceback" not in done.err
+    for size in (0, 40, len(raw) - 4):
+        path.write_bytes(raw[:size])
+        done = fedcache("extract", "--dataset", "digits", "--backbones", f"onnx:{path}")
+        assert done.code == Exit.ENVIRONMENT
+        assert str(path) in done.err
+        assert "Traceback" not in done.err
 
 
 def test_weights_beside_the_file_are_refused_wherever_one_stands(tmp_path, monkeypatch):
@@ -212,34 +188,10 @@ def test_weights_beside_the_file_are_refused_wherever_one_stands(tmp_path, monke
     assert lookup("onnx:one.onnx").width > 0, "the file that the hint writes can be used"
 
 
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        ({"outputs": "s"}, r"output s of onnx:a.onnx is \[\] for 2 images"),
-        ({"size": 3, "layout": "NHWC", "kind": "uint8"}, None),
-    ],
-)
-def test_outputs_without_rows_are_refused(tmp_path, made, said):
-    path = encoder(tmp_path / "a.onnx", **made)
-    if said is None:
-        assert lookup(f"onnx:{path}").width == 6
-        return
-    with pytest.raises(UsageError, match=said):
-        lookup(f"onnx:{path}")
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "said"),
-    [
-        ("onnx:", UsageError, "names no file"),
-        ("onnx:a@b.onnx", UsageError, "no comma, no @"),
-        ("onnx:absent.onnx", MachineError, "There is no file for onnx:absent.onnx"),
-        ("onnx:/", UsageError, "names no file"),
-    ],
-)
-def test_names_without_a_file_are_a_sentence(name, error, said, tmp_path):
-    with pytest.raises(error, match=said):
-        lookup(name, home=tmp_path)
+def test_names_without_a_file_are_a_sentence(tmp_path):
+    for name in ("onnx:", "onnx:/", "onnx:a@b.onnx"):
+        refused(lambda name=name: lookup(name, home=tmp_path))
+    refused(lambda: lookup("onnx:absent.onnx", home=tmp_path), "onnx:absent.onnx", code=Exit.ENVIRONMENT)
 
 
 def test_without_onnxruntime_the_extra_is_named(tmp_path, monkeypatch):

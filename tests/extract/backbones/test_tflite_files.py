@@ -75,10 +75,10 @@ def test_the_layer_before_the_classifier_is_found_by_structure():
         with pytest.raises(FedcacheError, match=f"Unknown output of m.*{asked}"):
             chosen_tensor(graph, "m", asked)
     alone = Graph(names, frozenset({1}), frozenset({1}), layers[:1], (0,), (2,))
-    with pytest.raises(UsageError, match="no layer before a classifier"):
+    with pytest.raises(UsageError, match="classifier"):
         alone.penultimate("m")
     several = Graph(names, frozenset(), frozenset(), layers, (0,), (5, 8))
-    with pytest.raises(UsageError, match="2 outputs, and none was chosen"):
+    with pytest.raises(UsageError, match="2 outputs"):
         chosen_tensor(several, "m", None)
 
 
@@ -113,21 +113,21 @@ def test_import_keeps_the_file_itself(tmp_path, own_home):
     assert ok("backbones", "verify", "tflite:mine.tflite").data["width"] == 4
 
 
-@pytest.mark.parametrize("cut", [0, 3, 7, 100, 0.5, 0.9])
-def test_a_damaged_file_is_a_sentence(tmp_path, cut):
+def test_a_damaged_file_is_a_sentence(tmp_path):
     path = classifier(tmp_path / "a.tflite")
     raw = path.read_bytes()
-    path.write_bytes(raw[: int(cut * len(raw)) if isinstance(cut, float) else cut])
-    done = fedcache("backbones", "verify", f"tflite:{path}")
-    assert done.code in (Exit.ENVIRONMENT, Exit.USAGE)
-    assert str(path) in done.err or "tflite:a.tflite" in done.err
-    assert "Traceback" not in done.err
+    for size in (0, 3, 7, 100, len(raw) // 2, 9 * len(raw) // 10):
+        path.write_bytes(raw[:size])
+        done = fedcache("backbones", "verify", f"tflite:{path}")
+        assert done.code in (Exit.ENVIRONMENT, Exit.USAGE)
+        assert "a.tflite" in done.err
+        assert "Traceback" not in done.err
 
 
 def test_other_files_are_told_apart(tmp_path):
     path = tmp_path / "a.tflite"
     path.write_bytes(b"\x80\x04" + b"x" * 400)
-    with pytest.raises(MachineError, match="it is no TFLite file, or a damaged one"):
+    with pytest.raises(MachineError, match="TFLite"):
         lookup(f"tflite:{path}")
     with pytest.raises(FedcacheError, match="Did you mean 'colour'"):
         lookup(f"tflite:{classifier(path)}", output="color")
@@ -217,20 +217,6 @@ def test_the_features_are_what_the_classifier_reads(name):
     expected = features @ weights.reshape(len(bias), 1280).T + bias
     step = details[dense.outputs[0]]["quantization"][0]
     assert np.abs(run(scores, images) - expected).max() < 0.51 * step
-
-
-@pytest.mark.skipif(not FILES, reason="FEDCACHE_MOBILENETS names no folder of the three TFLite files")
-def test_three_of_them_are_a_set_for_fedpcl(tmp_path):
-    images = folder(tmp_path / "images", train=4, test=2)
-    given = [w for name in MOBILENETS for w in ("--weights", f"{name}={Path(str(FILES)) / BACKBONES[name].files[0]}")]
-    ok("extract", "--dataset", f"folder:{images}", "--backbones", ",".join(MOBILENETS), *given)
-    done = ok("train", "--method", "fedpcl", "--backbones", ",".join(MOBILENETS), "--clients", 2, "--scheme", "iid",
-              "--rounds", 1)  # fmt: skip
-    assert Path(done.data["path"]).exists()
-    for name in MOBILENETS:
-        file = Path(str(FILES)) / BACKBONES[name].files[0]
-        assert ok("backbones", "import", file, "--as", name).data["path"].endswith(f"{name}.tflite")
-        assert ok("backbones", "verify", name).data["width"] == 1280
 
 
 @pytest.mark.skipif(not FILES, reason="FEDCACHE_MOBILENETS names no folder of the three TFLite files")
