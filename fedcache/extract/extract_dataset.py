@@ -37,6 +37,9 @@ from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store
 from fedcache.tables.roles import need_labels
 
+COLUMNS = ("images_key", "label_key", "split_key", "domain_key", "group_key", "no_label")
+"""Fields of the configuration that say what columns of the dataset mean."""
+
 
 def extract(
     config: ExtractConfig,
@@ -162,15 +165,10 @@ def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str,
     """The dataset that is meant, with the columns that options name: from here on the spec says them."""
     spec = config.dataset or default_dataset(home, observer)
     spec = f"{INGESTED}:{spec}" if ingested_path(home, spec) is not None and ":" not in spec else spec
-    options = {
-        "--images-key": config.images_key,
-        "--label-key": config.label_key,
-        "--group-key": config.group_key,
-        "--no-label": config.no_label,
-        "--unlabelled": "yes" if config.unlabelled else None,
-    }
+    options = {f"--{name.replace('_', '-')}": getattr(config, name) for name in COLUMNS}
+    options["--unlabelled"] = "yes" if config.unlabelled else None
     spec = with_keys(spec, options)
-    return spec, replace(config, images_key=None, label_key=None, group_key=None, no_label=None, unlabelled=False)
+    return spec, replace(config, **dict.fromkeys(COLUMNS), unlabelled=False)
 
 
 def images_of_the_program(images: Any, config: ExtractConfig, context: Context) -> tuple[Dataset, ExtractConfig]:
@@ -178,7 +176,7 @@ def images_of_the_program(images: Any, config: ExtractConfig, context: Context) 
 
     Raises UsageError for options that such images do not have, and for workers that cannot be sent them.
     """
-    for name in ("layout", "images_key", "label_key", "group_key", "no_label"):
+    for name in ("layout", *COLUMNS):
         if getattr(config, name) is not None:
             raise UsageError(f"{name} says how files are read, and the images are given.", f"Leave {name} out.")
     if config.workers and (why := in_memory.can_travel(images)):

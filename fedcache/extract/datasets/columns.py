@@ -49,10 +49,17 @@ CONTENT = {
 }
 """Kinds of datasets whose columns can be named, and the word for the column of images, texts, rows or paths."""
 
-OPTIONS = {"label": "--label-key", "group": "--group-key", "no-label": "--no-label", "unlabelled": "--unlabelled"}
+OPTIONS = {
+    "label": "--label-key",
+    "split": "--split-key",
+    "domain": "--domain-key",
+    "group": "--group-key",
+    "no-label": "--no-label",
+    "unlabelled": "--unlabelled",
+}
 """Word of a spec -> option that writes it, of every kind."""
 
-IN_THE_SPEC = ("split", "domain", "name")
+IN_THE_SPEC = ("name",)
 """Words that are written in the spec alone."""
 
 
