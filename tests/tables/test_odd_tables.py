@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import fedcache, ok
 from command_lines import COMMANDS
-from test_doors import DOORS, IMAGES, ROWS, Columns, through, write_npz
+from hypothesis import example, given
+from hypothesis import strategies as st
+from refusal import refused
+from test_doors import (
+    DOORS,
+    FEATURES,
+    IMAGES,
+    ROWS,
+    Columns,
+    Read,
+    of_dataset,
+    of_embeddings,
+    through,
+    write_h5,
+    write_npz,
+)
 
-from fedcache.errors import FedcacheError
+from fedcache.errors import Exit, FedcacheError
+from fedcache.parsing import in_a_list, listed
 from fedcache.store.store import Store
 from fedcache.tables.roles import ColumnChoice
 
@@ -70,3 +88,62 @@ def test_the_column_of_the_split_and_of_the_domain_are_options_of_extract(tmp_pa
     assert store.samples.domains == ("x", "y")
     assert ok("datasets", "info", spec, *named).data["domains"] == ["x", "y"]
     assert "--split-key" in fedcache(*extraction(spec)).err
+
+
+# Splits in the names of arrays
+
+
+@pytest.mark.parametrize("write", [write_npz, write_h5])
+@pytest.mark.parametrize("name", ["y", "label", "diagnosis"])
+def test_labels_without_a_split_in_their_name_stop_every_door(
+    tmp_path: Path, write: Callable[..., None], name: str
+) -> None:
+    for kind, content, array in (("", "X", FEATURES), ("arrays", "x", IMAGES), ("rows", "data", FEATURES)):
+        path = tmp_path / f"file{kind}.{'h5' if write is write_h5 else 'npz'}"
+        write(path, {f"{content}_train": array[:16], f"{content}_test": array[16:]}, {name: TWO})
+
+        def read(choice: ColumnChoice, kind: str = kind, path: Path = path) -> Read:
+            return of_dataset(f"{kind}:{path}", choice) if kind else of_embeddings(path, choice)
+
+        refused(lambda: read(ColumnChoice()), "may be the labels", f"{name}_train and {name}_test", "--unlabelled")
+        refused(lambda: read(ColumnChoice(label=name)), "no split in its name", f"{name}_train and {name}_test")
+        refused(lambda: read(ColumnChoice(groups=(name,))), "no split in its name")
+        assert read(ColumnChoice(unlabelled=True)).unused == {name}
+        write(path, {f"{content}_train": array[:16], f"{content}_test": array[16:]},
+              {f"{name}_train": TWO[:16], f"{name}_test": TWO[16:]})  # fmt: skip
+        assert read(ColumnChoice(label=name)).classes == ("0", "1")
+
+
+def test_features_of_another_name_with_a_split_in_it_are_suggested_whole(tmp_path: Path) -> None:
+    arrays = {"train_images": FEATURES[:16], "val_images": FEATURES[16:]}
+    columns = {"train_labels": TWO[:16], "val_labels": TWO[16:]}
+    write_npz(tmp_path / "f.npz", arrays, columns)
+    words = ("ingest", tmp_path / "f.npz", "--name", "mine")
+    said = fedcache(*words)
+    assert said.code == Exit.USAGE
+    (suggested,) = re.findall(r"--features-key \S+", said.err)
+    samples = Store.open(ok(*words, *suggested.split()).data["path"]).samples
+    assert np.bincount(samples.split).tolist() == [16, 8]
+    assert samples.classes == ("0", "1")
+
+
+def test_the_column_of_one_split_is_not_taken_for_all_rows(tmp_path: Path) -> None:
+    arrays = {"train_scans": FEATURES[:16], "val_scans": FEATURES[16:], "y": TWO[:16]}
+    write_npz(tmp_path / "f.npz", arrays, {})
+    said = ("val_scans would be left out", " scans takes the rows of all splits")
+    refused(lambda: of_embeddings(tmp_path / "f.npz", ColumnChoice(features=("train_scans",))), *said)
+    refused(lambda: of_dataset(f"rows:{tmp_path / 'f.npz'}?rows=train_scans", ColumnChoice()), *said)
+
+
+def test_a_matrix_of_another_name_is_suggested(tmp_path: Path) -> None:
+    for name in ("clip vit", "a,b", 'the "best"'):
+        write_npz(tmp_path / "f.npz", {name: FEATURES}, {"y": TWO})
+        words = ("ingest", tmp_path / "f.npz", "--name", "mine", "--replace")
+        (suggested,) = re.findall(r"--features-key .+", fedcache(*words).err)
+        assert Store.open(ok(*words, *shlex.split(suggested)).data["path"]).rows == ROWS
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda word: word.strip())))
+@example(["a,b", '"q"', 'the "best"', "it's"])
+def test_a_list_of_words_is_read_as_it_is_written(words: list[str]) -> None:
+    assert listed(in_a_list(words)) == [word.strip() for word in words]
