@@ -21,7 +21,7 @@ from fedcache.parsing import in_a_list
 from fedcache.tables.equal_strings import numbered
 from fedcache.tables.file_rows import DATA as DATA_COLUMN
 from fedcache.tables.file_rows import FEATURES, FileRows, is_feature, last_level, some_names, stem_of, without_blanks
-from fedcache.tables.groups import Group, usable_group_name
+from fedcache.tables.groups import Group, differs_in_every_row, usable_group_name
 from fedcache.tables.labels import Coded, distinct_names, read_domains, read_labels, unlabelled_sentence, with_names
 from fedcache.tables.splits import SPLITS, find_splits, sounds_like_a_split, split_of_name
 from fedcache.tables.words import Unread, Words, as_words, shape_of, sorted_words, vector
@@ -572,7 +572,7 @@ def groups_of(
         try:
             group = _group(vector(values), count)
             # Sentences, paths and times sort nothing, and may say who a row is of.
-            many = asked is None and not key.startswith(GROUP) and _differs_in_every_row(group)
+            many = asked is None and not key.startswith(GROUP) and differs_in_every_row(group)
             if not many:
                 sorters[key] = group
             name = usable_group_name(key.removeprefix(GROUP))
@@ -617,12 +617,6 @@ def _group(values: Any, count: int) -> Group:
     if sum(map(len, made.words)) > MOST_LETTERS:
         raise UsageError(f"its {len(made.words):,} values are too long.", "Groups have short values.")
     return made
-
-
-def _differs_in_every_row(group: Group) -> bool:
-    """Whether nine of ten rows, or more, have a value of their own."""
-    known = int((group.codes >= 0).sum())
-    return known > 1 and 10 * len(group.words) > 9 * known
 
 
 def _short(message: str) -> str:

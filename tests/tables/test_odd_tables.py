@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import shlex
-from collections.abc import Callable
+import tarfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +22,11 @@ from test_doors import (
     DOORS,
     FEATURES,
     IMAGES,
+    PNGS,
     ROWS,
     Columns,
     Read,
+    all_doors,
     of_dataset,
     of_embeddings,
     through,
@@ -29,6 +35,8 @@ from test_doors import (
 )
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import open_dataset
+from fedcache.extract.digests import DigestMemory
 from fedcache.parsing import in_a_list, listed
 from fedcache.store.store import Store
 from fedcache.tables.roles import ColumnChoice
@@ -147,3 +155,92 @@ def test_a_matrix_of_another_name_is_suggested(tmp_path: Path) -> None:
 @example(["a,b", '"q"', 'the "best"', "it's"])
 def test_a_list_of_words_is_read_as_it_is_written(words: list[str]) -> None:
     assert listed(in_a_list(words)) == [word.strip() for word in words]
+
+
+# Parts of the samples of a webdataset
+
+
+def shard(path: Path, key: str = "{row:04d}", **parts: Sequence[Any]) -> Path:
+    """Samples whose parts have these endings: words as they are, and what is no word as JSON."""
+    with tarfile.open(path, "w") as file:
+        for row in range(ROWS):
+            held = {"png": PNGS[row]}
+            for ending, values in parts.items():
+                value = values[row % len(values)]
+                held[ending] = (value if isinstance(value, str) else json.dumps(value)).encode()
+            for ending, data in held.items():
+                info = tarfile.TarInfo(f"{key.format(row=row)}.{ending}")
+                info.size = len(data)
+                file.addfile(info, io.BytesIO(data))
+    return path
+
+
+def of_shard(path: Path, choice: ColumnChoice | None = None) -> Read:
+    return of_dataset(f"webdataset:{path}", choice or ColumnChoice())
+
+
+def test_of_two_columns_of_labels_every_door_takes_the_same(tmp_path: Path) -> None:
+    columns: Columns = {"cls": ["x", "y", "z"] * (ROWS // 3), "label": ["q", "w"] * (ROWS // 2)}
+    assert all_doors(tmp_path, columns).classes == ("q", "w")
+
+
+def test_texts_that_differ_in_every_sample_are_no_labels(tmp_path: Path) -> None:
+    captions = [f"a photo of {row}" for row in range(ROWS)]
+    alone = of_shard(shard(tmp_path / "a.tar", txt=captions))
+    assert (alone.classes, alone.unused) == ((), {"txt"})
+    beside = of_shard(shard(tmp_path / "b.tar", txt=captions, json=[{"breed": "a"}, {"breed": "b"}]))
+    assert (beside.classes, beside.unused, beside.may_be_labels) == ((), {"txt"}, {"breed": 2})
+    said = fedcache(*extraction(f"webdataset:{tmp_path / 'b.tar'}"))
+    assert said.code == Exit.USAGE
+    assert "--label-key breed" in said.err
+    kept = of_shard(tmp_path / "b.tar", ColumnChoice(label="breed", groups=("txt",)))
+    assert kept.groups == {"txt": captions}
+    # A class may have one sample alone: .cls is the label in any case, and so is .txt where texts repeat.
+    assert len(of_shard(shard(tmp_path / "c.tar", cls=[str(row) for row in range(ROWS)])).classes) == ROWS
+    assert of_shard(shard(tmp_path / "d.tar", txt=["a cat", "a dog"])).classes == ("a cat", "a dog")
+
+
+def test_no_part_of_a_sample_is_dropped_without_a_word(tmp_path: Path) -> None:
+    both = of_shard(shard(tmp_path / "a.tar", cls=["0", "1"], json=[{"cls": "a", "site": "x"}, {"cls": "b"}]))
+    assert (both.classes, list(both.groups), both.unused) == (("0", "1"), ["site"], {"cls of .json"})
+    bare = of_shard(shard(tmp_path / "b.tar", json=[3, 4]))
+    assert (bare.classes, bare.may_be_labels) == ((), {"json": 2})
+    assert of_shard(tmp_path / "b.tar", ColumnChoice(label="json")).classes == ("3", "4")
+    lists = of_shard(shard(tmp_path / "c.tar", json=[[3, 4], None]))
+    assert lists.unused == {"json"}
+    said = open_dataset(f"webdataset:{shard(tmp_path / 'd.tar', cls=['0', '1'], txt=['a', 'b'])}",
+                        memory=DigestMemory(tmp_path / "digests"))  # fmt: skip
+    assert f"not used: {ROWS} .txt" in said.reading
+
+
+@pytest.mark.parametrize("words", [("train", "test"), ("Training", "t10k"), ("data/train", "data/test")])
+def test_folders_of_all_samples_that_are_named_like_splits_are_the_splits(
+    tmp_path: Path, words: tuple[str, str]
+) -> None:
+    rows = {True: range(16), False: range(16, ROWS)}
+    path = tmp_path / "s.tar"
+    with tarfile.open(path, "w") as file:
+        for training, word in zip((True, False), words, strict=True):
+            for row in rows[training]:
+                for ending, data in (("png", PNGS[row]), ("cls", str(row % 2).encode())):
+                    info = tarfile.TarInfo(f"{word}/{row:04d}.{ending}")
+                    info.size = len(data)
+                    file.addfile(info, io.BytesIO(data))
+    data = open_dataset(f"webdataset:{path}", memory=DigestMemory(tmp_path / "digests"))
+    assert dict(zip(data.names, data.split.tolist(), strict=True)) == {
+        f"s/{words[0] if training else words[1]}/{row:04d}": 0 if training else 1
+        for training, held in rows.items()
+        for row in held
+    }
+    assert [int(name[-4:]) % 2 for name in data.names] == data.label.tolist()
+    for row, name in enumerate(data.names):
+        assert data.source.read(row) == PNGS[int(name[-4:])]
+
+
+def test_one_sample_without_a_split_in_its_folders_leaves_all_without(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "s.tar", "w") as file:
+        for row, word in enumerate(["train/", "test/", ""] * 4):
+            info = tarfile.TarInfo(f"{word}{row:04d}.png")
+            info.size = len(PNGS[row])
+            file.addfile(info, io.BytesIO(PNGS[row]))
+    assert of_shard(tmp_path / "s.tar").splits is None
