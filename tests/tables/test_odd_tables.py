@@ -8,10 +8,13 @@ import re
 import shlex
 import tarfile
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from command import fedcache, ok
 from command_lines import COMMANDS
@@ -244,3 +247,42 @@ def test_one_sample_without_a_split_in_its_folders_leaves_all_without(tmp_path: 
             info.size = len(PNGS[row])
             file.addfile(info, io.BytesIO(PNGS[row]))
     assert of_shard(tmp_path / "s.tar").splits is None
+
+
+# Large integers
+
+
+@pytest.mark.parametrize("ids", [[2**63, 2**64 - 1], [2**63 - 1, 2**63 + 1], [10**20 + 1, 10**20, 5], [-(10**19), 7]])
+def test_integers_of_any_size_are_the_classes_that_they_are(tmp_path: Path, ids: list[int]) -> None:
+    label = [ids[row % len(ids)] for row in range(ROWS)]
+    expected = tuple(map(str, sorted(ids)))
+    for row, png in enumerate(PNGS):
+        (tmp_path / f"{row:04d}.png").write_bytes(png)
+    rows = [{"path": f"{row:04d}.png", "label": label[row], "site": label[row]} for row in range(ROWS)]
+    with_features = [{"embedding": FEATURES[row].tolist(), **rows[row]} for row in range(ROWS)]
+    (tmp_path / "e.jsonl").write_text("\n".join(map(json.dumps, with_features)))
+    (tmp_path / "e.json").write_text(json.dumps(with_features))
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    texts = [{"text": f"text {row}", **rows[row]} for row in range(ROWS)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    decimals = pa.array([Decimal(value) for value in label], pa.decimal128(38, 0))
+    table = {"embedding": FEATURES.tolist(), "label": decimals, "site": decimals}
+    pq.write_table(pa.table(table), tmp_path / "e.parquet")
+    for read in (
+        of_embeddings(tmp_path / "e.jsonl", ColumnChoice()),
+        of_embeddings(tmp_path / "e.json", ColumnChoice()),
+        of_embeddings(tmp_path / "e.parquet", ColumnChoice()),
+        of_dataset(f"folder:{tmp_path / 'list.jsonl'}", ColumnChoice()),
+        of_dataset(f"texts:{tmp_path / 't.jsonl'}", ColumnChoice()),
+        through("webdataset", tmp_path, {"label": label, "site": label}, ColumnChoice()),
+        through("ingest csv", tmp_path, {"label": label, "site": label}, ColumnChoice()),
+    ):
+        assert read.classes == expected
+        assert [read.classes[code] for code in read.labels] == [str(value) for value in label]
+        assert read.groups["site"] == [str(value) for value in label]
+
+
+def test_large_floats_of_json_are_no_integers(tmp_path: Path) -> None:
+    rows = [{"embedding": FEATURES[row].tolist(), "label": [1e20, 1.5e20][row % 2]} for row in range(ROWS)]
+    (tmp_path / "e.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    refused(lambda: of_embeddings(tmp_path / "e.jsonl", ColumnChoice()), "2^53")
