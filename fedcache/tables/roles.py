@@ -232,14 +232,15 @@ def find_column(
     return name if name in found[name] else found[name][0]
 
 
-def need_labels(where: Path | str, may_be_labels: Mapping[str, int], also: str = "") -> FedcacheError:
+def need_labels(where: Path | str, may_be_labels: Mapping[str, int], spec: str = "") -> FedcacheError:
     """The error of a table without a column of labels that has columns which may be it.
 
-    ``also`` is another way to name a column, beside the option.
+    ``spec`` names the first of them, beside the option.
     """
     likely = next(iter(may_be_labels))
     shown = ", ".join(f"{name} has {counted(n)}" for name, n in list(may_be_labels.items())[:6])
     more = f", and {len(may_be_labels) - 6} more columns may be labels" if len(may_be_labels) > 6 else ""
+    also = f", in a spec {shell_word(spec)}" if spec else ""
     return UsageError(
         f"{where} has no column called {', '.join(LABELS[:7])} or {LABELS[7]}; {shown}{more}.",
         f"Name the column of labels: --label-key {shell_word(likely)}{also}; or say that there are none: --unlabelled",

@@ -27,6 +27,7 @@ from test_doors import (
     IMAGES,
     PNGS,
     ROWS,
+    TEXTS,
     Columns,
     Read,
     all_doors,
@@ -286,3 +287,55 @@ def test_large_floats_of_json_are_no_integers(tmp_path: Path) -> None:
     rows = [{"embedding": FEATURES[row].tolist(), "label": [1e20, 1.5e20][row % 2]} for row in range(ROWS)]
     (tmp_path / "e.jsonl").write_text("\n".join(map(json.dumps, rows)))
     refused(lambda: of_embeddings(tmp_path / "e.jsonl", ColumnChoice()), "2^53")
+
+
+# Names that a shell or a spec reads otherwise
+
+
+ODD_NAMES = ["my diag", "it's", "a;b", "$HOME", "a|b", "#c", '"q"', "a,b", "R&D", "what?", "?label=x", "100%", "-x"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_suggested_column_of_any_name_can_be_pasted(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "my tables"
+    folder.mkdir()
+    file = folder / f"i{name}.npz"
+    write_npz(file, {"images": IMAGES, "X": FEATURES}, {name: ["a", "b"] * (ROWS // 2)})
+    said = fedcache(*extraction(f"arrays:{file}"))
+    assert said.code == Exit.USAGE
+    hint = said.err.split("column of labels: ")[1]
+    options, _, rest = hint.partition(", in a spec ")
+    spec, _, _ = rest.partition("; or say that there are none")
+    (whole,) = shlex.split(spec)
+    assert Store.open(ok(*extraction(whole)).data["path"]).samples.classes == ("a", "b")
+    chosen = ok("datasets", "info", f"arrays:{file}", *shlex.split(options)).data
+    assert chosen["classes"] == ["a", "b"]
+    words = ("ingest", file, "--name", "mine")
+    suggested, _, _ = fedcache(*words).err.split("column of labels: ")[1].partition("; or say")
+    assert Store.open(ok(*words, *shlex.split(suggested)).data["path"]).samples.classes == ("a", "b")
+
+
+@pytest.mark.parametrize("name", ODD_NAMES[:-1])  # no group is called -x
+def test_a_suggested_group_of_any_name_can_be_pasted(tmp_path: Path, name: str) -> None:
+    write_npz(tmp_path / "e.npz", {"X": FEATURES}, {"label": TWO, name: TEXTS})
+    words = ("ingest", tmp_path / "e.npz", "--name", "mine")
+    suggested, _, _ = fedcache(*words).err.split("; ", 1)[1].partition(" keeps it")
+    assert suggested.startswith("--group-key ")
+    assert ok(*words, *shlex.split(suggested), "--replace").data["groups"]
+
+
+def test_the_columns_of_a_spec_stay_when_labels_are_suggested(tmp_path: Path) -> None:
+    write_npz(tmp_path / "i.npz", {"a": IMAGES, "b": IMAGES[::-1]}, {"diagnosis": ["a", "b"] * (ROWS // 2)})
+    spec = f"arrays:{tmp_path / 'i.npz'}?images=b"
+    assert f"{spec}&label=diagnosis" in fedcache(*extraction(spec)).err
+
+
+def test_each_of_several_datasets_names_its_own_labels(tmp_path: Path) -> None:
+    write_npz(tmp_path / "a.npz", {"images": IMAGES}, {"diagnosis": ["a", "b"] * (ROWS // 2)})
+    write_npz(tmp_path / "b.npz", {"images": IMAGES[::-1]}, {"my grade": ["a", "b"] * (ROWS // 2)})
+    said = fedcache(*extraction(f"one=arrays:{tmp_path / 'a.npz'},two=arrays:{tmp_path / 'b.npz'}"))
+    assert said.code == Exit.USAGE
+    assert "two/my grade has 2 values" in said.err
+    (suggested,) = re.findall(r"--dataset (.+)", said.err)
+    store = Store.open(ok(*extraction(*shlex.split(suggested))).data["path"])
+    assert (store.samples.classes, store.samples.domains) == (("a", "b"), ("one", "two"))

@@ -111,8 +111,10 @@ def parse_rest(rest: str, kind: str = "arrays") -> Asked:
     keys = keys_of(kind)
     place, mark, tail = rest.rpartition("?")
     # A value may hold a question mark, and so may a path: the columns begin where the first word of theirs does.
-    begin = re.search(rf"\?(?=({'|'.join(map(re.escape, keys))})=)", rest)
-    if begin is not None:
+    begins = [*re.finditer(rf"\?(?=({'|'.join(map(re.escape, keys))})=)", rest)]
+    if begins:
+        there = [begin for begin in begins if Path(rest[: begin.start()]).expanduser().exists()]
+        begin = (there or begins)[0]
         place, tail = rest[: begin.start()], rest[begin.end() :]
     if not mark or Path(rest).expanduser().exists():
         return Asked(rest)
