@@ -25,12 +25,14 @@ from test_doors import (
     DOORS,
     FEATURES,
     IMAGES,
+    PICTURES,
     PNGS,
     ROWS,
     TEXTS,
     Columns,
     Read,
     all_doors,
+    named_codes,
     of_dataset,
     of_embeddings,
     through,
@@ -43,6 +45,7 @@ from fedcache.extract.datasets import open_dataset
 from fedcache.extract.digests import DigestMemory
 from fedcache.parsing import in_a_list, listed
 from fedcache.store.store import Store
+from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.roles import ColumnChoice
 
 TWO = [row % 2 for row in range(ROWS)]
@@ -339,3 +342,23 @@ def test_each_of_several_datasets_names_its_own_labels(tmp_path: Path) -> None:
     (suggested,) = re.findall(r"--dataset (.+)", said.err)
     store = Store.open(ok(*extraction(*shlex.split(suggested))).data["path"])
     assert (store.samples.classes, store.samples.domains) == (("a", "b"), ("one", "two"))
+
+
+# Class names
+
+
+def test_every_door_says_which_class_names_were_there_twice(tmp_path: Path) -> None:
+    names = ["a", "a", "b"]
+    label = [row % 3 for row in range(ROWS)]
+    write_npz(tmp_path / "f.npz", {"X": FEATURES, "images": IMAGES, "class_names": np.array(names)}, {"y": label})
+    for content, name in (({"embedding": FEATURES.tolist()}, "e"), (PICTURES, "h"), ({"text": TEXTS}, "t")):
+        pq.write_table(named_codes(pa.table({**content, "label": label}), names), tmp_path / f"{name}.parquet")
+    said = [" ".join(open_embeddings(tmp_path / name).notes) for name in ("f.npz", "e.parquet")]
+    for spec in (f"arrays:{tmp_path / 'f.npz'}", f"hf:{tmp_path / 'h.parquet'}", f"texts:{tmp_path / 't.parquet'}"):
+        found = open_dataset(spec, memory=DigestMemory(tmp_path / "digests"))
+        assert found.classes == ("a #0", "a #1", "b")
+        said.append(found.reading)
+    for text in said:
+        assert "Class names that the file has twice, a, have their numbers behind them" in text
+    write_npz(tmp_path / "f.npz", {"X": FEATURES, "class_names": np.array(["a #0", "a #1", "b"])}, {"y": label})
+    assert "twice" not in " ".join(open_embeddings(tmp_path / "f.npz").notes)
