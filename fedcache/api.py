@@ -42,8 +42,9 @@ def extract(
     batch: int | None = None, workers: int | None = None, threads: int | None = None, chunk_rows: int | None = None,
     max_bad: str | None = None, weights: Mapping[str, str] | None = None, data: Mapping[str, str] | None = None,
     skip_missing: bool | None = None, follow_links: bool | None = None, images_key: str | None = None,
-    label_key: str | None = None, group_key: str | None = None, no_label: str | None = None,
-    unlabelled: bool | None = None, observer: Observer | None = None,
+    label_key: str | None = None, split_key: str | None = None, domain_key: str | None = None,
+    group_key: str | None = None, no_label: str | None = None, unlabelled: bool | None = None,
+    observer: Observer | None = None,
 ) -> Store:  # fmt: skip
     """Run frozen backbones over a dataset; returns at once when the store has everything.
 
@@ -56,7 +57,8 @@ def extract(
         dtype, batch, workers, threads, chunk_rows: how it is computed; see ``fedcache extract --help``.
         max_bad: images that may be unreadable, ``"1%"`` or a number; weights: backbone -> file; data: name -> folder.
         no_label: labels that mean that none is known (``"-1"``); ``unlabelled``: no column holds labels.
-        images_key, label_key, group_key: columns of ``arrays:FILE``; ``skip_missing``: backbones without weights.
+        images_key, label_key, split_key, domain_key, group_key: columns of ``arrays:FILE`` and its like.
+        skip_missing: leave out backbones without weights.
         follow_links: also read what links lead to outside of the dataset's folder; ``observer``: told the story.
 
     Raises FedcacheError as the command, with its exit code and hint.

@@ -63,6 +63,8 @@ class ExtractConfig:
     )
     images_key: str | None = option(None, "Column of images, texts, rows or paths.", DATA, said="by its usual name")
     label_key: str | None = option(None, "Column of labels.", DATA, said="by its usual name")
+    split_key: str | None = option(None, "Column of train, test, validation.", DATA, said="by its usual name")
+    domain_key: str | None = option(None, "Column of domains.", DATA, said="by its usual name")
     group_key: str | None = option(None, "Columns kept as groups, comma-separated.", DATA, said="all that can be")
     no_label: str | None = option(
         None, "Labels that mean that none is known, e.g. -1 or NA,?.", DATA, said="empty values"

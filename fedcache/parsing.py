@@ -6,6 +6,7 @@ Also the names of files that are made from words of a user.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 import tomllib
@@ -41,7 +42,9 @@ def in_a_list(words: Iterable[str]) -> str:
     >>> in_a_list(["a", "b,c"])
     'a,"b,c"'
     """
-    return ",".join(f'"{word}"' if "," in word else word for word in words)
+    written = io.StringIO()
+    csv.writer(written).writerow(words)
+    return written.getvalue().removesuffix("\r\n")
 
 
 def parse_json(text: str | bytes) -> Any:

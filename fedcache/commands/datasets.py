@@ -7,7 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Data, GroupKey, ImagesKey, LabelKey, Layout, NoLabel, Unlabelled, command, pairs
+from fedcache.commands.options import (
+    Data,
+    DomainKey,
+    GroupKey,
+    ImagesKey,
+    LabelKey,
+    Layout,
+    NoLabel,
+    SplitKey,
+    Unlabelled,
+    command,
+    pairs,
+)
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import Exit, MachineError, shell_word
@@ -46,6 +58,8 @@ def datasets_info(
     layout: Layout = None,
     images_key: ImagesKey = None,
     label_key: LabelKey = None,
+    split_key: SplitKey = None,
+    domain_key: DomainKey = None,
     group_key: GroupKey = None,
     no_label: NoLabel = None,
     unlabelled: Unlabelled = False,
@@ -62,6 +76,8 @@ def datasets_info(
         {
             "--images-key": images_key,
             "--label-key": label_key,
+            "--split-key": split_key,
+            "--domain-key": domain_key,
             "--group-key": group_key,
             "--no-label": no_label,
             "--unlabelled": "yes" if unlabelled else None,

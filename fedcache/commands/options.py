@@ -138,6 +138,8 @@ Weights = Annotated[list[str] | None, typer.Option("--weights", help=info_of(Ext
 Data = Annotated[list[str] | None, typer.Option("--data", help=info_of(ExtractConfig, "data").meaning)]
 ImagesKey = Annotated[str | None, typer.Option("--images-key", help=info_of(ExtractConfig, "images_key").meaning)]
 LabelKey = Annotated[str | None, typer.Option("--label-key", help=info_of(ExtractConfig, "label_key").meaning)]
+SplitKey = Annotated[str | None, typer.Option("--split-key", help=info_of(ExtractConfig, "split_key").meaning)]
+DomainKey = Annotated[str | None, typer.Option("--domain-key", help=info_of(ExtractConfig, "domain_key").meaning)]
 GroupKey = Annotated[str | None, typer.Option("--group-key", help=info_of(ExtractConfig, "group_key").meaning)]
 NoLabel = Annotated[str | None, typer.Option("--no-label", help=info_of(ExtractConfig, "no_label").meaning)]
 Unlabelled = Annotated[bool, typer.Option("--unlabelled", help=info_of(ExtractConfig, "unlabelled").meaning)]

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from fedcache.config import ExtractConfig, Home, to_table
-from fedcache.errors import StoreError, UsageError, all_at_once
+from fedcache.errors import FedcacheError, StoreError, UsageError, all_at_once, shell_word
 from fedcache.extract import backbones as registry
 from fedcache.extract.augment import parse_policy
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
 from fedcache.extract.datasets import Dataset, holds_of, in_memory, open_dataset, peek
-from fedcache.extract.datasets.columns import in_a_spec, with_keys
+from fedcache.extract.datasets.columns import CONTENT, with_keys
 from fedcache.extract.datasets.dataset import Context, counted, trained_and_tested
+from fedcache.extract.datasets.specs import parts_of
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning import plan as planning
 from fedcache.extract.planning.cost import check_disk, describe_growth, estimate
@@ -36,6 +37,9 @@ from fedcache.store.journal import journals
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store
 from fedcache.tables.roles import need_labels
+
+COLUMNS = ("images_key", "label_key", "split_key", "domain_key", "group_key", "no_label")
+"""Fields of the configuration that say what columns of the dataset mean."""
 
 
 def extract(
@@ -100,8 +104,7 @@ def extract(
     data = held if held is not None else read_dataset(spec, where, observer)
     say_dataset(data, spec, config.augment, observer)
     if data.may_be_labels:
-        likely = next(iter(data.may_be_labels))
-        raise need_labels(spec, data.may_be_labels, f", in a spec {spec.partition('?')[0]}?label={in_a_spec(likely)}")
+        raise labels_to_name(spec, data.may_be_labels)
     path = store or place_of_data(home, data, observer)
     if dry_run:
         return estimate(path, data, planned, config, home, observer, skipped, fresh=fresh)
@@ -121,6 +124,22 @@ def extract(
     extraction.skipped = skipped
     remember_last(home, path, spec)
     return extraction
+
+
+def labels_to_name(spec: str, may_be_labels: Mapping[str, int]) -> FedcacheError:
+    """The error of a dataset without labels that has columns which may be them, with the spec that names one."""
+    parts = parts_of(spec)
+    if parts is None:
+        likely = next(iter(may_be_labels))
+        named = with_keys(spec, {"--label-key": likely}) if spec.partition(":")[0] in CONTENT else ""
+        return need_labels(spec, may_be_labels, named)
+    chosen: dict[str, str] = {}
+    for place in may_be_labels:
+        name, _, column = place.partition("/")
+        chosen.setdefault(name, column)
+    named = ",".join(f"{name}={with_keys(one, {'--label-key': chosen.get(name)})}" for name, one in parts.items())
+    error = need_labels(spec, may_be_labels)
+    return UsageError(error.message, f"Name the columns of labels in the spec: --dataset {shell_word(named)}")
 
 
 def plan_of(
@@ -162,15 +181,10 @@ def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str,
     """The dataset that is meant, with the columns that options name: from here on the spec says them."""
     spec = config.dataset or default_dataset(home, observer)
     spec = f"{INGESTED}:{spec}" if ingested_path(home, spec) is not None and ":" not in spec else spec
-    options = {
-        "--images-key": config.images_key,
-        "--label-key": config.label_key,
-        "--group-key": config.group_key,
-        "--no-label": config.no_label,
-        "--unlabelled": "yes" if config.unlabelled else None,
-    }
+    options = {f"--{name.replace('_', '-')}": getattr(config, name) for name in COLUMNS}
+    options["--unlabelled"] = "yes" if config.unlabelled else None
     spec = with_keys(spec, options)
-    return spec, replace(config, images_key=None, label_key=None, group_key=None, no_label=None, unlabelled=False)
+    return spec, replace(config, **dict.fromkeys(COLUMNS), unlabelled=False)
 
 
 def images_of_the_program(images: Any, config: ExtractConfig, context: Context) -> tuple[Dataset, ExtractConfig]:
@@ -178,7 +192,7 @@ def images_of_the_program(images: Any, config: ExtractConfig, context: Context) 
 
     Raises UsageError for options that such images do not have, and for workers that cannot be sent them.
     """
-    for name in ("layout", "images_key", "label_key", "group_key", "no_label"):
+    for name in ("layout", *COLUMNS):
         if getattr(config, name) is not None:
             raise UsageError(f"{name} says how files are read, and the images are given.", f"Leave {name} out.")
     if config.workers and (why := in_memory.can_travel(images)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -22,6 +22,9 @@ from fedcache.federate.engine.feature_post import FEAT_POSTS
 from fedcache.models.client_stacks import PREFIX
 
 HINT = "Get the file again from whoever made it; fedcache never writes such a model."
+
+NEWEST = 999
+"""Formats beyond this one no later fedcache has."""
 
 LARGEST = 2**31
 """Counts and numbers of clients and rounds."""
@@ -44,6 +47,14 @@ class FactKind:
 def refused(what: str) -> StoreError:
     """The error of a model file that claims what no model is."""
     return StoreError(f"The model file is not one that fedcache writes: {what}.", HINT)
+
+
+def check_format(found: Any, current: int) -> None:
+    """Refuse a file of a later format, and what is none. Raises StoreError."""
+    if type(found) is not int or not 1 <= found <= NEWEST:
+        raise refused(f"its format is {_shown(found)}")
+    if found > current:
+        raise StoreError(f"The model has format {found}, expected {current}.", "Upgrade fedcache.")
 
 
 def whole(low: int, high: int) -> FactKind:
@@ -164,6 +175,9 @@ def _check_recipe(key: str, recipe: Mapping[str, Any]) -> None:
         raise refused(f"the backbone of {key} is {_shown(recipe['backbone'])}, expected a word")
     if "size" not in recipe:  # embeddings that somebody else computed
         return
+    strange = sorted(set(recipe) - {f.name for f in fields(Recipe)})
+    if strange:
+        raise refused(f"the recipe of {key} has the fields {_shown(strange)}, which no recipe has")
     made = Recipe.from_dict(recipe)
     if made.key != key:
         raise refused(f"its recipe is that of {made.key}, and it was trained on {key}")
@@ -234,6 +248,13 @@ def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
         if not name.startswith(("server/", PREFIX)) and name not in wanted:
             raise refused(f"it holds {_shown(name)}, which its facts do not tell of")
     _check_stacks(facts, tensors, stacked=stacked)
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse a model whose numbers are not finite, from which a row got no score. Raises StoreError."""
+    for name, t in tensors.items():
+        if t.is_floating_point() and not bool(t.isfinite().all()):
+            raise refused(f"{name} holds numbers that are not finite")
 
 
 def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -> None:

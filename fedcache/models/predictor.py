@@ -25,7 +25,7 @@ from fedcache.federate.engine.client_data import FrozenEncoders
 from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.engine.method import Method
-from fedcache.models.check_facts import COLDEST, HOTTEST, refused
+from fedcache.models.check_facts import COLDEST, HOTTEST, check_finite, refused
 from fedcache.models.saved_model import SavedModel
 from fedcache.store.own_names import MODULE
 from fedcache.store.store import Store
@@ -113,6 +113,8 @@ class Predictor:
         Returns:
             float64 [E, N, C] for E members; NaN for a row with a feature that is missing or infinite, and for one whose
             highest score is no finite number, of which nothing can be said.
+
+        Raises StoreError where that is the fault of the model, whose own numbers are not finite.
         """
         N = len(arrays[0])
         out = np.empty((len(self.members), N, len(self.classes)))
@@ -121,8 +123,13 @@ class Predictor:
                 x = member.read([a[start : start + BLOCK] for a in arrays], self.client).to(self.device)
                 with torch.no_grad():
                     out[e, start : start + BLOCK] = model.scores(x).double().cpu().numpy()
+                scores = out[e, start : start + BLOCK]
+                lost = np.zeros(len(scores), bool)
                 if x.is_floating_point():  # a missing row has no scores, whatever a method makes of NaN
-                    out[e, start : start + BLOCK][torch.isnan(x).any(-1).cpu().numpy()] = np.nan
+                    lost = torch.isnan(x).any(-1).cpu().numpy()
+                if not np.isfinite(scores[~lost].max(-1)).all():
+                    check_finite(member.tensors)
+                scores[lost] = np.nan
         out[~np.isfinite(out.max(-1))] = np.nan
         return out
 

@@ -33,7 +33,7 @@ from fedcache.federate.engine.feature_post import Scaling, prepare_features
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.methods import METHODS, find_method
 from fedcache.heads.linear import Tree
-from fedcache.models.check_facts import check_facts, check_tensors, refused
+from fedcache.models.check_facts import check_facts, check_format, check_tensors, refused
 from fedcache.models.client_stacks import ClientStacks, of_format_1
 from fedcache.optional import reason
 from fedcache.store.machine import explain_disk_errors
@@ -41,8 +41,7 @@ from fedcache.store.outputs import write_output
 from fedcache.store.sealed import is_sealed, read_sealed, sealed_bytes
 
 FORMAT = 2
-READ = (1, FORMAT)
-"""Formats that are read; of 1, tensors have other names (``client_stacks.of_format_1``)."""
+"""Earlier ones are read too; of 1, tensors have other names (``client_stacks.of_format_1``)."""
 KIND = {"kind": "model"}
 COMPUTED = ("device", "dtype", "batch")
 """What a model keeps of how its features were computed: another value of these gives other last bits."""
@@ -128,8 +127,10 @@ class ModelFacts:
         values = dict(data)
         found = values.pop("format", None)
         known = {f.name for f in fields(cls)}
-        if found not in READ or set(values) - known:
-            raise StoreError(f"The model has format {found}, expected {FORMAT}.", "Upgrade fedcache.")
+        check_format(found, FORMAT)
+        strange = sorted(map(str, set(values) - known))
+        if strange:
+            raise refused(f"it has the facts {', '.join(strange)[:60]}, which no model has")
         check_facts(values)
         for name in ("classes", "keys", "recipes", "widths", "names", "computed"):
             values[name] = tuple(values.get(name, ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -85,9 +86,28 @@ def try_lock(path: Path) -> Iterator[bool]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds the lock file ``path`` now."""
-    with try_lock(path) as free:
-        return not free
+    """Whether somebody holds the lock file ``path`` now; also where nothing can be written."""
+    try:
+        with FileLock(path, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except (OSError, NotImplementedError) as error:
+        return not isinstance(error, OSError) or error.errno != errno.EROFS or _is_held_elsewhere(path)
+
+
+def _is_held_elsewhere(path: Path) -> bool:
+    """Whether a process that may write holds a lock file which is on a read-only file system here."""
+    import fcntl  # Windows has none, and no such error
+
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from fedcache.tables.roles import (
     unused_sentence,
     wide_sentence,
 )
-from fedcache.tables.splits import by_split
+from fedcache.tables.splits import NO_SPLIT, by_split, refuse_one_split
 from fedcache.tables.table_files import TABLES
 from fedcache.tables.words import Unread, Words, joined_columns, shape_of, vector
 
@@ -100,8 +100,8 @@ def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice | None = None
         splits=splits,
         # Labels that are integers index the text features, which say how many classes there are.
         class_count=len(next(iter(texts.values()))) if texts else None,
+        left_out=unused,
     )
-    unused = {**roles.unused, **unused}
     for name, matrix in texts.items():
         if len(matrix) != len(roles.classes):
             raise UsageError(
@@ -118,15 +118,15 @@ def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice | None = None
         domain_names=roles.domain_names,
         texts=texts,
         groups=roles.groups,
-        left_out=unused,
+        left_out=roles.unused,
         may_be_labels={} if texts else roles.may_be_labels,
-        notes=[*wide_sentence(features), *roles.notes, *unused_sentence(unused)],
+        notes=[*wide_sentence(features), *roles.notes, *unused_sentence(roles.unused)],
     )
 
 
 def _joined_splits(
     path: Path, raw: dict[str, Any], choice: ColumnChoice
-) -> tuple[dict[str, Any], NDArray[np.uint8] | None, dict[str, str]]:
+) -> tuple[dict[str, Any], NDArray[np.uint8] | None, dict[str, Unread]]:
     """The columns of all rows, the split of each row, and columns that belong to no rows, where names say the split.
 
     ``X_train``, ``y_train``, ``X_test`` become X and y, the rows of test before those of train. A table has all its
@@ -138,7 +138,13 @@ def _joined_splits(
         usual = [key for key in held if is_feature(key) or last_level(key) == DATA]
         return any(isinstance(held[key], FileRows) or len(held[key].shape) > 1 for key in asked or usual)
 
-    if ending_of(path) in TABLES or any(key in raw for key in choice.features):
+    if ending_of(path) in TABLES:
+        return raw, None, {}
+    named = [key for key in choice.features if key in raw]
+    matrices = [key for key, values in raw.items() if len(values.shape) > 1]
+    for key in named:
+        refuse_one_split(key, matrices, str(path), "--features-key")
+    if named:
         return raw, None, {}
     hint = "Say which are meant: --features-key NAME"
     tables = by_split(raw, has_rows, str(path), hint)
@@ -158,12 +164,12 @@ def _joined_splits(
             joined[name] = joined_rows(path, name, parts)
         else:
             joined[name] = joined_columns([None if part is None else vector(part) for part in parts], lengths)
-    unused = {}
+    unused: dict[str, Unread] = {}
     for name, values in others.items():
         if last_level(name) in (*CLASS_NAMES, *DOMAINS[1:]) or name == "text" or name.startswith("text/"):
             joined[name] = values
         else:
-            unused[name] = "no split in its name"
+            unused[name] = Unread(values.shape, "", NO_SPLIT)
     splits = np.repeat(np.array([split for split, _ in of_splits], np.uint8), lengths)
     return joined, splits, unused
 

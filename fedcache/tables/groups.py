@@ -102,6 +102,12 @@ def joined(parts: Sequence[Mapping[str, Group]], rows: Sequence[int]) -> dict[st
     return made
 
 
+def differs_in_every_row(group: Group) -> bool:
+    """Whether nine of ten rows, or more, have a value of their own."""
+    known = int((group.codes >= 0).sum())
+    return known > 1 and 10 * len(group.words) > 9 * known
+
+
 def usable_group_name(name: str) -> str:
     """The name of a column as that of a group: other characters than a-z, A-Z, 0-9, '.', '_' and '-' become '_'.
 

@@ -37,6 +37,7 @@ def with_names(column: Column, names: Sequence[str], where: str) -> Words:
     Raises UsageError for a number or word without a name.
     """
     group = Group.of(column)
+    repeated = tuple(name for name, times in Counter(names).items() if times > 1)
     names = distinct_names(names)
     place = {name: index for index, name in enumerate(names)}
     if isinstance(column, Words) and all(word in place for word in group.words):
@@ -57,7 +58,7 @@ def with_names(column: Column, names: Sequence[str], where: str) -> Words:
                 )
             target.append(index)
     codes = np.array([*target, -1], np.int32)[group.codes]
-    return Words(codes, names, declared=True)
+    return Words(codes, names, declared=True, repeated=repeated)
 
 
 def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -87,6 +88,9 @@ def read_labels(where: str, column: Any, count: int, no_label: Sequence[str]) ->
         return coded, notes
     if not (isinstance(column, Words) and column.declared):
         notes += _likely_missing(coded)
+    elif column.repeated:
+        shown = ", ".join(column.repeated[:4]) + (", .." if column.repeated[4:] else "")
+        notes.append(f"Class names that the file has twice, {shown}, have their numbers behind them.")
     return coded, notes
 
 

@@ -21,9 +21,9 @@ from fedcache.parsing import in_a_list
 from fedcache.tables.equal_strings import numbered
 from fedcache.tables.file_rows import DATA as DATA_COLUMN
 from fedcache.tables.file_rows import FEATURES, FileRows, is_feature, last_level, some_names, stem_of, without_blanks
-from fedcache.tables.groups import Group, usable_group_name
+from fedcache.tables.groups import Group, differs_in_every_row, usable_group_name
 from fedcache.tables.labels import Coded, distinct_names, read_domains, read_labels, unlabelled_sentence, with_names
-from fedcache.tables.splits import SPLITS, find_splits, sounds_like_a_split
+from fedcache.tables.splits import SPLITS, find_splits, sounds_like_a_split, split_of_name
 from fedcache.tables.words import Unread, Words, as_words, shape_of, sorted_words, vector
 
 LABELS = (
@@ -114,6 +114,7 @@ def read_roles(
     names: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
     class_count: int | None = None,
+    left_out: Mapping[str, Unread] | None = None,
 ) -> Roles:
     """The roles of the columns of ``count`` rows, and what each row has of them.
 
@@ -127,13 +128,18 @@ def read_roles(
         names: of each row, where no column says them.
         classes: class names, where something else than a column of the file lists them.
         class_count: how many classes text features have, which labels that are integers index.
+        left_out: columns of which it is not known which rows they belong to, and why.
 
     Raises UsageError for columns that make no sense.
     """
     roles = dict(taken or {})
     raw = without_blanks(where, raw)
     columns = {key: values for key, values in raw.items() if key not in roles}
+    left_out = dict(left_out or {})
+    _refuse_named(where, left_out, raw, choice)
     label_key = _label_column(where, columns, choice, count)
+    if label_key is None and not choice.unlabelled:
+        _refuse_lost_labels(where, left_out, count)
     domain_key = find_column(where, columns, choice.domain, (), "--domain-key")
     domain_key = domain_key or find_column(where, _of_rows(columns, count), None, DOMAINS, "--domain-key")
     # A column of another kind, such as measurements, is taken too, so that it is refused.
@@ -167,6 +173,8 @@ def read_roles(
         roles |= {} if key is None else {key: role}
     roles |= dict.fromkeys(split_keys, "split")
     groups, unused, sorters = groups_of(where, raw, roles, count, choice.groups)
+    if choice.groups is None:
+        unused |= {name: column.why for name, column in left_out.items()}
     may_be_labels = {}
     if label_key is None and not choice.unlabelled:
         declared = [*(choice.groups or ()), *(key for key in raw if key.startswith(GROUP))]
@@ -224,14 +232,15 @@ def find_column(
     return name if name in found[name] else found[name][0]
 
 
-def need_labels(where: Path | str, may_be_labels: Mapping[str, int], also: str = "") -> FedcacheError:
+def need_labels(where: Path | str, may_be_labels: Mapping[str, int], spec: str = "") -> FedcacheError:
     """The error of a table without a column of labels that has columns which may be it.
 
-    ``also`` is another way to name a column, beside the option.
+    ``spec`` names the first of them, beside the option.
     """
     likely = next(iter(may_be_labels))
     shown = ", ".join(f"{name} has {counted(n)}" for name, n in list(may_be_labels.items())[:6])
     more = f", and {len(may_be_labels) - 6} more columns may be labels" if len(may_be_labels) > 6 else ""
+    also = f", in a spec {shell_word(spec)}" if spec else ""
     return UsageError(
         f"{where} has no column called {', '.join(LABELS[:7])} or {LABELS[7]}; {shown}{more}.",
         f"Name the column of labels: --label-key {shell_word(likely)}{also}; or say that there are none: --unlabelled",
@@ -278,6 +287,31 @@ def _label_column(where: Path | str, columns: Mapping[str, Any], choice: ColumnC
     if key is None and len(marked) > 1:
         raise UsageError(f"{where} has several columns of classes: {', '.join(marked)}.", "--label-key NAME names one")
     return key or next(iter(marked), None)
+
+
+def _refuse_named(
+    where: Path | str, left_out: Mapping[str, Unread], raw: Mapping[str, Any], choice: ColumnChoice
+) -> None:
+    """Refuse a column that the user names if it belongs to no rows. Raises UsageError."""
+    for name in (choice.label, choice.split, choice.domain, choice.row_name, *(choice.groups or ())):
+        if name is not None and name in left_out and name not in raw:
+            raise UsageError(
+                f"{where}: {name} cannot be used: it has {left_out[name].why}.",
+                f"Give each split its own: {name}_train and {name}_test.",
+            )
+
+
+def _refuse_lost_labels(where: Path | str, left_out: Mapping[str, Unread], count: int) -> None:
+    """Refuse a table without labels if a column that may hold them belongs to no rows. Raises UsageError."""
+    for name, column in left_out.items():
+        may_be = column.shape in ((count,), (count, 1)) and not has_a_meaning(name)
+        if may_be or last_level(name) in LABELS:
+            raise UsageError(
+                f"{where}: {name} may be the labels, and has {column.why}: which of its values is of which row is not "
+                "known.",
+                f"Name the labels of each split like its rows, {name}_train and {name}_test; or say that there are "
+                "none: --unlabelled",
+            )
 
 
 def _chosen_labels(columns: Mapping[str, Any], label_key: str | None) -> list[str]:
@@ -436,12 +470,26 @@ def features_of(path: Path, raw: Mapping[str, Any], asked: Sequence[str]) -> tup
             f"fedcache extract --dataset texts:{shell_word(path)} --backbones hf:FOLDER",
         )
     if not found:
+        message = f"{path} has no features; it has {some_names(sorted(raw)) or 'nothing'}."
+        likely = _likely_features(raw)
+        if likely is not None:
+            listed = in_a_list([likely])
+            raise UsageError(message, f"Say which columns are features: --features-key {shell_word(listed)}")
         raise UsageError(
-            f"{path} has no features; it has {some_names(sorted(raw)) or 'nothing'}.",
+            message,
             "Name them features/<backbone>, or features, embeddings or X, or say which they are: --features-key NAME. "
             "In a table they are one column of lists, or columns f0, f1, f2, ..",
         )
     return found, set(keys)
+
+
+def _likely_features(raw: Mapping[str, Any]) -> str | None:
+    """The only matrix of floats, or the name that those of all splits have in common; None where several may be."""
+    matrices = [name for name, values in raw.items() if isinstance(values, FileRows) and values.ndim == 2]
+    if len(matrices) == 1:
+        return matrices[0]
+    names = {split_of_name(name)[0] for name in matrices}
+    return names.pop() if len(names) == 1 else None
 
 
 def _backbone(path: Path, key: str) -> str:
@@ -525,7 +573,7 @@ def groups_of(
         try:
             group = _group(vector(values), count)
             # Sentences, paths and times sort nothing, and may say who a row is of.
-            many = asked is None and not key.startswith(GROUP) and _differs_in_every_row(group)
+            many = asked is None and not key.startswith(GROUP) and differs_in_every_row(group)
             if not many:
                 sorters[key] = group
             name = usable_group_name(key.removeprefix(GROUP))
@@ -570,12 +618,6 @@ def _group(values: Any, count: int) -> Group:
     if sum(map(len, made.words)) > MOST_LETTERS:
         raise UsageError(f"its {len(made.words):,} values are too long.", "Groups have short values.")
     return made
-
-
-def _differs_in_every_row(group: Group) -> bool:
-    """Whether nine of ten rows, or more, have a value of their own."""
-    known = int((group.codes >= 0).sum())
-    return known > 1 and 10 * len(group.words) > 9 * known
 
 
 def _short(message: str) -> str:

@@ -43,6 +43,9 @@ CODES = {"0": TRAIN, "1": TEST, "2": VALIDATION}
 TRUTH = {**dict.fromkeys(("1", "true", "t", "yes", "y"), 1), **dict.fromkeys(("0", "false", "f", "no", "n"), 0)}
 """Truth values by what is written, in small letters."""
 
+NO_SPLIT = "no split in its name"
+"""Why a column belongs to no rows, where the names of the others say the split."""
+
 UNKNOWN = -1
 _FLAG = re.compile(rf"(?i:is|in)(?:[ _.-]|(?=[A-Z][a-z]))(?i:{'|'.join(SPLIT_WORDS)})")
 _BETWEEN_WORDS = re.compile(r"[^0-9A-Za-z]+|(?<=[a-z])(?=[A-Z])")
@@ -113,6 +116,20 @@ def by_split(
         )
     in_order = sorted(with_rows, key=lambda word: SPLIT_NAMES[SPLIT_WORDS[word]])
     return [*((SPLIT_WORDS[word], tables[word]) for word in in_order), (None, without)]
+
+
+def refuse_one_split(asked: str, names: Sequence[str], where: str, option: str) -> None:
+    """Refuse rows that the user names by the column of one split, where others of ``names`` hold those of other splits.
+
+    Raises UsageError with the name that all of them have in common. Backbones may be called features/train.
+    """
+    base, word = split_of_name(asked)
+    others = [name for name in names if name != asked and split_of_name(name)[0] == base]
+    if word and others and base not in others and not base.startswith("features"):
+        raise UsageError(
+            f"{where}: {asked} has the rows of one split alone; those of {', '.join(others)} would be left out.",
+            f"{option} {shell_word(base)} takes the rows of all splits.",
+        )
 
 
 @dataclass(frozen=True)

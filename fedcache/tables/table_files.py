@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -247,14 +247,13 @@ def are_words(kind: Any) -> bool:
 
 def _json(path: Path) -> Table:
     """Records: one a line, or a list of them; or LEAF's ``users`` and ``user_data``. Read whole."""
-    pa = arrow()
     with path.open("rb") as file:
         start = file.read(4096).lstrip()
     whole = None if path.suffix.lower() == ".jsonl" else _whole_json(path, start)
     if whole is None:
         held = _json_lines(path)
     elif isinstance(whole, dict):
-        held = pa.table(_leaf_columns(path, whole))
+        held = _table_of_columns(_leaf_columns(path, whole))
     else:
         held = _table_of_records(whole)
     types = _checked(path, held.schema)
@@ -297,9 +296,9 @@ def _json_lines(path: Path) -> Any:
     except pa.ArrowInvalid as error:
         if "changed from" not in str(error):
             raise
-        # A column of words and numbers, which arrow does not read.
-        with path.open("rb") as file:
-            return _table_of_records([parse_json(line) for line in file if line.strip()])
+        return _records_of_lines(path)  # a column of words and numbers, which arrow does not read
+    if any(_may_be_rounded(rows.column(f.name)) for f in rows.schema if pa.types.is_floating(f.type)):
+        return _records_of_lines(path)
     dates = [f.name for f in rows.schema if pa.types.is_timestamp(f.type)]
     if not dates:
         return rows
@@ -308,16 +307,32 @@ def _json_lines(path: Path) -> Any:
     return pa.json.read_json(path, read_options=reading, parse_options=words)
 
 
+def _may_be_rounded(column: Any) -> bool:
+    """Whether a column may hold integers of more than 64 bits, which arrow reads as floats."""
+    largest = arrow().compute.max(arrow().compute.abs(column)).as_py()
+    return largest is not None and largest >= 1 << 63
+
+
+def _records_of_lines(path: Path) -> Any:
+    """Records as Python reads them: integers of any size, and words and numbers in one column."""
+    with path.open("rb") as file:
+        return _table_of_records([parse_json(line) for line in file if line.strip()])
+
+
 def _table_of_records(records: Sequence[dict[str, Any]]) -> Any:
-    """Records as a table; a column of words and numbers is one of words."""
+    """Records as a table."""
+    names = dict.fromkeys(name for record in records for name in record)
+    return _table_of_columns({name: [record.get(name) for record in records] for name in names})
+
+
+def _table_of_columns(columns: Mapping[str, Sequence[Any]]) -> Any:
+    """Values of Python as a table; words and numbers, or integers that a float would round, are a column of words."""
     pa = arrow()
-    columns = {}
-    for name in dict.fromkeys(name for record in records for name in record):
-        values = [record.get(name) for record in records]
+    found = {}
+    for name, values in columns.items():
         column = objects_of(values)
-        mixed = isinstance(column, Words) and len({type(value) for value in values if value is not None}) > 1
-        columns[name] = pa.array(as_words(column) if mixed else values)
-    return pa.table(columns)
+        found[name] = pa.array(as_words(column) if isinstance(column, Words) else values)
+    return pa.table(found)
 
 
 def _leaf_columns(path: Path, held: dict[str, Any]) -> dict[str, list[Any]]:

@@ -42,6 +42,9 @@ from fedcache.tables.words import Column, Unread, Words, as_column, dates_of
 LONGEST = 4096
 """Characters of a word; what is longer is a text or a thumbnail, which sorts nothing."""
 
+FLOAT_DIGITS = 15
+"""Digits of integers that a float holds in any case."""
+
 BATCH = 1 << 16
 """Rows that are looked at at a time where only words and numbers are read."""
 
@@ -364,6 +367,8 @@ class GatheredColumn:
             column = column.dictionary_decode()
         if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
             column = column.cast(pa.string() if pa.types.is_string_view(column.type) else pa.binary())
+        if pa.types.is_decimal(column.type) and column.type.scale == 0 and column.type.precision > FLOAT_DIGITS:
+            column = column.cast(pa.string())  # a float would round them
         kind = column.type
         if are_words(kind) or pa.types.is_dictionary(kind):
             self._add_words(column if pa.types.is_dictionary(kind) else column.dictionary_encode(), str)

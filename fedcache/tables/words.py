@@ -42,6 +42,7 @@ class Words:
     codes: NDArray[np.int32]  # [N], index into ``words``; -1 where there is nothing
     words: tuple[str, ...]  # distinct, in the order in which they come
     declared: bool = False  # whether the file itself lists the words, in this order, with those that no row has
+    repeated: tuple[str, ...] = ()  # words that the file lists twice, which have their numbers behind them here
 
     @classmethod
     def of(cls, values: Sequence[str | None]) -> Words:
@@ -268,7 +269,9 @@ def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Co
         )
     listed = {part.words for part in parts if isinstance(part, Words) and part.declared}
     if len(listed) == 1 and all(isinstance(part, Words) and part.declared for part in parts):
-        return Words(np.concatenate([part.codes for part in parts if isinstance(part, Words)]), listed.pop(), True)
+        repeated = next(part.repeated for part in parts if isinstance(part, Words))
+        codes = np.concatenate([part.codes for part in parts if isinstance(part, Words)])
+        return Words(codes, listed.pop(), declared=True, repeated=repeated)
     words: list[str | None] = []
     for part, length in zip(parts, lengths, strict=True):
         words += [None] * length if part is None else as_words(part)

@@ -123,7 +123,7 @@ def test_a_file_of_format_1_by_hand(tmp_path):
 
 def test_a_format_of_the_future_is_refused(tmp_path):
     model, _ = trained()
-    for unknown in (0, 3, None, "2"):
+    for unknown in (3, 12):
         with pytest.raises(StoreError, match="expected 2"):
             ModelFacts.from_dict({**model.facts.to_dict(), "format": unknown})
 

@@ -30,7 +30,7 @@ from fedcache.extract.digests import stat_key
 from fedcache.extract.inputs import IMAGES
 from fedcache.tables.file_rows import refuse_empty
 from fedcache.tables.roles import CLASS_NAMES, find_column, words_in
-from fedcache.tables.splits import by_split
+from fedcache.tables.splits import NO_SPLIT, by_split, refuse_one_split
 from fedcache.tables.words import Column, Unread, as_column
 
 _Columns = Mapping[str, FileArray]
@@ -81,6 +81,8 @@ def load_arrays(reading: Reading, spec: str, asked: Asked, facts: list[Any], con
     path = locate(asked.place)
     arrays = read_arrays(path, context)
     if asked.content and asked.content in arrays:
+        with_rows = [name for name, array in arrays.items() if len(array.shape) > 1]
+        refuse_one_split(asked.content, with_rows, str(path), "--images-key")
         tables: list[tuple[int | None, dict[str, FileArray]]] = [(None, dict(arrays))]
     else:
         hint = "--images-key NAME says which are meant"
@@ -92,17 +94,17 @@ def load_arrays(reading: Reading, spec: str, asked: Asked, facts: list[Any], con
             f"{path} has {missing}; it holds {shapes or 'no arrays'}.", "--images-key NAME says which are images"
         )
     parts, how, class_names = [], "", None
-    unused: dict[str, str] = {}
+    left_out: dict[str, Unread] = {}
     if len(tables) > 1:
         # Where splits are in the names of columns, those without one belong to no rows, but for the class names.
         _, others = tables.pop()
         listed = find_column(path, others, None, CLASS_NAMES, "")
         if listed is not None:
             class_names = words_in(as_column(others.pop(listed).column(f"{path}, {listed}")))
-        unused = dict.fromkeys(others, "no split in its name")
+        left_out = {name: Unread(array.shape, str(array.dtype), NO_SPLIT) for name, array in others.items()}
     for split, held in tables:
         part, how = _part(split, held, asked, path, reading)
-        parts.append(replace(part, unused=unused))
+        parts.append(replace(part, left_out=left_out))
     return columns.assemble(
         spec, path, columns.numbered_parts(parts), asked=asked, class_names=class_names, how=how, facts=facts,
         context=context, holds=reading.holds,

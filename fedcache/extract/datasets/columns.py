@@ -27,9 +27,9 @@ from fedcache.parsing import listed
 from fedcache.store.samples import complete_split
 from fedcache.tables.file_rows import some_names, stem_of
 from fedcache.tables.roles import ColumnChoice, Roles, counted, read_roles, unused_sentence
-from fedcache.tables.words import Column, joined_columns, objects_of
+from fedcache.tables.words import Column, Unread, joined_columns, objects_of
 
-READING = 3
+READING = 4
 """Version of how the columns of a file are understood, as ``dataset.READING`` is of everything; images that were read
 stay known by their digests."""
 
@@ -49,10 +49,17 @@ CONTENT = {
 }
 """Kinds of datasets whose columns can be named, and the word for the column of images, texts, rows or paths."""
 
-OPTIONS = {"label": "--label-key", "group": "--group-key", "no-label": "--no-label", "unlabelled": "--unlabelled"}
+OPTIONS = {
+    "label": "--label-key",
+    "split": "--split-key",
+    "domain": "--domain-key",
+    "group": "--group-key",
+    "no-label": "--no-label",
+    "unlabelled": "--unlabelled",
+}
 """Word of a spec -> option that writes it, of every kind."""
 
-IN_THE_SPEC = ("split", "domain", "name")
+IN_THE_SPEC = ("name",)
 """Words that are written in the spec alone."""
 
 
@@ -79,7 +86,7 @@ class TableRows:
     source: Source  # row -> image
     columns: Mapping[str, Column] = field(default_factory=dict)  # every column but that of the images
     split: int | None = None  # code of all rows; None when no name of a file or column says it
-    unused: Mapping[str, str] = field(default_factory=dict)  # columns that belong to no rows -> why
+    left_out: Mapping[str, Unread] = field(default_factory=dict)  # columns that belong to no rows
 
 
 def with_label(asked: Asked, parts: Sequence[TableRows]) -> Asked:
@@ -104,8 +111,10 @@ def parse_rest(rest: str, kind: str = "arrays") -> Asked:
     keys = keys_of(kind)
     place, mark, tail = rest.rpartition("?")
     # A value may hold a question mark, and so may a path: the columns begin where the first word of theirs does.
-    begin = re.search(rf"\?(?=({'|'.join(map(re.escape, keys))})=)", rest)
-    if begin is not None:
+    begins = [*re.finditer(rf"\?(?=({'|'.join(map(re.escape, keys))})=)", rest)]
+    if begins:
+        there = [begin for begin in begins if Path(rest[: begin.start()]).expanduser().exists()]
+        begin = (there or begins)[0]
         place, tail = rest[: begin.start()], rest[begin.end() :]
     if not mark or Path(rest).expanduser().exists():
         return Asked(rest)
@@ -172,7 +181,7 @@ def refuse_without_training(where: Path, splits: Iterable[int | None], left_out:
         )
 
 
-def joined_parts(parts: Sequence[TableRows]) -> tuple[dict[str, Column], NDArray[np.uint8] | None, dict[str, str]]:
+def joined_parts(parts: Sequence[TableRows]) -> tuple[dict[str, Column], NDArray[np.uint8] | None, dict[str, Unread]]:
     """The columns of the rows of all parts, the split of each row where a name says it, and columns without rows."""
     lengths = [len(part.names) for part in parts]
     columns = {}
@@ -182,8 +191,8 @@ def joined_parts(parts: Sequence[TableRows]) -> tuple[dict[str, Column], NDArray
     if any(part.split is not None for part in parts):
         codes = [TRAIN if part.split is None else part.split for part in parts]
         splits = np.repeat(np.array(codes, np.uint8), lengths)
-    unused = {name: why for part in parts for name, why in part.unused.items()}
-    return columns, splits, unused
+    left_out = {name: column for part in parts for name, column in part.left_out.items()}
+    return columns, splits, left_out
 
 
 def from_rows(
@@ -261,10 +270,10 @@ def assemble(
     names = [name for part in parts for name in part.names]
     if not names:
         raise UsageError(f"{where} holds no {holds}.", "Give a file with at least one row")
-    columns, splits, unused = joined_parts(parts)
-    choice = asked.choice
-    refuse_unusable(columns, unused, choice.groups, where)
-    roles = read_roles(where, columns, len(names), choice, splits=splits, names=names, classes=class_names)
+    columns, splits, left_out = joined_parts(parts)
+    roles = read_roles(
+        where, columns, len(names), asked.choice, splits=splits, names=names, classes=class_names, left_out=left_out
+    )
     lengths = [len(part.names) for part in parts]
     source: Source = dataset.JoinedSource(
         [part.source for part in parts],
@@ -272,20 +281,8 @@ def assemble(
         np.concatenate([np.arange(n) for n in lengths]),
     )
     return dataset_of_rows(
-        spec, where, source, roles, unused if choice.groups is None else {}, how=how, facts=facts, context=context,
-        mirror=mirror, uid=uid, holds=holds,
-    )  # fmt: skip
-
-
-def refuse_unusable(
-    columns: Mapping[str, Column], unused: Mapping[str, str], groups: Sequence[str] | None, where: Path
-) -> None:
-    """Refuse a group that the user asks for and that is a column without rows. Raises UsageError."""
-    for name in groups or ():
-        if name in unused and name not in columns:
-            raise UsageError(
-                f"The column {name!r} of {where} is no group: it has {unused[name]}.", "A group has one value a row."
-            )
+        spec, where, source, roles, how=how, facts=facts, context=context, mirror=mirror, uid=uid, holds=holds
+    )
 
 
 def dataset_of_rows(
@@ -293,7 +290,6 @@ def dataset_of_rows(
     where: Path,
     source: Source,
     roles: Roles,
-    unused: Mapping[str, str],
     *,
     how: str,
     facts: list[Any],
@@ -304,8 +300,7 @@ def dataset_of_rows(
 ) -> Dataset:
     """The dataset of rows whose columns are understood, in the order of their names; arguments as of ``assemble``.
 
-    ``source`` has the rows as ``roles`` does; ``unused`` are columns that are not used beside those of ``roles``.
-    Raises UsageError for names that repeat, and for no training rows.
+    ``source`` has the rows as ``roles`` does. Raises UsageError for names that repeat, and for no training rows.
     """
     # Rows are in the order of their names, for ever; most readers name them in order already.
     order = np.array(sorted(range(len(roles.names)), key=roles.names.__getitem__), dtype=np.int64)
@@ -323,7 +318,6 @@ def dataset_of_rows(
     domain = dataset.domain_column(roles.domains[order].astype(np.int64), roles.domain_names)
     given = None if roles.splits is None else roles.splits[order]
     split, note = complete_split(given, label, domain, uid, np.ones(len(label), bool), str(where), holds)
-    unused = {**unused, **roles.unused}
     if roles.label_key is None:
         how += ", no labels"
         likely = next(iter(roles.may_be_labels), None)
@@ -337,7 +331,7 @@ def dataset_of_rows(
         dataset.counts(split, roles.classes, roles.domain_names, holds),
         note,
         _unreadable(unreadable, holds),
-        *(line.rstrip(".") for line in (*roles.notes, *unused_sentence(unused))),
+        *(line.rstrip(".") for line in (*roles.notes, *unused_sentence(roles.unused))),
     ]
     return Dataset(
         spec=spec,
@@ -354,7 +348,7 @@ def dataset_of_rows(
         source=ordered,
         mirror=mirror,
         groups={name: group.take(order) for name, group in roles.groups.items()},
-        unused=unused,
+        unused=roles.unused,
         may_be_labels=roles.may_be_labels,
         holds=holds,
     )

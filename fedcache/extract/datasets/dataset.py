@@ -316,7 +316,7 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
         mirror=all(member.mirror for member in members.values()),
         groups={name: group.take(order) for name, group in _all_groups(list(members.values())).items()},
         unused={f"{name}/{column}": why for name, member in members.items() for column, why in member.unused.items()},
-        may_be_labels={k: n for member in members.values() for k, n in member.may_be_labels.items()},
+        may_be_labels={f"{name}/{k}": n for name, member in members.items() for k, n in member.may_be_labels.items()},
         links_left_out=sum(member.links_left_out for member in members.values()),
         holds=first.holds,
     )

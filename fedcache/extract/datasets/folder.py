@@ -211,7 +211,7 @@ def _from_tables(
     source = _source(path, found, np.array(listed.rows, dtype=np.int64), context)
     shown = spelt_tables[0] if len(tables) == 1 else f"{len(tables)} tables such as {spelt_tables[0]}"
     made = columns.dataset_of_rows(
-        f"folder:{rest}", path, source, roles, {}, how=f"images from {shown}", facts=facts, context=context
+        f"folder:{rest}", path, source, roles, how=f"images from {shown}", facts=facts, context=context
     )
     ignored = found.ignored + listed.ignored
     ignored[tree.TABLE] -= len(tables)
@@ -240,7 +240,7 @@ def _from_list(rest: str, path: Path, asked: columns.Asked, facts: list[Any], co
     roles = read_roles(path, table, len(paths), asked.choice, names=names)
     source = tree.FilesSource(path.parent.absolute(), paths, context.within(path.parent))
     made = columns.dataset_of_rows(
-        f"folder:{rest}", path, source, roles, {}, how=f"images from {listed.column}", facts=facts, context=context
+        f"folder:{rest}", path, source, roles, how=f"images from {listed.column}", facts=facts, context=context
     )
     left_out = len(listed.paths) - len(paths)
     ignored = Counter({tree.LINK_OUT: left_out} if left_out else {})

@@ -89,7 +89,7 @@ def listed_images(
         raise UsageError(f"Two tables of {where} name the image {names[repeated]}.", "List every image once")
     ignored["not listed"] += len(names) - len(found)
     columns = _joined([one for _, one in lists], kept)
-    splits = _splits([names[row] for row in found])
+    splits = splits_of_folders([names[row] for row in found])
     label = None
     if choice.label is None and not choice.unlabelled and not any(name.lower() in LABELS for name in columns):
         classes = _folders_below_splits([names[row] for row in found])
@@ -120,7 +120,7 @@ def taken(column: Column, rows: Sequence[int]) -> Column:
     return column[at] if isinstance(column, np.ndarray) else column
 
 
-def _splits(names: Sequence[str]) -> NDArray[np.uint8] | None:
+def splits_of_folders(names: Sequence[str]) -> NDArray[np.uint8] | None:
     """The split of each image by the first of its folders that is named like one; None where one has no such folder."""
     found: list[int] = []
     for name in names:

@@ -56,7 +56,7 @@ def load(rest: str, context: Context) -> Dataset:
     roles = read_roles(path, raw, len(source), asked.choice)
     how = f"texts from {column}"
     return columns.dataset_of_rows(
-        f"texts:{rest}", path, source, roles, {}, how=how, facts=facts, context=context, holds=TEXTS
+        f"texts:{rest}", path, source, roles, how=how, facts=facts, context=context, holds=TEXTS
     )
 
 

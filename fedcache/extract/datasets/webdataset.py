@@ -3,9 +3,11 @@
 ``000017.jpg`` with ``000017.cls`` or ``000017.json`` beside it, in one tar, a folder of them, ``shard-*.tar`` or
 ``shard-{0000..0009}.tar``. A name ends at its first dot. The label is the number or word in ``.cls``, else a field of
 ``.json`` (``label``, ``class`` or as ``--label-key`` says), else ``.txt``; the other fields of ``.json`` are groups.
-Words of ``.json`` stay words; ``.cls`` has no types and is read as a cell of a CSV is. The split is in the names of
-shards and folders (``train-0000.tar``, ``test/0000.tar``). Shards are read in place and must not be compressed; links,
-devices and broken ends are refused, and other parts of a sample are left out.
+A ``.txt`` that differs in nearly every sample is a caption and no label; a ``.json`` that is no object is a column
+``json``. Words of ``.json`` stay words; ``.cls`` has no types and is read as a cell of a CSV is. The split is in the
+names of shards and folders (``train-0000.tar``, ``test/0000.tar``), else in the folders of all samples
+(``train/000017.jpg``). Shards are read in place and must not be compressed; links, devices and broken ends are refused,
+and other parts of a sample are left out.
 """
 
 from __future__ import annotations
@@ -27,13 +29,15 @@ from fedcache.extract.datasets import archives, columns, tree
 from fedcache.extract.datasets.columns import Asked, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.datasets.hf import split_in
+from fedcache.extract.datasets.image_folder import splits_of_folders
 from fedcache.extract.datasets.record_sources import Shards
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import EXTENSIONS, BadImage
 from fedcache.parsing import parse_json
 from fedcache.tables.file_rows import last_level, refuse_empty
+from fedcache.tables.groups import Group, differs_in_every_row
 from fedcache.tables.roles import LABELS, ColumnChoice
-from fedcache.tables.words import Words, objects_of
+from fedcache.tables.words import Unread, Words, objects_of
 
 MOST_TEXT = 1 << 20
 """Largest .cls, .txt or .json that is read, in bytes."""
@@ -77,12 +81,12 @@ def load(rest: str, context: Context) -> Dataset:
     known = [shard for shard in shards if shard.split is not None]
     left_out = [shard.name for shard in shards if known and shard.split is None]
     columns.refuse_without_training(top, [shard.split for shard in known], left_out)
-    shards = known or shards
+    shards = known or _by_folder(shards)
     by_split: dict[int | None, list[_Shard]] = {}
     for shard in shards:
         by_split.setdefault(shard.split, []).append(shard)
     parts = [_rows(of_split) for of_split in by_split.values()]
-    asked = _with_label(asked, parts)
+    asked = _with_label(asked, parts, shards)
     how = f"{len(shards)} shard{'s' if len(shards) > 1 else ''}"
     if left_out:
         how += f"; left out, as no split of theirs is known: {', '.join(left_out[:4])}{', ...' if left_out[4:] else ''}"
@@ -189,7 +193,9 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
     for row, sample in enumerate(keys):
         parts = part_of.get(sample, {})
         fields.append(_fields(reader, parts, path))
-        for ending in _endings_of_text(parts, fields[-1], asked.choice):
+        endings = _endings_of_text(parts, fields[-1], asked.choice)
+        left.update(ending for ending in ("cls", "txt") if ending in parts and ending not in endings)
+        for ending in endings:
             texts.setdefault(ending, [None] * len(keys))[row] = _text(reader, parts[ending], path).strip()
     return _Shard(relative, split_in(relative), kept, tuple(keys), fields, texts)
 
@@ -204,7 +210,7 @@ def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path
         name = reader.entries.names[parts["json"]]
         raise UsageError(f"{name} in {path} is not JSON.", "Write it again, or leave it out of the shard") from None
     found: dict[str, Any] = {}
-    for name, value in held.items() if isinstance(held, dict) else ():
+    for name, value in (held if isinstance(held, dict) else {"json": held}).items():
         long = isinstance(value, dict) or (isinstance(value, list) and len(value) > 1)
         found[name] = type(value)() if long else value
     return found
@@ -216,6 +222,8 @@ def _endings_of_text(parts: Mapping[str, int], fields: Mapping[str, Any], choice
         has_label = choice.unlabelled or "cls" in parts or _is_labelled(fields)
     else:
         has_label = choice.label != "txt"
+    if "txt" in (choice.groups or ()):
+        has_label = False  # which reads it
     return [ending for ending in ("cls", "txt") if ending in parts and (ending == "cls" or not has_label)]
 
 
@@ -224,16 +232,19 @@ def _is_labelled(names: Iterable[str]) -> bool:
     return any(last_level(name) in LABELS for name in names)
 
 
-def _with_label(asked: Asked, parts: Sequence[TableRows]) -> Asked:
+def _with_label(asked: Asked, parts: Sequence[TableRows], shards: Sequence[_Shard]) -> Asked:
     """What is asked for, with .cls as the labels if samples have it, or .txt if no field is called like labels."""
+    texts = {ending for shard in shards for ending in shard.texts}  # a field of .json may be called like one
     names = {name for part in parts for name in part.columns}
     choice = asked.choice
     if choice.label is None and not choice.unlabelled:
-        label = "cls" if "cls" in names else None
-        if label is None and "txt" in names and not _is_labelled(names):
-            label = "txt"
+        label = "cls" if "cls" in texts else None
+        if label is None and "txt" in texts and not _is_labelled(names):
+            every = [text for shard in shards for text in shard.texts.get("txt", ())]
+            # Captions are a column like others: named as not used, and no classes.
+            label = None if differs_in_every_row(Group.of_words(Words.of(every))) else "txt"
         choice = replace(choice, label=label)
-    if choice.label in ("cls", "txt"):
+    if choice.label in texts:
         for part in parts:
             _check_captions(part.columns.get(choice.label))
     return replace(asked, choice=choice)
@@ -262,19 +273,48 @@ def _check_captions(labels: Any) -> None:
         )
 
 
+def _by_folder(shards: Sequence[_Shard]) -> list[_Shard]:
+    """The samples of each split, where a folder above every sample is named like one; else the shards as they are."""
+    codes = splits_of_folders([sample for shard in shards for sample in shard.keys])
+    if codes is None:
+        return [*shards]
+    found = []
+    start = 0
+    for shard in shards:
+        here = codes[start : start + len(shard.keys)]
+        start += len(shard.keys)
+        for split in np.unique(here).tolist():
+            rows = np.flatnonzero(here == split)
+            found.append(
+                _Shard(
+                    shard.name,
+                    split,
+                    shard.entries.take(rows),
+                    tuple(shard.keys[row] for row in rows),
+                    [shard.fields[row] for row in rows],
+                    {ending: [values[row] for row in rows] for ending, values in shard.texts.items()},
+                )
+            )
+    return found
+
+
 def _rows(shards: Sequence[_Shard]) -> TableRows:
     """The rows of the shards of a split."""
     fields = [held for shard in shards for held in shard.fields]
     names = dict.fromkeys(name for held in fields for name in held)
     found = {name: objects_of([held.get(name) for held in fields]) for name in names}
+    left_out: dict[str, Unread] = {}
     for ending in dict.fromkeys(ending for shard in shards for ending in shard.texts):
         texts: list[str | None] = []
         for shard in shards:
             texts += shard.texts.get(ending, [None] * len(shard.keys))
+        if ending in found:
+            left_out[f"{ending} of .json"] = Unread((len(fields),), "", f"the part .{ending} has this name")
         found[ending] = Words.of(texts).typed()
     return TableRows(
         [tree.name_of(f"{s.name.removesuffix('.tar')}/{sample}") for s in shards for sample in s.keys],
         Shards([archives.ArchiveSource(shard.entries) for shard in shards], [len(shard.keys) for shard in shards]),
         found,
         shards[0].split,
+        left_out,
     )

@@ -108,7 +108,9 @@ def test_the_label_is_cls_then_json_then_txt(tmp_path, memory) -> None:
 
 def test_captions_are_no_classes(tmp_path, memory) -> None:
     path = write_tar(tmp_path / "a.tar", samples(range(30), cls=None, txt=lambda i: f"a photo number {i}"))
-    refused(lambda: opened(path, memory), "a photo number 0", "captions", "--label-key")
+    data = opened(path, memory)
+    assert (data.classes, set(data.unused)) == ((), {"txt"})
+    refused(lambda: opened(path, memory, "?label=txt"), "a photo number 0", "captions", "--label-key")
 
 
 def test_folders_inside_and_outside_of_shards_are_part_of_names(tmp_path, memory) -> None:

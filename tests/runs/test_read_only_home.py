@@ -1,0 +1,73 @@
+"""A home on a read-only file system: nobody here writes, whatever locks others have left in it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from fedcache.commands.doctor import locks
+from fedcache.config import Home
+from fedcache.runs.running import LOCK, is_running
+from fedcache.store.lock import is_held, lock_manifest
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="file systems are read-only in another way")
+
+
+@pytest.fixture
+def read_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Files cannot be opened to be written, as on a read-only file system."""
+    real = os.open
+
+    def refusing(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return real(path, flags, *more, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refusing)
+        yield patch
+
+
+def held_elsewhere(path: Path) -> subprocess.Popen[bytes]:
+    code = "import filelock, sys\nwith filelock.FileLock(sys.argv[1]):\n    print(flush=True)\n    sys.stdin.read()"
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def test_a_lock_that_is_left_is_not_held(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    (tmp_path / LOCK).touch()
+    request.getfixturevalue("read_only")
+    with pytest.raises(OSError, match="Read-only"):
+        FileLock(tmp_path / LOCK).acquire()
+    assert not is_held(tmp_path / LOCK)
+    assert not is_held(tmp_path / "none.lock")
+    assert not is_running(tmp_path)
+
+
+def test_a_lock_that_a_process_with_write_access_holds_is_held(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    with held_elsewhere(tmp_path / LOCK) as process:
+        request.getfixturevalue("read_only")
+        assert is_held(tmp_path / LOCK)
+        assert is_running(tmp_path)
+        process.communicate(b"")
+    assert not is_held(tmp_path / LOCK)
+
+
+def test_doctor_reports_no_writers_of_a_read_only_home(request: pytest.FixtureRequest) -> None:
+    store = Home.from_environment().stores / "a-00000000.zarr"
+    store.mkdir(parents=True)
+    with lock_manifest(store):
+        pass
+    assert (store / "locks" / "manifest.lock").exists()
+    request.getfixturevalue("read_only")
+    assert [row["found"] for row in locks(Home.from_environment())] == ["nobody is writing"]

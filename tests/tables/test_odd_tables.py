@@ -1,0 +1,364 @@
+"""Tables that are written in an odd way: what is refused says what to do, and what it says to do works."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+import tarfile
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from command import fedcache, ok
+from command_lines import COMMANDS
+from hypothesis import example, given
+from hypothesis import strategies as st
+from refusal import refused
+from test_doors import (
+    DOORS,
+    FEATURES,
+    IMAGES,
+    PICTURES,
+    PNGS,
+    ROWS,
+    TEXTS,
+    Columns,
+    Read,
+    all_doors,
+    named_codes,
+    of_dataset,
+    of_embeddings,
+    through,
+    write_h5,
+    write_npz,
+)
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import open_dataset
+from fedcache.extract.digests import DigestMemory
+from fedcache.parsing import in_a_list, listed
+from fedcache.store.store import Store
+from fedcache.tables.embeddings import open_embeddings
+from fedcache.tables.roles import ColumnChoice
+
+TWO = [row % 2 for row in range(ROWS)]
+
+
+def extraction(spec: str) -> tuple[object, ...]:
+    return ("extract", "--dataset", spec, "--backbones", "pixels", "--size", "8", "--workers", 0)
+
+
+def options_of(command: str) -> set[str]:
+    found = COMMANDS.commands[command]
+    loaded = found.load() if hasattr(found, "load") else found
+    return {name for option in loaded.params for name in option.opts}
+
+
+def refusal(door: str, folder: Path, columns: Columns, choice: ColumnChoice | None = None) -> str:
+    with pytest.raises(FedcacheError) as caught:
+        through(door, folder, columns, choice or ColumnChoice())
+    return str(caught.value)
+
+
+# Options that hints name
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"split": ["a", "b", "c"]},
+        {"is_test": [1, 0, None]},
+        {"is_test": [1, 0, 0], "is_train": [1, 1, 0]},
+        {"part": ["train", "test", "val"]},
+        {"domain": [0.5, 0.25, 1.0]},
+        {"label": [0.5, 0.25, 1.0]},
+        {"Domain": [1, 2, 3], "DOMAIN": [1, 2, 3]},
+    ],
+)
+def test_every_option_of_a_refusal_is_one_of_the_command_that_reads_the_table(tmp_path: Path, columns: Columns) -> None:
+    table = {"label": TWO, **{name: values * (ROWS // 3) for name, values in columns.items()}}
+    for door, (kind, _) in DOORS.items():
+        said = refusal(door, tmp_path, table)
+        named = set(re.findall(r"--[a-z][a-z-]+", said))
+        assert named, said
+        assert named <= options_of("extract" if kind else "ingest"), f"{door}: {said}"
+
+
+def test_the_column_of_the_split_and_of_the_domain_are_options_of_extract(tmp_path: Path) -> None:
+    columns = {"label": TWO, "split": ["a", "b"] * (ROWS // 2), "part": ["train", "test"] * (ROWS // 2),
+               "hospital": ["x", "x", "y"] * (ROWS // 3)}  # fmt: skip
+    write_npz(tmp_path / "i.npz", {"images": IMAGES}, columns)
+    spec = f"arrays:{tmp_path / 'i.npz'}"
+    named = ("--split-key", "part", "--domain-key", "hospital")
+    made = ok(*extraction(spec), *named)
+    store = Store.open(made.data["path"])
+    assert (store.samples.split == np.array([0, 1] * (ROWS // 2))).all()
+    assert store.samples.domains == ("x", "y")
+    assert ok("datasets", "info", spec, *named).data["domains"] == ["x", "y"]
+    assert "--split-key" in fedcache(*extraction(spec)).err
+
+
+# Splits in the names of arrays
+
+
+@pytest.mark.parametrize("write", [write_npz, write_h5])
+@pytest.mark.parametrize("name", ["y", "label", "diagnosis"])
+def test_labels_without_a_split_in_their_name_stop_every_door(
+    tmp_path: Path, write: Callable[..., None], name: str
+) -> None:
+    for kind, content, array in (("", "X", FEATURES), ("arrays", "x", IMAGES), ("rows", "data", FEATURES)):
+        path = tmp_path / f"file{kind}.{'h5' if write is write_h5 else 'npz'}"
+        write(path, {f"{content}_train": array[:16], f"{content}_test": array[16:]}, {name: TWO})
+
+        def read(choice: ColumnChoice, kind: str = kind, path: Path = path) -> Read:
+            return of_dataset(f"{kind}:{path}", choice) if kind else of_embeddings(path, choice)
+
+        refused(lambda: read(ColumnChoice()), "may be the labels", f"{name}_train and {name}_test", "--unlabelled")
+        refused(lambda: read(ColumnChoice(label=name)), "no split in its name", f"{name}_train and {name}_test")
+        refused(lambda: read(ColumnChoice(groups=(name,))), "no split in its name")
+        assert read(ColumnChoice(unlabelled=True)).unused == {name}
+        write(path, {f"{content}_train": array[:16], f"{content}_test": array[16:]},
+              {f"{name}_train": TWO[:16], f"{name}_test": TWO[16:]})  # fmt: skip
+        assert read(ColumnChoice(label=name)).classes == ("0", "1")
+
+
+def test_features_of_another_name_with_a_split_in_it_are_suggested_whole(tmp_path: Path) -> None:
+    arrays = {"train_images": FEATURES[:16], "val_images": FEATURES[16:]}
+    columns = {"train_labels": TWO[:16], "val_labels": TWO[16:]}
+    write_npz(tmp_path / "f.npz", arrays, columns)
+    words = ("ingest", tmp_path / "f.npz", "--name", "mine")
+    said = fedcache(*words)
+    assert said.code == Exit.USAGE
+    (suggested,) = re.findall(r"--features-key \S+", said.err)
+    samples = Store.open(ok(*words, *suggested.split()).data["path"]).samples
+    assert np.bincount(samples.split).tolist() == [16, 8]
+    assert samples.classes == ("0", "1")
+
+
+def test_the_column_of_one_split_is_not_taken_for_all_rows(tmp_path: Path) -> None:
+    arrays = {"train_scans": FEATURES[:16], "val_scans": FEATURES[16:], "y": TWO[:16]}
+    write_npz(tmp_path / "f.npz", arrays, {})
+    said = ("val_scans would be left out", " scans takes the rows of all splits")
+    refused(lambda: of_embeddings(tmp_path / "f.npz", ColumnChoice(features=("train_scans",))), *said)
+    refused(lambda: of_dataset(f"rows:{tmp_path / 'f.npz'}?rows=train_scans", ColumnChoice()), *said)
+
+
+def test_a_matrix_of_another_name_is_suggested(tmp_path: Path) -> None:
+    for name in ("clip vit", "a,b", 'the "best"'):
+        write_npz(tmp_path / "f.npz", {name: FEATURES}, {"y": TWO})
+        words = ("ingest", tmp_path / "f.npz", "--name", "mine", "--replace")
+        (suggested,) = re.findall(r"--features-key .+", fedcache(*words).err)
+        assert Store.open(ok(*words, *shlex.split(suggested)).data["path"]).rows == ROWS
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda word: word.strip())))
+@example(["a,b", '"q"', 'the "best"', "it's"])
+def test_a_list_of_words_is_read_as_it_is_written(words: list[str]) -> None:
+    assert listed(in_a_list(words)) == [word.strip() for word in words]
+
+
+# Parts of the samples of a webdataset
+
+
+def shard(path: Path, key: str = "{row:04d}", **parts: Sequence[Any]) -> Path:
+    """Samples whose parts have these endings: words as they are, and what is no word as JSON."""
+    with tarfile.open(path, "w") as file:
+        for row in range(ROWS):
+            held = {"png": PNGS[row]}
+            for ending, values in parts.items():
+                value = values[row % len(values)]
+                held[ending] = (value if isinstance(value, str) else json.dumps(value)).encode()
+            for ending, data in held.items():
+                info = tarfile.TarInfo(f"{key.format(row=row)}.{ending}")
+                info.size = len(data)
+                file.addfile(info, io.BytesIO(data))
+    return path
+
+
+def of_shard(path: Path, choice: ColumnChoice | None = None) -> Read:
+    return of_dataset(f"webdataset:{path}", choice or ColumnChoice())
+
+
+def test_of_two_columns_of_labels_every_door_takes_the_same(tmp_path: Path) -> None:
+    columns: Columns = {"cls": ["x", "y", "z"] * (ROWS // 3), "label": ["q", "w"] * (ROWS // 2)}
+    assert all_doors(tmp_path, columns).classes == ("q", "w")
+
+
+def test_texts_that_differ_in_every_sample_are_no_labels(tmp_path: Path) -> None:
+    captions = [f"a photo of {row}" for row in range(ROWS)]
+    alone = of_shard(shard(tmp_path / "a.tar", txt=captions))
+    assert (alone.classes, alone.unused) == ((), {"txt"})
+    beside = of_shard(shard(tmp_path / "b.tar", txt=captions, json=[{"breed": "a"}, {"breed": "b"}]))
+    assert (beside.classes, beside.unused, beside.may_be_labels) == ((), {"txt"}, {"breed": 2})
+    said = fedcache(*extraction(f"webdataset:{tmp_path / 'b.tar'}"))
+    assert said.code == Exit.USAGE
+    assert "--label-key breed" in said.err
+    kept = of_shard(tmp_path / "b.tar", ColumnChoice(label="breed", groups=("txt",)))
+    assert kept.groups == {"txt": captions}
+    # A class may have one sample alone: .cls is the label in any case, and so is .txt where texts repeat.
+    assert len(of_shard(shard(tmp_path / "c.tar", cls=[str(row) for row in range(ROWS)])).classes) == ROWS
+    assert of_shard(shard(tmp_path / "d.tar", txt=["a cat", "a dog"])).classes == ("a cat", "a dog")
+
+
+def test_no_part_of_a_sample_is_dropped_without_a_word(tmp_path: Path) -> None:
+    both = of_shard(shard(tmp_path / "a.tar", cls=["0", "1"], json=[{"cls": "a", "site": "x"}, {"cls": "b"}]))
+    assert (both.classes, list(both.groups), both.unused) == (("0", "1"), ["site"], {"cls of .json"})
+    bare = of_shard(shard(tmp_path / "b.tar", json=[3, 4]))
+    assert (bare.classes, bare.may_be_labels) == ((), {"json": 2})
+    assert of_shard(tmp_path / "b.tar", ColumnChoice(label="json")).classes == ("3", "4")
+    lists = of_shard(shard(tmp_path / "c.tar", json=[[3, 4], None]))
+    assert lists.unused == {"json"}
+    said = open_dataset(f"webdataset:{shard(tmp_path / 'd.tar', cls=['0', '1'], txt=['a', 'b'])}",
+                        memory=DigestMemory(tmp_path / "digests"))  # fmt: skip
+    assert f"not used: {ROWS} .txt" in said.reading
+
+
+@pytest.mark.parametrize("words", [("train", "test"), ("Training", "t10k"), ("data/train", "data/test")])
+def test_folders_of_all_samples_that_are_named_like_splits_are_the_splits(
+    tmp_path: Path, words: tuple[str, str]
+) -> None:
+    rows = {True: range(16), False: range(16, ROWS)}
+    path = tmp_path / "s.tar"
+    with tarfile.open(path, "w") as file:
+        for training, word in zip((True, False), words, strict=True):
+            for row in rows[training]:
+                for ending, data in (("png", PNGS[row]), ("cls", str(row % 2).encode())):
+                    info = tarfile.TarInfo(f"{word}/{row:04d}.{ending}")
+                    info.size = len(data)
+                    file.addfile(info, io.BytesIO(data))
+    data = open_dataset(f"webdataset:{path}", memory=DigestMemory(tmp_path / "digests"))
+    assert dict(zip(data.names, data.split.tolist(), strict=True)) == {
+        f"s/{words[0] if training else words[1]}/{row:04d}": 0 if training else 1
+        for training, held in rows.items()
+        for row in held
+    }
+    assert [int(name[-4:]) % 2 for name in data.names] == data.label.tolist()
+    for row, name in enumerate(data.names):
+        assert data.source.read(row) == PNGS[int(name[-4:])]
+
+
+def test_one_sample_without_a_split_in_its_folders_leaves_all_without(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "s.tar", "w") as file:
+        for row, word in enumerate(["train/", "test/", ""] * 4):
+            info = tarfile.TarInfo(f"{word}{row:04d}.png")
+            info.size = len(PNGS[row])
+            file.addfile(info, io.BytesIO(PNGS[row]))
+    assert of_shard(tmp_path / "s.tar").splits is None
+
+
+# Large integers
+
+
+@pytest.mark.parametrize("ids", [[2**63, 2**64 - 1], [2**63 - 1, 2**63 + 1], [10**20 + 1, 10**20, 5], [-(10**19), 7]])
+def test_integers_of_any_size_are_the_classes_that_they_are(tmp_path: Path, ids: list[int]) -> None:
+    label = [ids[row % len(ids)] for row in range(ROWS)]
+    expected = tuple(map(str, sorted(ids)))
+    for row, png in enumerate(PNGS):
+        (tmp_path / f"{row:04d}.png").write_bytes(png)
+    rows = [{"path": f"{row:04d}.png", "label": label[row], "site": label[row]} for row in range(ROWS)]
+    with_features = [{"embedding": FEATURES[row].tolist(), **rows[row]} for row in range(ROWS)]
+    (tmp_path / "e.jsonl").write_text("\n".join(map(json.dumps, with_features)))
+    (tmp_path / "e.json").write_text(json.dumps(with_features))
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    texts = [{"text": f"text {row}", **rows[row]} for row in range(ROWS)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    decimals = pa.array([Decimal(value) for value in label], pa.decimal128(38, 0))
+    table = {"embedding": FEATURES.tolist(), "label": decimals, "site": decimals}
+    pq.write_table(pa.table(table), tmp_path / "e.parquet")
+    for read in (
+        of_embeddings(tmp_path / "e.jsonl", ColumnChoice()),
+        of_embeddings(tmp_path / "e.json", ColumnChoice()),
+        of_embeddings(tmp_path / "e.parquet", ColumnChoice()),
+        of_dataset(f"folder:{tmp_path / 'list.jsonl'}", ColumnChoice()),
+        of_dataset(f"texts:{tmp_path / 't.jsonl'}", ColumnChoice()),
+        through("webdataset", tmp_path, {"label": label, "site": label}, ColumnChoice()),
+        through("ingest csv", tmp_path, {"label": label, "site": label}, ColumnChoice()),
+    ):
+        assert read.classes == expected
+        assert [read.classes[code] for code in read.labels] == [str(value) for value in label]
+        assert read.groups["site"] == [str(value) for value in label]
+
+
+def test_large_floats_of_json_are_no_integers(tmp_path: Path) -> None:
+    rows = [{"embedding": FEATURES[row].tolist(), "label": [1e20, 1.5e20][row % 2]} for row in range(ROWS)]
+    (tmp_path / "e.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    refused(lambda: of_embeddings(tmp_path / "e.jsonl", ColumnChoice()), "2^53")
+
+
+# Names that a shell or a spec reads otherwise
+
+
+ODD_NAMES = ["my diag", "it's", "a;b", "$HOME", "a|b", "#c", '"q"', "a,b", "R&D", "what?", "?label=x", "100%", "-x"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_suggested_column_of_any_name_can_be_pasted(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "my tables"
+    folder.mkdir()
+    file = folder / f"i{name}.npz"
+    write_npz(file, {"images": IMAGES, "X": FEATURES}, {name: ["a", "b"] * (ROWS // 2)})
+    said = fedcache(*extraction(f"arrays:{file}"))
+    assert said.code == Exit.USAGE
+    hint = said.err.split("column of labels: ")[1]
+    options, _, rest = hint.partition(", in a spec ")
+    spec, _, _ = rest.partition("; or say that there are none")
+    (whole,) = shlex.split(spec)
+    assert Store.open(ok(*extraction(whole)).data["path"]).samples.classes == ("a", "b")
+    chosen = ok("datasets", "info", f"arrays:{file}", *shlex.split(options)).data
+    assert chosen["classes"] == ["a", "b"]
+    words = ("ingest", file, "--name", "mine")
+    suggested, _, _ = fedcache(*words).err.split("column of labels: ")[1].partition("; or say")
+    assert Store.open(ok(*words, *shlex.split(suggested)).data["path"]).samples.classes == ("a", "b")
+
+
+@pytest.mark.parametrize("name", ODD_NAMES[:-1])  # no group is called -x
+def test_a_suggested_group_of_any_name_can_be_pasted(tmp_path: Path, name: str) -> None:
+    write_npz(tmp_path / "e.npz", {"X": FEATURES}, {"label": TWO, name: TEXTS})
+    words = ("ingest", tmp_path / "e.npz", "--name", "mine")
+    suggested, _, _ = fedcache(*words).err.split("; ", 1)[1].partition(" keeps it")
+    assert suggested.startswith("--group-key ")
+    assert ok(*words, *shlex.split(suggested), "--replace").data["groups"]
+
+
+def test_the_columns_of_a_spec_stay_when_labels_are_suggested(tmp_path: Path) -> None:
+    write_npz(tmp_path / "i.npz", {"a": IMAGES, "b": IMAGES[::-1]}, {"diagnosis": ["a", "b"] * (ROWS // 2)})
+    spec = f"arrays:{tmp_path / 'i.npz'}?images=b"
+    assert f"{spec}&label=diagnosis" in fedcache(*extraction(spec)).err
+
+
+def test_each_of_several_datasets_names_its_own_labels(tmp_path: Path) -> None:
+    write_npz(tmp_path / "a.npz", {"images": IMAGES}, {"diagnosis": ["a", "b"] * (ROWS // 2)})
+    write_npz(tmp_path / "b.npz", {"images": IMAGES[::-1]}, {"my grade": ["a", "b"] * (ROWS // 2)})
+    said = fedcache(*extraction(f"one=arrays:{tmp_path / 'a.npz'},two=arrays:{tmp_path / 'b.npz'}"))
+    assert said.code == Exit.USAGE
+    assert "two/my grade has 2 values" in said.err
+    (suggested,) = re.findall(r"--dataset (.+)", said.err)
+    store = Store.open(ok(*extraction(*shlex.split(suggested))).data["path"])
+    assert (store.samples.classes, store.samples.domains) == (("a", "b"), ("one", "two"))
+
+
+# Class names
+
+
+def test_every_door_says_which_class_names_were_there_twice(tmp_path: Path) -> None:
+    names = ["a", "a", "b"]
+    label = [row % 3 for row in range(ROWS)]
+    write_npz(tmp_path / "f.npz", {"X": FEATURES, "images": IMAGES, "class_names": np.array(names)}, {"y": label})
+    for content, name in (({"embedding": FEATURES.tolist()}, "e"), (PICTURES, "h"), ({"text": TEXTS}, "t")):
+        pq.write_table(named_codes(pa.table({**content, "label": label}), names), tmp_path / f"{name}.parquet")
+    said = [" ".join(open_embeddings(tmp_path / name).notes) for name in ("f.npz", "e.parquet")]
+    for spec in (f"arrays:{tmp_path / 'f.npz'}", f"hf:{tmp_path / 'h.parquet'}", f"texts:{tmp_path / 't.parquet'}"):
+        found = open_dataset(spec, memory=DigestMemory(tmp_path / "digests"))
+        assert found.classes == ("a #0", "a #1", "b")
+        said.append(found.reading)
+    for text in said:
+        assert "Class names that the file has twice, a, have their numbers behind them" in text
+    write_npz(tmp_path / "f.npz", {"X": FEATURES, "class_names": np.array(["a #0", "a #1", "b"])}, {"y": label})
+    assert "twice" not in " ".join(open_embeddings(tmp_path / "f.npz").notes)
