@@ -89,7 +89,7 @@ unit: $(VENV)/.dev
 # torch chooses its kernels by the processor, and sums in another order in each. These are the kernels of a processor
 # without AVX-512, and of one without AVX2.
 NUMERIC = tests/heads tests/federate/methods/test_methods_closed.py tests/federate/methods/test_methods_oneshot.py \
-  tests/federate/methods/test_moved_features.py tests/federate/trust/test_robust_rules.py tests/models/test_python_model.py
+  tests/contract/test_moved_features.py tests/federate/trust/test_robust_rules.py tests/models/test_python_model.py
 
 numeric: $(VENV)/.dev
 	for kernels in avx2 default; do \

@@ -31,7 +31,7 @@ SUITES = {"browser": 600, "durability": 3600, "engines": 900}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--update-golden``, which tests/test_golden.py reads."""
+    """``--update-golden``, which tests/contract/test_golden.py reads."""
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden figures of the selected methods (one process)"
     )

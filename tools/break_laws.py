@@ -5,7 +5,7 @@
 A law that cannot fail says nothing. Each row of ``TABLE`` breaks one promise by a replacement in a copy of the package
 (never in this checkout), and the law that makes the promise runs there; before, all of them pass on the untouched copy.
 Caught means that an assertion of the law fails, or that the package refuses what the law planted (NaN, labels). Any
-other exception is a bad mutation. Every law of tests/federate/engine/test_engine_laws.py must have a row. Prints a
+other exception is a bad mutation. Every law of tests/contract/test_method_laws.py must have a row. Prints a
 Markdown table and exits 1 if a mutation survives.
 
 Torch and the like are imported once; each mutation then runs in a fork, in a copy of the tree of its own.
@@ -260,8 +260,8 @@ TABLE = (
       "models/predictor.py", "return self.members[0].facts.classes",
       "return tuple(sorted(self.members[0].facts.classes))"),
     B("a_class_has_its_own_name_from_the_file_to_the_prediction", "a file's names are sorted, its codes not",
-      "tables/labels.py", "return Words(codes, names, declared=True)",
-      "return Words(codes, tuple(sorted(names)), declared=True)"),
+      "tables/labels.py", "return Words(codes, names, declared=True, repeated=repeated)",
+      "return Words(codes, tuple(sorted(names)), declared=True, repeated=repeated)"),
     B("runs_that_list_the_same_seeds_in_different_orders_are_paired_by_seed", "compare pairs seeds by position",
       "report/paired_blocks.py", 'zip(map(int, e.result["seeds"]), np', 'zip(sorted(map(int, e.result["seeds"])), np'),
     B("a_lead_is_paired_over_seeds_and_else_over_test_rows", "the first screen pairs seeds by position",
@@ -359,7 +359,7 @@ def laws() -> dict[str, Path]:
     found = {}
     for node in ast.parse((ROOT / "fedcache/testing/method_laws.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and any(ast.unparse(d).startswith("law(") for d in node.decorator_list):
-            found[node.name] = Path("tests/federate/engine/test_engine_laws.py")
+            found[node.name] = Path("tests/contract/test_method_laws.py")
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
@@ -369,7 +369,7 @@ def laws() -> dict[str, Path]:
 
 def general_laws() -> set[str]:
     """The laws over the table of methods, each of which must have a row."""
-    return {law for law, file in laws().items() if file.name == "test_engine_laws.py"}
+    return {law for law, file in laws().items() if file.name == "test_method_laws.py"}
 
 
 HEAVY = ("numpy", "pytest", "safetensors.torch", "scipy.stats", "sklearn.linear_model", "torch", "zarr")

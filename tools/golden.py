@@ -10,7 +10,7 @@ every method. Its figures are the numbers of ``result.json`` and ``rounds.jsonl`
 compute: how often, a sha256 of all its values in order, their sum and norm. The bits of results differ between
 processors, so ``compare`` records two commits on one machine, with this one file and one thread, and lets nothing
 differ. ``tests/golden.json`` holds a few of the figures in float64, where processors agree to far more than the 1e-6
-that tests/test_golden.py asks for: it notices a changed number without a second checkout.
+that tests/contract/test_golden.py asks for: it notices a changed number without a second checkout.
 
 What says which code ran (digests of sources, the run's own digest, its files) is no figure and is left out. The digests
 of datasets and partitions are compared: stored ones must stay valid. What changes on purpose is left out by

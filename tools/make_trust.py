@@ -165,7 +165,7 @@ PROMISES = (
             ("federate/trust/robust_rules.py", "return (ordered[(m - 1) // 2] + ordered[m // 2]) / 2", "return V.mean(0)",
              f"{FEDERATED} -k 'sign_flippers and fedavg'")),
     Promise("F4", "NaN, Inf and overflowing features are refused or left out with their row numbers",
-            ("tests/store/test_store_exchange.py -k not_finite", "tests/federate/engine/test_engine_laws.py -k missing_image")),
+            ("tests/store/test_store_exchange.py -k not_finite", "tests/contract/test_method_laws.py -k missing_image")),
     Promise("F5", "A claimed number of rows moves no robust rule by more than 3 points, and costs nobody else a place",
             ("tests/federate/engines/test_site_claims.py -k 'claim or limit or mean or name'",
              "tests/federate/trust/test_weights.py"),
@@ -190,7 +190,7 @@ PROMISES = (
             ("runs/run.py", "return federation is not None and", "return federation is None and",
              "tests/report/test_claimed.py -k 'unless_it_says'")),
     Promise("R1", "The same seed gives the same bits; executions, threads, order, grids and resumes give the same result",
-            ("tests/federate/engine/test_engine_laws.py -k 'same_seed or resumed or executions or order_of or run_alone or process'",
+            ("tests/contract/test_method_laws.py -k 'same_seed or resumed or executions or order_of or run_alone or process'",
              f"{FEDERATED} -k threads", "tests/federate/execution/test_memo.py -k runs_alone", "tests/grids/test_grid.py -k 'jobs or stopped'")),
     Promise("R3", "Fed3R on any partition is the central ridge", (f"{FEDERATED} -k central_ridge",)),
     Promise("R4", "200 rounds keep memory and descriptors flat", (f"{FEDERATED} -k two_hundred",)),
@@ -275,9 +275,9 @@ PROMISES = (
     Promise("E1", "Every command answers --help, wrong flags and missing files in one sentence",
             ("tests/commands/test_cli.py", "tests/commands/test_refusals.py")),
     Promise("E2", "Every exit code comes out of the command line, and every error has a hint",
-            ("tests/commands/test_exit_codes.py",),
+            ("tests/contract/test_exit_codes.py",),
             ("extract/backbones/weights.py", "fedcache backbones pull {shell_word(backbone.name)};  with a file:  {by_file}.",
-             "there.", "tests/commands/test_exit_codes.py -k weights")),
+             "there.", "tests/contract/test_exit_codes.py -k weights")),
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from fedcache.federate.methods import NAMES, module_of  # noqa: E402
 FILES = 5
 """Test files for each changed module."""
 
-OF_EVERY_METHOD = ("tests/federate/engine/test_engine_laws.py", "tests/test_golden.py")
+OF_EVERY_METHOD = ("tests/contract/test_method_laws.py", "tests/contract/test_golden.py")
 """Tests over all methods, of which a changed method runs its own cases."""
 
 MARKS = "not slow and not durability and not browser and not engines and not gpu"

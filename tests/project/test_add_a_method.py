@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("fedcache", "tests", "tools", "docs", "examples", "Makefile", "pyproject.toml", "README.md", "benchmarks")
-TABLES = ("tests/test_golden.py::test_the_table_is_of_these_methods", "tests/project/test_pages.py",
+TABLES = ("tests/contract/test_golden.py::test_the_table_is_of_these_methods", "tests/project/test_pages.py",
           "tests/commands/test_describe.py::test_the_catalogue_foretells_what_counting_finds")  # fmt: skip
 """Tests of tables that name every method."""
 

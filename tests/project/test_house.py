@@ -83,3 +83,22 @@ def test_the_page_on_architecture_names_files_that_are_there() -> None:
     assert followed is not None
     files = re.findall(r"`([a-z_/]+\.py)`", followed[1])
     assert len(files) == len(set(files)) <= 25
+
+
+PUBLIC = ("fedcache", "fedcache.config", "fedcache.errors", "fedcache.federate.methods", "fedcache.testing")
+
+
+def test_the_contract_imports_the_public_api_alone() -> None:
+    """A rewrite of the package leaves tests/contract as it is."""
+    wrong = []
+    for path in sorted((ROOT / "tests" / "contract").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [str(node.module)]
+            else:
+                continue
+            inside = [name for name in names if name.split(".")[0] == "fedcache"]
+            wrong += [f"{path.name}: {n}" for n in inside if n not in PUBLIC and not n.startswith("fedcache.testing.")]
+    assert not wrong

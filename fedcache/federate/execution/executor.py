@@ -2,7 +2,7 @@
 
 To add one, derive from ``Executor`` in a file of its own and register it (``choose.registered``). All executions
 give the same results: bit for bit the same draws, and sums that differ by rounding alone (1e-10 in float64). The laws
-of ``tests/federate/engine/test_engine_laws.py`` say what else every one of them must keep. ``Sequential``, the plainest
+of ``tests/contract/test_method_laws.py`` say what else every one of them must keep. ``Sequential``, the plainest
 of them, serves every method, and the others must equal it.
 """
 

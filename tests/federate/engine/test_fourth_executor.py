@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-import test_engine_laws as laws
 from federation import go_tiny
+from loaded_files import load_file
 from pairs import parametrize
 
 from fedcache.errors import FedcacheError
@@ -12,6 +14,7 @@ from fedcache.federate.execution.batched import Batched
 from fedcache.federate.execution.choose import executors, registered
 from fedcache.federate.execution.executor import Executor
 
+laws = load_file(Path(__file__).parents[2] / "contract" / "test_method_laws.py")
 NAME = "last-first"
 
 

@@ -18,6 +18,11 @@ def test_states_are_those_of_numpys_seed_sequence(words):
         assert state.tolist() == np.random.SeedSequence(entropy).generate_state(4, np.uint64).tolist()
 
 
+def test_a_seed_means_the_same_draws_in_every_process():
+    # Two runs in one process cannot see a stream keyed by hash(), which every process salts anew.
+    assert generator(0, "batch", 1, "client-0", 2).permutation(8).tolist() == [2, 3, 6, 5, 1, 0, 7, 4]
+
+
 def test_many_streams_are_the_single_ones():
     for count in (1, MANY - 1, MANY, 50):
         keys = [(3, "batch", 7, f"client-{i}", 0) for i in range(count)]
