@@ -1,7 +1,7 @@
 """The golden figures: what every method computes on a tiny store is what it computed before, to 1e-6.
 
-A figure that changes on purpose is written by ``pytest tests/contract/test_golden.py --update-golden -k NAME``, with the
-reason in the commit. The bits are compared by ``python tools/golden.py compare``, on one machine.
+A figure that changes on purpose is written by ``pytest tests/contract/test_golden.py --update-golden -k NAME``, with
+the reason in the commit. The bits are compared by ``python tools/golden.py compare``, on one machine.
 """
 
 from __future__ import annotations
