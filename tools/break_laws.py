@@ -332,7 +332,7 @@ TABLE = (
       "tables/splits.py", "held = tables.setdefault(word, {}) if word else without",
       "held = tables.setdefault(word.replace('dev', 'val'), {}) if word else without"),
     B("a_value_of_its_own_in_every_row_is_a_group_only_when_asked_for", "sentences are kept as groups",
-      "tables/roles.py", "10 * len(group.words) > 9 * known", "len(group.words) > known"),
+      "tables/groups.py", "10 * len(group.words) > 9 * known", "len(group.words) > known"),
     B("the_user_says_which_labels_mean_none", "labels that mean none stay classes", "tables/labels.py",
       "if word in said]", "if word in ()]"),
     B("class_names_of_the_file_are_read_by_every_door", "class names of Hugging Face are not read",
