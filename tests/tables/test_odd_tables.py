@@ -397,3 +397,8 @@ def test_two_arrays_that_may_be_the_rows_are_named(tmp_path: Path) -> None:
     write_npz(tmp_path / "f.npz", {"features": FEATURES, "images": IMAGES}, {"label": TWO})
     said = ("several columns that may be rows", "features float32", "images uint8", "--images-key NAME")
     refused(lambda: of_dataset(f"rows:{tmp_path / 'f.npz'}", ColumnChoice()), *said)
+
+
+def test_one_row_and_one_class_are_counted_as_one(tmp_path: Path) -> None:
+    np.savez(tmp_path / "e.npz", X=FEATURES[:2], y=[0, 0])
+    assert "2 rows (1 train, 1 test), 1 class: " in ok("ingest", tmp_path / "e.npz", "--name", "mine").data["notes"][0]
