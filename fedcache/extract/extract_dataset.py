@@ -184,7 +184,8 @@ def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str,
     options = {f"--{name.replace('_', '-')}": getattr(config, name) for name in COLUMNS}
     options["--unlabelled"] = "yes" if config.unlabelled else None
     spec = with_keys(spec, options)
-    return spec, replace(config, **dict.fromkeys(COLUMNS), unlabelled=False)
+    said: dict[str, Any] = dict.fromkeys(COLUMNS)
+    return spec, replace(config, **said, unlabelled=False)
 
 
 def images_of_the_program(images: Any, config: ExtractConfig, context: Context) -> tuple[Dataset, ExtractConfig]:

@@ -141,9 +141,9 @@ def _joined_splits(
     if ending_of(path) in TABLES:
         return raw, None, {}
     named = [key for key in choice.features if key in raw]
-    matrices = [key for key, values in raw.items() if len(values.shape) > 1]
+    with_rows = [key for key, values in raw.items() if len(values.shape) > 1]
     for key in named:
-        refuse_one_split(key, matrices, str(path), "--features-key")
+        refuse_one_split(key, with_rows, str(path), "--features-key")
     if named:
         return raw, None, {}
     hint = "Say which are meant: --features-key NAME"

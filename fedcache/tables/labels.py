@@ -97,7 +97,7 @@ def read_labels(where: str, column: Any, count: int, no_label: Sequence[str]) ->
 def read_domains(where: str, column: Any, count: int) -> Coded:
     """The domain of each row, -1 where it has none; errors as of ``read_labels``."""
     hint = "--domain-key NAME takes another column."
-    return _coded(where, _one_per_row(where, column, count, hint), "domains", hint)
+    return _coded(where, _one_per_row(where, column, count, hint), hint)
 
 
 def unlabelled_sentence(coded: Coded) -> list[str]:
@@ -112,23 +112,26 @@ def unlabelled_sentence(coded: Coded) -> list[str]:
 def _one_per_row(where: str, column: Any, count: int, another: str = ANOTHER_COLUMN) -> Any:
     column = vector(column)
     hint = "Give every row one label."
+    one_hot = f"{hint} Where every row has exactly one 1, in numpy: labels.argmax(1)"
     if len(column.shape) == 2 and column.shape[0] == count:
-        hint = "Give every row one label. Where every row has exactly one 1, in numpy: labels.argmax(1)"
+        hint = one_hot
     elif isinstance(column, Unread):
-        hint = "labels.astype(str)   makes plain words" if column.kind == "objects" else another
+        hints = {"objects": "labels.astype(str)   makes plain words", "lists": one_hot}
+        hint = hints.get(column.why if column.why == "lists" else column.kind, another)
         raise UsageError(f"{where} holds {column.why}, expected {count:,} integers or words.", hint)
     elif column.shape == (count,):
         return column
     raise UsageError(f"{where} is {shape_of(column)}, expected one integer or word for each of {count:,} rows.", hint)
 
 
-def _coded(where: str, column: Any, what: str = "labels", hint: str = ANOTHER_COLUMN) -> Coded:
+def _coded(where: str, column: Any, hint: str = ANOTHER_COLUMN) -> Coded:
     if isinstance(column, Words) and column.declared:
         return Coded(column.codes, column.words, _empty_rows(column.codes, "with -1 or no value"))
     try:
         group = Group.of(column)
     except UsageError as error:
-        raise UsageError(f"{where} holds no {what}. {error.message}", hint) from error
+        held = error.message[:1].lower() + error.message[1:].removesuffix(" sort no rows.")
+        raise UsageError(f"{where} holds {held}, expected {column.shape[0]:,} integers or words.", hint) from error
     return Coded(group.codes, group.words, _empty_rows(group.codes, "empty"))
 
 

@@ -158,7 +158,8 @@ def _read_h5(path: Path) -> Found:
 def _h5_column(item: Any, text: bool) -> Any:
     one_each = item.shape is not None and (len(item.shape) == 1 or item.shape[1:] == (1,))
     if not one_each or (item.dtype.kind not in "iufbS" and not text):
-        return Unread(item.shape or (), str(item.dtype), f"{item.dtype} with shape {item.shape or ()}")
+        why = f"{item.dtype} with shape {item.shape}" if item.shape else "one value"
+        return Unread(item.shape or (), str(item.dtype), why)
     values = np.asarray(item[()])
     return objects_of(values.ravel().tolist()) if text else as_column(values)
 

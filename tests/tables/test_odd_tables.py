@@ -362,3 +362,43 @@ def test_every_door_says_which_class_names_were_there_twice(tmp_path: Path) -> N
         assert "Class names that the file has twice, a, have their numbers behind them" in text
     write_npz(tmp_path / "f.npz", {"X": FEATURES, "class_names": np.array(["a #0", "a #1", "b"])}, {"y": label})
     assert "twice" not in " ".join(open_embeddings(tmp_path / "f.npz").notes)
+
+
+# Equal tables are refused in equal words
+
+
+def test_fractional_labels_are_refused_in_the_same_words_by_every_door(tmp_path: Path) -> None:
+    for name, values in (("label", [0.5, 0.25, 1.0]), ("domain", [0.5, 0.25, 1.0])):
+        columns: Columns = {"label": TWO, name: values * (ROWS // 3)}
+        wanted = f": {name} holds floats that are not whole, expected {ROWS} integers or words."
+        for door in DOORS:
+            assert wanted in refusal(door, tmp_path, columns), door
+
+
+def test_a_list_for_each_row_gets_the_hint_of_one_hot_labels(tmp_path: Path) -> None:
+    one_hot = np.eye(3, dtype=int)[np.arange(ROWS) % 3].tolist()
+    for door in ("ingest npz", "arrays npz", "arrays h5", "ingest parquet", "hf", "texts parquet", "webdataset"):
+        assert "labels.argmax(1)" in refusal(door, tmp_path, {"label": one_hot}), door
+
+
+def test_a_number_alone_is_one_value_through_every_door_of_arrays(tmp_path: Path) -> None:
+    for name, content in (("e", {"X": FEATURES}), ("i", {"images": IMAGES})):
+        for ending, write in (("npz", write_npz), ("h5", write_h5)):
+            path = tmp_path / f"{name}.{ending}"
+            write(path, {**content, "n": np.array(7)}, {"label": TWO})
+            if name == "e":
+                unused = open_embeddings(path).left_out
+            else:
+                unused = dict(open_dataset(f"arrays:{path}", memory=DigestMemory(tmp_path / "digests")).unused)
+            assert unused == {"n": "one value"}
+
+
+def test_two_arrays_that_may_be_the_rows_are_named(tmp_path: Path) -> None:
+    write_npz(tmp_path / "f.npz", {"features": FEATURES, "images": IMAGES}, {"label": TWO})
+    said = ("several columns that may be rows", "features float32", "images uint8", "--images-key NAME")
+    refused(lambda: of_dataset(f"rows:{tmp_path / 'f.npz'}", ColumnChoice()), *said)
+
+
+def test_one_row_and_one_class_are_counted_as_one(tmp_path: Path) -> None:
+    np.savez(tmp_path / "e.npz", X=FEATURES[:2], y=[0, 0])
+    assert "2 rows (1 train, 1 test), 1 class: " in ok("ingest", tmp_path / "e.npz", "--name", "mine").data["notes"][0]

@@ -89,9 +89,15 @@ def load_arrays(reading: Reading, spec: str, asked: Asked, facts: list[Any], con
         tables = by_split(arrays, lambda held: _rows_of(held, asked, reading) is not None, str(path), hint)
     if _rows_of(tables[0][1], asked, reading) is None:
         shapes = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in list(arrays.items())[:8])
-        missing = f"no column {asked.content!r}" if asked.content else f"no column of {reading.holds}"
+        like = [name for name, array in arrays.items() if reading.fits(array)]
+        missing = f"no column of {reading.holds}"
+        if asked.content:
+            missing = f"no column {asked.content!r}"
+        elif len(like) > 1:
+            missing = f"several columns that may be {reading.holds}"
         raise UsageError(
-            f"{path} has {missing}; it holds {shapes or 'no arrays'}.", "--images-key NAME says which are images"
+            f"{path} has {missing}; it holds {shapes or 'no arrays'}.",
+            f"--images-key NAME says which are {reading.holds}",
         )
     parts, how, class_names = [], "", None
     left_out: dict[str, Unread] = {}

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError
+from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.planning.find_store import ingested_path
 from fedcache.extract.planning.torch_embeddings import open_any
 from fedcache.progress import Observer, Silent
@@ -175,7 +176,8 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
         word: int(((s.split == code) & (s.ok == 1)).sum()) for code, word in enumerate(("train", "test", "validation"))
     }
     parts = ", ".join(f"{n:,} {word}" for word, n in counts.items() if n)
-    lines = [f"{store.rows:,} rows ({parts}), {len(s.classes)} classes: {', '.join(sorted(store.arrays))}"]
+    rows = counted(store.rows, "row")
+    lines = [f"{rows} ({parts}), {counted(len(s.classes), 'class')}: {', '.join(sorted(store.arrays))}"]
     if store.rows_ok < store.rows:
         lines.append(f"{store.rows - store.rows_ok:,} rows are left out; `fedcache inspect` lists them.")
     if "held_out" in store.dataset and counts["test"]:
