@@ -13,6 +13,8 @@ import tomllib
 from collections.abc import Iterable
 from typing import Any
 
+from fedcache.errors import UsageError
+
 DEEPEST = 50
 """Tables and arrays inside one another that a TOML may have; no file of fedcache has more than 4."""
 
@@ -31,8 +33,16 @@ def listed(text: str) -> list[str]:
 
     >>> listed('a, "b,c"')
     ['a', 'b,c']
+
+    Raises UsageError for a line break outside of quotes.
     """
-    words = next(csv.reader([text], skipinitialspace=True), [])
+    try:
+        words = next(csv.reader([text], skipinitialspace=True), [])
+    except csv.Error:
+        raise UsageError(
+            f"{text!r} is not a list of words with commas between them: it has a line break.",
+            "Put a word that has a line break in it into quotes.",
+        ) from None
     return [word.strip() for word in words if word.strip()]
 
 

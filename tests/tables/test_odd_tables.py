@@ -40,7 +40,7 @@ from test_doors import (
     write_npz,
 )
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.extract.datasets import open_dataset
 from fedcache.extract.digests import DigestMemory
 from fedcache.parsing import in_a_list, listed
@@ -402,3 +402,9 @@ def test_two_arrays_that_may_be_the_rows_are_named(tmp_path: Path) -> None:
 def test_one_row_and_one_class_are_counted_as_one(tmp_path: Path) -> None:
     np.savez(tmp_path / "e.npz", X=FEATURES[:2], y=[0, 0])
     assert "2 rows (1 train, 1 test), 1 class: " in ok("ingest", tmp_path / "e.npz", "--name", "mine").data["notes"][0]
+
+
+def test_a_list_of_columns_with_a_line_break_outside_of_quotes_is_refused() -> None:
+    with pytest.raises(UsageError):
+        listed("site\nward")
+    assert listed('"site\nward",clinic') == ["site\nward", "clinic"]
