@@ -123,7 +123,7 @@ COMMANDS = (
     CommandEntry("methods", "methods", LISTS, "Federated methods and their hyperparameters."),
     CommandEntry("backbones", "backbones", LISTS, "Frozen backbones and their weights."),
     CommandEntry("datasets", "datasets", LISTS, "Datasets and where they come from."),
-    CommandEntry("new", "new", LISTS, "Start a package of your own: a method or a backbone."),
+    CommandEntry("new", "new", LISTS, "Start a package of your own: a method, a backbone or a dataset."),
 )  # fmt: skip
 
 
