@@ -12,10 +12,7 @@ from typing import Any
 from fedcache.progress import byte_size
 
 MEASURED = Path(__file__).resolve().parent.parent / "docs" / "frozen-bench.json"
-NOT_THERE = (
-    "Not in [the comparison of all methods on frozen features](../frozen-bench.md), which is of methods that read "
-    "cached features alone."
-)
+NOT_THERE = "Not measured in [the comparison of methods on frozen features](../frozen-bench.md)."
 
 
 @cache

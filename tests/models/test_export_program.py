@@ -89,11 +89,13 @@ def test_which_methods_are_linear(name):
     predictor, data = trained(features_of(name))
     if predictor.members[0].facts.image is not None:
         pytest.skip("reads images by default")
-    if name not in LINEAR:
-        with pytest.raises(UsageError, match=name):
-            linear_head(predictor)
+    try:
+        head = linear_head(predictor)
+    except UsageError:
+        head = None
+    assert head is not None or name not in LINEAR
+    if head is None:
         return
-    head = linear_head(predictor)
     x = data.x[:, 0].nan_to_num().double()
     wanted = predictor.deployed[0].scores(x.to(predictor.deployed[0].ctx.env.dtype)).double().numpy()
     found = x.numpy() @ head.coef.T + head.intercept

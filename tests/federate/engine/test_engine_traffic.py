@@ -95,7 +95,8 @@ HALF_PRECISION = {"fedpft"}
 TEXT = {"clip-zs", "fst-cbdg", "tip-local", "fed-tip-proto", "tpfl-feat", "atpfl-feat", "lp-plus-plus", "fedclip"}
 
 
-@pytest.mark.parametrize("name", tried(METHODS))
+# The test of a method that is not listed has its own number, worked out by hand.
+@pytest.mark.parametrize("name", [name for name in tried(METHODS) if name in UP or name in PER_CLASS])
 def test_the_counter_agrees_with_the_closed_form(name):  # T-0d, T-X4
     method = METHODS[name]
     data, clients = federation(sizes=(N, 13, 17), classes=C, width=D, per_client=C, tests=2)
