@@ -13,8 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("fedcache", "tests", "tools", "docs", "examples", "Makefile", "pyproject.toml", "README.md", "benchmarks")
-TABLES = ("tests/contract/test_golden.py::test_the_table_is_of_these_methods", "tests/project/test_pages.py",
-          "tests/commands/test_describe.py::test_the_catalogue_foretells_what_counting_finds")  # fmt: skip
+TABLES = (
+    "tests/contract/test_golden.py::test_the_table_is_of_these_methods",
+    "tests/project/test_pages.py::test_every_method_has_a_page_of_its_own_that_cites_known_papers",
+    "tests/commands/test_describe.py::test_the_catalogue_foretells_what_counting_finds",
+)
 """Tests of tables that name every method."""
 
 
@@ -52,6 +55,6 @@ def test_following_the_page_adds_a_method(checkout: Path) -> None:
     run(["sh", "-c", copy], checkout)
     # The environment of these tests is the contributor's: nothing is installed.
     out = run([*check.split(), f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.dev"], checkout)
-    assert int(re.search(r"(\d+) passed", out)[1]) > 50
+    assert int(re.search(r"(\d+) passed", out)[1]) > 30
     assert "# shrunken-means" in (checkout / "docs" / "methods" / "shrunken-means.md").read_text(encoding="utf-8")
     run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TABLES], checkout)
