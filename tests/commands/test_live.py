@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from arrays import ingested
-from command import fedcache, ok
+from command import ok
 from pty_run import on_a_terminal, plain
 from stops import StopsAfter
 
@@ -58,19 +58,6 @@ def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(monkeypa
     for traffic, line in ((told[0]["traffic"], lines[0]), (done.data["traffic"]["exact"], lines[-1])):
         assert f"{byte_size(traffic['up_bytes'])} up, {byte_size(traffic['down_bytes'])} down" in line
     assert all(re.search(r"[\d.,]+ rounds/s, \d+:\d\d left$", line) for line in lines), lines
-
-
-@pytest.mark.usefixtures("mine", "every_line")
-@pytest.mark.parametrize("exact", [True, False], ids=["one by one", "together"])
-def test_a_grid_says_which_point_was_measured_and_how_many_are_done(exact: bool) -> None:
-    words = ("grid", *TRAIN[1:], *DUAL, "--execution", "gram", "--rounds", 2, "--sweep", "lr=0.1,0.02")
-    done = fedcache(*words, *(["--exact"] if exact else []))
-    assert done.code == 0, done.err
-    assert ("They are one program" in done.err) is not exact
-    lines = lines_of(done.err)
-    assert len(lines) == 4
-    assert f"{int(exact)} of 2 points done" in lines[-1]
-    assert re.search(r"accuracy [\d.]+ % with lr=0.02, ", lines[-1]), lines[-1]
 
 
 @pytest.mark.usefixtures("every_line")
@@ -152,23 +139,6 @@ def test_how_fast_it_goes_is_counted_over_the_last_stretch_of_time() -> None:
         stretch.advance(1, stretch.begun + i * step)
     left = round(20 * step)
     assert stretch.words(stretch.begun + 20 * step).endswith(f", {left // 60}:{left % 60:02d} left")
-
-
-def test_points_trained_together_say_no_pace_before_each_has_ended_a_round() -> None:
-    """Three points whose first round took 6 s together: after the first of them, 6 s are not one round's."""
-    stretch = live_view.Stretch("training", 30, "rounds")
-    read = Round(Path(), "fedavg", 0, 1, 1, 1, 10, None, {}, 10, 20, 10, 20, point="lr=0.1", points=3)
-    said = []
-    for _ in range(3):
-        stretch.take(read)
-        stretch.advance(1, stretch.begun + 6.0)
-        said.append(stretch.words(stretch.begun + 6.0))
-    assert ["left" in words for words in said] == [False, False, True]
-    assert said[2].endswith(", 0.5 rounds/s, 0:54 left")
-    stretch = live_view.Stretch("training", 30, "rounds")
-    stretch.take(replace(read, points_done=1))
-    stretch.advance(1, stretch.begun + 6.0)
-    assert stretch.words(stretch.begun + 6.0).endswith(", 0.2 rounds/s, 2:54 left")
 
 
 @pytest.mark.slow

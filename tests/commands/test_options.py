@@ -35,15 +35,6 @@ def test_train_and_grid_have_the_same_options_of_a_run() -> None:
         assert (train[name].help, train[name].show_default) == (grid[name].help, grid[name].show_default)
 
 
-@pytest.mark.parametrize("command", ["train", "grid", "extract"])
-def test_every_option_with_a_value_says_its_default_and_stands_in_a_panel(command: str) -> None:
-    for name, param in options_of(command).items():
-        if not name.startswith("-") or param.is_flag or name in ("--config", "--help", "-h"):
-            continue
-        assert param.show_default, name
-        assert param.rich_help_panel, name
-
-
 def test_every_key_of_the_file_is_an_option_of_the_command_of_its_name() -> None:
     for section, kind in SECTIONS.items():
         found = {p.name for p in COMMANDS.commands[section].load().params}
