@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -11,10 +10,8 @@ import tomllib
 from collections import Counter
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 from arrays import embeddings
 from command import environment, fedcache
 from rich.console import Console
@@ -64,18 +61,6 @@ def test_an_import_that_fails_is_told_with_what_mends_it() -> None:
     found = rows(f"print({devices!r}); raise RuntimeError('operator torchvision::nms does not exist')")
     assert [row["status"] for row in found] == ["fail", "ok", "ok"]
     assert "--force-reinstall torch torchvision" in found[0]["hint"]
-
-
-def test_a_torchvision_built_for_another_torch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "torchvision"
-    folder.mkdir()
-    (folder / "_C.so").write_bytes(b"not what this torch can load")
-    monkeypatch.setattr(doctor, "find_spec", lambda _: SimpleNamespace(submodule_search_locations=[str(folder)]))
-    with pytest.raises(OSError, match="torchvision") as info:
-        doctor.load_operators(torch)
-    row = doctor.pair_row(None, str(info.value))
-    assert row["status"] == "fail"
-    assert "--force-reinstall torch torchvision" in row["hint"]
 
 
 def test_a_package_that_is_missing_names_the_line_that_installs_it() -> None:
@@ -149,32 +134,6 @@ def test_a_full_disk_and_a_home_without_weights_are_told(own_home: Path, monkeyp
 
     monkeypatch.setattr(backbones, "known", broken)
     assert doctor.weights(home)["status"] == "fail"
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "lives"),
-    [
-        ({}, PermissionError, True),
-        ({}, ProcessLookupError, False),
-        ({"host": "another"}, ProcessLookupError, True),
-        ({"pid": "x"}, None, True),
-    ],
-)
-def test_a_process_of_a_lock_lives_unless_the_system_knows_none(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    changes: dict[str, object],
-    error: type[BaseException] | None,
-    lives: bool,
-) -> None:
-    def kill(_pid: int, _signal: int) -> None:
-        if error is not None:
-            raise error
-
-    monkeypatch.setattr(doctor.os, "kill", kill)
-    note = tmp_path / "x.json"
-    note.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), **changes}))
-    assert doctor._lives(note) is lives
 
 
 @pytest.mark.slow

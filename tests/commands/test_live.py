@@ -23,7 +23,6 @@ from fedcache.progress import Round, Silent, byte_size
 from fedcache.runs.loop import train
 
 TRAIN = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 3, "--participation", "all")
-DUAL = ("--set", "head=linear", "--set", "opt=sgd", "--set", "reset_opt=false", "--set", "batch=8")
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import importlib
 import os
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +22,6 @@ from fedcache.store.store import Store
 from fedcache.testing import LawBroken
 
 HERE = Path(__file__).resolve()
-QUIET = "ANN,COM812,CPY,D,INP001,S101,PLR2004,RUF012,PT006,PLR0913"
-"""Rules of ruff that nobody asks of a first package of one's own."""
 
 
 @pytest.fixture
@@ -162,30 +159,6 @@ def test_a_folder_that_exists_is_left_alone_and_one_that_cannot_be_written_named
     (tmp_path / "file").write_text("")
     assert fedcache("new", "method", "mine", "--out", tmp_path / "file" / "mine").code == Exit.ENVIRONMENT
     assert not list((tmp_path / "mine").iterdir())
-
-
-def test_what_is_written_is_formatted_and_named(tmp_path: Path) -> None:
-    folders = {kind: tmp_path / name for kind, name in (("method", "fed-mine"), ("backbone", "lines"))}
-    for kind, folder in folders.items():
-        ok("new", kind, folder.name, "--out", folder)
-        for check in (("check", "--select", "ALL", "--ignore", QUIET), ("format", "--check")):
-            words = [
-                sys.executable,
-                "-m",
-                "ruff",
-                *check,
-                "--isolated",
-                "--no-cache",
-                "--line-length",
-                "120",
-                "-q",
-                ".",
-            ]
-            ruff = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
-            assert ruff.returncode == 0, ruff.stdout + ruff.stderr
-    project = tomllib.loads((folders["method"] / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"] == {"fedcache.methods": {"fed-mine": "fed_mine.method:METHOD"}}
-    assert not any("{{" in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,8 @@ from homes import Once
 from pictures import CLASSES, folder
 
 from fedcache.config import Home
-from fedcache.errors import Exit, StoreError
+from fedcache.errors import Exit
 from fedcache.models.saved_model import SavedModel
-from fedcache.runs.personalise_run import client_of_store
 from fedcache.store.store import Store
 
 METHODS = {"tip-local": (), "fedpcl": ("--rounds", 2), "fed3r": (), "ditto": ("--rounds", 2, "--seeds", "0,1")}
@@ -108,16 +106,6 @@ def test_a_store_without_training_rows_of_known_classes_is_refused(
             (other / split / name).rename(other / split / f"kind of {name}")
     path = ok("extract", "-d", f"folder:{other}", "-b", "glyph-clip", "--workers", 0).data["path"]
     must_fail("training rows", "personalise", run_of("fedpcl")["digest"][:12], "--store", path, code=Exit.STORE)
-
-
-def test_a_method_that_reads_views_needs_as_many_as_it_was_trained_on(sites: Path) -> None:
-    run = Home.from_environment().runs / run_of("fedpcl")["digest"][:16]
-    model = SavedModel.load(next(run.glob("models/seed-*.safetensors")))
-    two, store = replace(model, facts=replace(model.facts, views=2)), Store.open(shard(sites, "ink"))
-    assert len(client_of_store(two, store, "new", {"labels"}, Home.from_environment()).train) == 24
-    with pytest.raises(StoreError, match="fedpcl") as caught:
-        client_of_store(two, store, "new", {"views"}, Home.from_environment())
-    assert "--views 2" in caught.value.hint
 
 
 @pytest.mark.slow

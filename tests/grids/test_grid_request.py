@@ -19,7 +19,6 @@ from fedcache.grids.train_grid import GridRun
 from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.runs.directory import DamagedRunError
-from fedcache.runs.events import GridPosition
 from fedcache.runs.run import Run
 
 HOME = Home(Path("/home"))
@@ -64,20 +63,6 @@ def test_a_point_that_uploads_do_not_allow_is_named_before_any_is_run() -> None:
     config = TrainConfig(participation="all", byzantine=0.4)
     with pytest.raises(FedcacheError, match=r"^fedavg aggregate=krum clients=3: "):
         requested(["fedavg"], {"aggregate": ["mean", "krum"], "clients": ["9", "3"]}, config=config)
-
-
-@pytest.mark.parametrize(
-    ("methods", "sweeps", "words"),
-    [(["fedavg"], {"lr": ["1", "2"]}, "lr=2"), (["solo", "fedavg"], {"lr": ["2"]}, "fedavg lr=2")],
-)
-def test_a_point_is_called_by_what_tells_it_from_the_others(
-    methods: list[str], sweeps: dict[str, Any], words: str
-) -> None:
-    run = GridRun(requested(methods, sweeps), Silent(), Stop())
-    run.ended[0] = StoreError("", "")
-    assert run.position_of(1) == GridPosition(words, 1, 2, run.name)
-    alone = GridRun(requested(["fedavg"], {}), Silent(), Stop())
-    assert alone.position_of(0) == GridPosition("fedavg", 0, 1)
 
 
 def made(mean: float | None) -> Run:

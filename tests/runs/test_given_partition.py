@@ -183,8 +183,3 @@ def test_a_wrong_csv_is_refused_with_its_line(store: fc.Store, tmp_path: Path, t
         (tmp_path / "who.csv").write_text(text)
     with pytest.raises(UsageError, match=said):
         fc.partition(store, tmp_path / "who.csv")
-
-
-def test_what_is_held_out_without_a_column_names_the_column_that_holds_it(store: fc.Store) -> None:
-    with pytest.raises(UsageError, match="by class"):
-        fc.partition(store, hold_out=(str(store.samples.classes[0]),))

@@ -66,22 +66,6 @@ def test_all_arrays_are_concatenated_as_far_as_they_have_views() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("labels", "method", "said"),
-    [
-        ([0] * 15 + [-1] * 5, "fedavg", "No test row has a label"),
-        ([-1] * 15 + [1] * 5, "fedavg-simclr", "No training row has a label"),
-        ([-1] * 15 + [1] * 5, "clip-zs", None),  # text needs no probe
-    ],
-)
-def test_rows_without_labels_are_told_of_where_something_would_be_scored(
-    labels: list[int], method: str, said: str | None
-) -> None:
-    place = store(np.array(labels), text={"a": np.eye(2, 3)} if method == "clip-zs" else None)
-    notes = [note for note in prepared(place, method)[1].notes if "has a label" in note]
-    assert [note.partition(":")[0] for note in notes] == ([] if said is None else [said])
-
-
 def test_points_of_a_grid_read_features_draw_rows_and_warn_once() -> None:
     place, cache = store(np.zeros(ROWS, int)), InputCache()
     first, heard = prepared(place, "fedavg", cache)

@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedcache.config import FORMER, ExtractConfig, Home
+from fedcache.config import FORMER
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, UsageError
-from fedcache.extract.planning.find_store import UnfinishedArray
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.methods import METHODS
-from fedcache.progress import Silent
-from fedcache.runs import run_models, store_choice
+from fedcache.runs import run_models
 from fedcache.runs.directory import DamagedRunError, RunDirectory, read_result, write_result
 from fedcache.runs.garbage import Garbage, remove
 from fedcache.runs.identity import Identity
@@ -110,21 +108,6 @@ def test_swept_words_are_numbers_where_all_are(made: list[Any]) -> None:
     found = values_of([None if value is None else str(value) for value in made])
     assert found == made
     assert [type(value) for value in found] == [type(value) for value in made]
-
-
-def test_an_array_whose_weights_are_others_now_is_not_completed(monkeypatch: pytest.MonkeyPatch) -> None:
-    store: Any = SimpleNamespace(path=Path("s.zarr"), dataset={"slug": "s", "digest": "a"}, arrays={})
-    array = UnfinishedArray("pixels-0", 2, 5, "pixels@8", ExtractConfig(dataset="digits", backbones=("pixels",)))
-    now = SimpleNamespace(recipe=SimpleNamespace(key="pixels-1"))
-    monkeypatch.setattr(store_choice, "plan", lambda *_: ([now], []))
-    monkeypatch.setattr(UnfinishedArray, "command", lambda *_: "fedcache extract --dataset it")
-
-    def complete(extract: bool) -> None:
-        store_choice.complete_array(array, store, Home(Path("h")), extract=extract, observer=Silent(), stop=None)
-
-    hint = refused(StoreError, "pixels-0 .* 2 of 5 .* pixels-1", lambda: complete(True))
-    assert hint.endswith("--weights pixels=FILE")
-    assert refused(StoreError, "2 of 5", lambda: complete(False)) == "fedcache extract --dataset it"
 
 
 def test_all_tensors_go_to_the_device_that_trains() -> None:

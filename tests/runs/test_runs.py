@@ -125,13 +125,6 @@ def test_a_result_in_the_directory_of_another_run_is_not_returned(shapes: Path) 
     assert fedcache(*FED3R, "--json").code == 5
 
 
-def test_a_stored_run_without_its_model_says_so_and_how_to_train_it_again(shapes: Path) -> None:
-    path = place_of(*FED3R)
-    shutil.rmtree(path / "models")
-    assert "no model" in fedcache(*FED3R).err
-    must_fail(f"fedcache train --config {path / 'config.toml'} --fresh", "predict", path, "photo.jpg", code=4)
-
-
 @pytest.mark.slow
 def test_a_grid_goes_round_a_damaged_point_and_says_so(shapes: Path) -> None:
     points = ok(*GRID).data["points"]

@@ -10,19 +10,10 @@ from typing import Any
 import pytest
 from heard import Heard
 
-from fedcache.config import ExtractConfig, Home, TrainConfig
+from fedcache.config import TrainConfig
 from fedcache.errors import FedcacheError, StoreError, UsageError
-from fedcache.extract.planning.find_store import UnfinishedArray
 from fedcache.federate.methods import METHODS
-from fedcache.runs.store_choice import (
-    array_name,
-    arrays_for,
-    chosen_arrays,
-    common_arrays,
-    feat_post_for,
-    image_array,
-    needed_arrays,
-)
+from fedcache.runs.store_choice import array_name, arrays_for, chosen_arrays, common_arrays, feat_post_for, image_array
 from fedcache.store.manifest import ArrayInfo
 
 
@@ -153,30 +144,3 @@ def test_what_is_done_to_features_follows_their_backbones(
     hp: dict[str, Any] = {} if value is None else {"feat_post": value}
     assert feat_post_for(hp, requested, preset, store, keys, heard) == post
     assert bool(heard.notes) == (post in ("l2", "sign"))
-
-
-def begun(backbone: str, order: bool = True) -> UnfinishedArray:
-    label = f"{backbone}@32" if order else None
-    return UnfinishedArray(f"{backbone}-12345678", 1, 2, label, ExtractConfig(backbones=(backbone,)) if order else None)
-
-
-GLYPH, RANDOM = "glyph-clip-12345678", "random-projection-12345678"
-
-
-@pytest.mark.parametrize(
-    ("method", "stored", "text", "names", "keys"),
-    [
-        ("fedavg", ("a",), (), (), []),  # the run has features
-        ("fedavg", ("a",), (), ("a", "glyph-clip"), [GLYPH]),
-        ("fedavg", ("glyph-clip@16",), (), ("glyph-clip@32",), [GLYPH]),
-        ("clip-zs", ("a",), (), (), [GLYPH]),  # the one with a text tower
-    ],
-)
-def test_an_unfinished_array_is_needed_where_the_run_has_no_other(
-    tmp_path: Path, method: str, stored: tuple[str, ...], text: tuple[str, ...], names: tuple[str, ...], keys: list[str]
-) -> None:
-    waiting = [begun("glyph-clip"), begun("random-projection")]
-    assert needed_arrays(METHODS[method], shelf(*stored, text=text), names, waiting, Home(tmp_path)) == keys
-    unknown = [begun("glyph-clip", order=False)]
-    found = needed_arrays(METHODS["clip-zs"], shelf("a"), (), unknown, Home(tmp_path))
-    assert found == [], "whether it has a text tower is not known of an array that this home did not order"
