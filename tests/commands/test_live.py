@@ -30,12 +30,6 @@ def mine(tmp_path: Path) -> Path:
     return ingested(tmp_path)
 
 
-@pytest.fixture
-def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line for every round, where a file gets one per 10 seconds."""
-    monkeypatch.setattr(output, "LINE_EVERY", 0.0)
-
-
 def lines_of(err: str) -> list[str]:
     return [line for line in err.splitlines() if line.startswith("training ")]
 
@@ -59,8 +53,8 @@ def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(monkeypa
     assert all(re.search(r"[\d.,]+ rounds/s, \d+:\d\d left$", line) for line in lines), lines
 
 
-@pytest.mark.usefixtures("every_line")
-def test_the_view_changes_no_bit_of_a_result(mine: Path, tmp_path: Path) -> None:
+def test_the_view_changes_no_bit_of_a_result(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "LINE_EVERY", 0.0)
     watched = Path(ok(*TRAIN, "--rounds", 3, "--runs", tmp_path / "watched").data["path"])
     config = TrainConfig(method="fedavg", rounds=3, participation="all", store=str(mine))
     silent = train(config, Home.from_environment(), partition=PartitionConfig("iid", 3), runs=tmp_path / "silent")
