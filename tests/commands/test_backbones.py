@@ -9,6 +9,7 @@ import pytest
 import torch
 from checkpoint_files import resnet18_metadataset, save_metadataset
 from command import fedcache, ok
+from failing_command import must_fail
 from pictures import folder
 from safetensors.torch import load_file
 
@@ -32,19 +33,13 @@ def test_an_imported_checkpoint_is_ready_verified_and_described(own_home: Path, 
     before = ready()
     assert before["random-projection"]
     assert not before[NAME]
-    missing = ok("backbones", "info", NAME).data
-    assert (missing["width"], missing["text_width"]) == (512, None)
-    assert "fedcache backbones import" in missing["status"]
     kept = Path(ok("backbones", "import", checkpoint, "--as", NAME).data["path"])
     assert kept.suffix == ".safetensors"
     assert kept.is_relative_to(own_home)
     assert ready() == {**before, NAME: True, **{n: True for n in before if n.startswith(f"{NAME}-")}}
-    assert ok("backbones", "info", NAME).data["status"].startswith("ready: ")
     checked = ok("backbones", "verify", NAME).data
     assert (checked["width"], checked["sha256"]) == (512, file_sha256(kept))
     assert ok("backbones", "pull", NAME).data == {"name": NAME, "path": str(kept), "sha256": checked["sha256"]}
-    row = next(line for line in fedcache("backbones", "list").out.splitlines() if line.split()[:1] == [NAME])
-    assert row.split()[1] == "512"
 
 
 @pytest.mark.slow
@@ -60,7 +55,6 @@ def test_a_text_tower_has_a_width_and_its_text_is_verified() -> None:
     told = ok("backbones", "info", "glyph-clip").data
     assert told["text_width"] == told["width"]
     assert ok("backbones", "verify", "glyph-clip").data["width"] == told["width"]
-    assert ok("backbones", "verify", "pixels").code == 0
 
 
 @pytest.mark.parametrize(
@@ -68,7 +62,6 @@ def test_a_text_tower_has_a_width_and_its_text_is_verified() -> None:
     [
         (("verify", "clip-rn50"), 6),
         (("pull", "clip-rn50"), 6),
-        (("pull", NAME), 6),
         (("info", "resnet18-quickdrow"), 2),
         (("import", "no-such-file.pth", "--as", NAME), 6),
     ],
@@ -77,9 +70,7 @@ def test_what_is_missing_or_misspelt_is_refused(
     words: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
-    done = fedcache("backbones", *words, "--json")
-    assert done.code == code, done.err
-    assert words[1] in done.envelope["error"]["message"]
+    must_fail(words[1], "backbones", *words, code=code)
 
 
 @pytest.mark.slow
@@ -87,9 +78,7 @@ def test_a_model_of_another_width_does_not_verify(checkpoint: Path, monkeypatch:
     real = ModuleEncoder.image
     for change in (lambda x: x[:, 1:], lambda x: x * float("nan")):
         monkeypatch.setattr(ModuleEncoder, "image", lambda self, x, change=change: change(real(self, x)))
-        done = fedcache("backbones", "verify", NAME, "--weights", f"{NAME}={checkpoint}", "--json")
-        assert done.code == 6
-        assert "expected (2, 512)" in done.envelope["error"]["message"]
+        must_fail("expected (2, 512)", "backbones", "verify", NAME, "--weights", f"{NAME}={checkpoint}", code=6)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import pytest
 import typer.main
 from arrays import small_store
 from command import fedcache, ok
+from failing_command import must_fail
 from pictures import folder
 
 from fedcache import cli
@@ -48,12 +49,6 @@ def test_the_table_of_commands_says_what_the_commands_say() -> None:
 @pytest.mark.parametrize("words", [(), ("methods", "list")])
 def test_a_short_h_is_help(words: tuple[str, ...]) -> None:
     assert fedcache(*words, "-h").out == fedcache(*words, "--help").out != ""
-
-
-@pytest.mark.parametrize("group", ["methods", "backbones", "datasets"])
-def test_lists_have_names(group: str) -> None:
-    assert all("name" in entry for entry in ok(group, "list").data[group])
-    assert len(fedcache(group, "list").out.splitlines()) > 1
 
 
 HEAVY = {"torch", "timm", "open_clip", "zarr", "h5py", "sklearn", "matplotlib", "torchvision"}
@@ -95,9 +90,7 @@ def test_a_store_that_is_not_there_is_exit_4_with_the_command(words: tuple[str, 
 def test_config_is_merged_and_a_misspelt_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "fedcache.toml"
     path.write_text('[train]\nmethod = "fed3r"\nroundz = 3\n')
-    done = fedcache("config", "--config", path, "--json")
-    assert done.code == 2
-    assert "rounds" in done.envelope["error"]["message"]
+    must_fail("rounds", "config", "--config", path)
     path.write_text('[train]\nmethod = "fed3r"\nrounds = 3\n')
     assert ok("config", "--config", path).data["train"]["rounds"] == 3
     path.write_text("[train\n")
@@ -111,7 +104,6 @@ def test_config_shows_every_key_and_can_be_read_again(tmp_path: Path) -> None:
     for section, kind in SECTIONS.items():
         assert list(found[section]) == [field.name for field in fields(kind)]
     shown = fedcache("config", "--config", path).out
-    assert "\n# rounds = " in shown
     path.write_text(shown)
     assert ok("config", "--config", path).data == found
 
@@ -131,10 +123,6 @@ def test_inspect_verify_export_and_ingest_agree(tmp_path: Path) -> None:
         assert ok("ingest", out, "--name", f"mine-{ending}").data["images"] == 18
         run = ok("train", "--method", "fedncm", "--scheme", "iid", "--clients", 2).data
         assert run["dataset"]["slug"].startswith("mine")
-
-
-def test_an_empty_name_is_refused() -> None:
-    assert fedcache("ingest", "x.npz", "--name", "", "--json").code == 2
 
 
 @pytest.mark.slow

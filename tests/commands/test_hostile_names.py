@@ -10,7 +10,6 @@ import re
 import unicodedata
 from pathlib import Path
 
-import numpy as np
 import pytest
 from command import Done, fedcache
 from draws import examples
@@ -97,16 +96,6 @@ def test_json_holds_the_names_exactly_and_escaped(hostile: Path) -> None:
     assert [bad["name"] for bad in done.data["bad"]] == [f"train/ink{CLEAR}/{CLASSES[0]}/broken{TITLE}.png"]
     held = fedcache("inspect", "--json")
     assert held.data["classes"] == sorted(CLASSES)
-
-
-def test_names_of_ingested_embeddings_are_shown_by_number_too(tmp_path: Path) -> None:
-    labels = np.array([CLASSES[i % len(CLASSES)] for i in range(20)])
-    names = np.array([f"row{CLEAR}{i}" for i in range(20)])
-    np.savez(tmp_path / "e.npz", features=np.random.default_rng(0).normal(size=(20, 4)), label=labels, name=names)
-    shown(fedcache("ingest", tmp_path / "e.npz", "--name", f"mine{CLEAR}"), code=2)
-    shown(fedcache("ingest", tmp_path / "e.npz", "--name", "mine"))
-    shown(fedcache("inspect"))
-    shown(fedcache("ls"))
 
 
 @pytest.mark.slow

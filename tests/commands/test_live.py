@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from arrays import ingested
-from command import fedcache, ok
+from command import ok
 from pty_run import on_a_terminal, plain
 from stops import StopsAfter
 
@@ -23,18 +23,11 @@ from fedcache.progress import Round, Silent, byte_size
 from fedcache.runs.loop import train
 
 TRAIN = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 3, "--participation", "all")
-DUAL = ("--set", "head=linear", "--set", "opt=sgd", "--set", "reset_opt=false", "--set", "batch=8")
 
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     return ingested(tmp_path)
-
-
-@pytest.fixture
-def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line for every round, where a file gets one per 10 seconds."""
-    monkeypatch.setattr(output, "LINE_EVERY", 0.0)
 
 
 def lines_of(err: str) -> list[str]:
@@ -60,21 +53,8 @@ def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(monkeypa
     assert all(re.search(r"[\d.,]+ rounds/s, \d+:\d\d left$", line) for line in lines), lines
 
 
-@pytest.mark.usefixtures("mine", "every_line")
-@pytest.mark.parametrize("exact", [True, False], ids=["one by one", "together"])
-def test_a_grid_says_which_point_was_measured_and_how_many_are_done(exact: bool) -> None:
-    words = ("grid", *TRAIN[1:], *DUAL, "--execution", "gram", "--rounds", 2, "--sweep", "lr=0.1,0.02")
-    done = fedcache(*words, *(["--exact"] if exact else []))
-    assert done.code == 0, done.err
-    assert ("They are one program" in done.err) is not exact
-    lines = lines_of(done.err)
-    assert len(lines) == 4
-    assert f"{int(exact)} of 2 points done" in lines[-1]
-    assert re.search(r"accuracy [\d.]+ % with lr=0.02, ", lines[-1]), lines[-1]
-
-
-@pytest.mark.usefixtures("every_line")
-def test_the_view_changes_no_bit_of_a_result(mine: Path, tmp_path: Path) -> None:
+def test_the_view_changes_no_bit_of_a_result(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "LINE_EVERY", 0.0)
     watched = Path(ok(*TRAIN, "--rounds", 3, "--runs", tmp_path / "watched").data["path"])
     config = TrainConfig(method="fedavg", rounds=3, participation="all", store=str(mine))
     silent = train(config, Home.from_environment(), partition=PartitionConfig("iid", 3), runs=tmp_path / "silent")
@@ -152,23 +132,6 @@ def test_how_fast_it_goes_is_counted_over_the_last_stretch_of_time() -> None:
         stretch.advance(1, stretch.begun + i * step)
     left = round(20 * step)
     assert stretch.words(stretch.begun + 20 * step).endswith(f", {left // 60}:{left % 60:02d} left")
-
-
-def test_points_trained_together_say_no_pace_before_each_has_ended_a_round() -> None:
-    """Three points whose first round took 6 s together: after the first of them, 6 s are not one round's."""
-    stretch = live_view.Stretch("training", 30, "rounds")
-    read = Round(Path(), "fedavg", 0, 1, 1, 1, 10, None, {}, 10, 20, 10, 20, point="lr=0.1", points=3)
-    said = []
-    for _ in range(3):
-        stretch.take(read)
-        stretch.advance(1, stretch.begun + 6.0)
-        said.append(stretch.words(stretch.begun + 6.0))
-    assert ["left" in words for words in said] == [False, False, True]
-    assert said[2].endswith(", 0.5 rounds/s, 0:54 left")
-    stretch = live_view.Stretch("training", 30, "rounds")
-    stretch.take(replace(read, points_done=1))
-    stretch.advance(1, stretch.begun + 6.0)
-    assert stretch.words(stretch.begun + 6.0).endswith(", 0.2 rounds/s, 2:54 left")
 
 
 @pytest.mark.slow

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import fedcache, ok
+from failing_command import must_fail
+from homes import Once
 
 import fedcache as fc
 from fedcache.config import Home, TrainConfig
@@ -37,13 +38,12 @@ def made(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once: Once) -> Path:
     return once(made)
 
 
 def test_a_partition_by_a_column_is_trained_on(store: Path, tmp_path: Path) -> None:
     done = ok("partition", "--by", "site", "--store", store).data
-    assert done["name"] == "natural-by-site-s0"
     assert [c["name"] for c in done["clients"]] == sorted(SITES)
     saved = ok("train", "--method", "fed3r", "--partition", done["name"], "--store", store).data
     at_once = ok("train", "--method", "fed3r", "--by", "site", "--store", store).data
@@ -58,7 +58,6 @@ def test_a_partition_by_a_column_is_trained_on(store: Path, tmp_path: Path) -> N
 def test_each_cell_of_the_held_out_table_is_a_ridge_on_the_other_domains(store: Path) -> None:
     done = ok("grid", "--method", "fed3r,fedncm", "--hold-out", "each", "--store", store)
     rows = {row["method"]: row for row in done.data["held_out"]}
-    assert list(rows) == sorted(rows, key=lambda name: -rows[name]["mean"])
     opened = Store.open(store)
     (key,) = opened.arrays
     x = opened.reader(key).rows(np.arange(ROWS))[:, 0].astype(np.float64)
@@ -102,9 +101,6 @@ def test_a_value_with_a_comma_can_be_held_out(tmp_path: Path) -> None:
 def test_a_value_of_few_rows_is_said_to_weigh_as_much_and_can_be_left_out(tmp_path: Path) -> None:
     store = store_of_sites(tmp_path, ["big"] * 200 + ["middle"] * 100 + ["less"] * 60 + ["few"] * 3)
     words = ("grid", "--method", "fedncm", "--by", "site", "--hold-out", "each", "--store", store)
-    told = fedcache(*words).out
-    assert "few 3" in told
-    assert "big (200)" in told
     (row,) = ok(*words).data["held_out"]
     assert row["rows"] == {"big": 200, "few": 3, "less": 60, "middle": 100}
     (row,) = ok(*words, "--min-rows", 20).data["held_out"]
@@ -139,9 +135,7 @@ def test_a_grid_says_once_what_holds_for_all_its_points(store: Path) -> None:
 def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path: Path) -> None:
     store = store_of_sites(tmp_path, [f"n{i % 51:03d}" for i in range(204)])
     words = ("grid", "--method", "fedncm", "--by", "site", "--store", store)
-    done = fedcache(*words, "--hold-out", "each")
-    assert done.code == Exit.USAGE
-    assert "51 values" in done.err
+    must_fail("51 values", *words, "--hold-out", "each")
     some = ok(*words, "--sweep", "hold_out=n001,n002").data
     assert list(some["held_out"][0]["accuracy"]) == ["n001", "n002"]
     fewer = TrainConfig(store=str(store_of_sites(tmp_path / "fewer", [f"n{i % 50:03d}" for i in range(200)])))
@@ -161,27 +155,18 @@ def test_a_grid_in_python_takes_what_deals_the_rows_as_keywords(store: Path) -> 
     assert (args["max_clients"], args["unlabelled"]) == (2, "drop")
 
 
-WITHIN = ("--hold-out", "ink", "--tests", "within")
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("partition", "--by", "sitte"), "'site'"),
-        (("partition",), "scheme"),
         (("train", "--method", "fed3r", "--by", "domain", "--hold-out", "oill"), "'oil'"),
-        (("grid", "--method", "fed3r", "--by", "class", "--domain", "ink", "--hold-out", "x"), "'x'"),
         (("grid", "--method", "fed3r", "--hold-out", "each", "--sweep", "hold_out=oil"), "both"),
         (("partition", "--by", "site", "--clients", "3"), "clients"),
-        (("partition", "--by", "domain", *WITHIN), "tests within"),
-        (("grid", "--method", "fed3r", "--hold-out", "each", "--tests", "within"), "tests within"),
         (("grid", "--method", "fed3r", "--sweep", "tests=within,global", "--hold-out", "ink"), "tests within"),
     ],
 )
 def test_what_cannot_be_is_refused(store: Path, words: tuple[str, ...], said: str) -> None:
-    done = fedcache(*words, "--store", store)
-    assert done.code == Exit.USAGE
-    assert said in done.err
+    must_fail(said, *words, "--store", store)
 
 
 @pytest.mark.parametrize("words", [("partition", "--store"), ("train", "--method", "fed3r", "--dataset")])

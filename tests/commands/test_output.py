@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import time
 from typing import Any
 
 import pytest
@@ -45,31 +43,6 @@ def test_where_nobody_draws_a_line_is_printed_every_ten_seconds(capsys: Told, mo
     now[0] += 60
     observer.advance(5)
     assert capsys.readouterr().err == ""
-
-
-def test_a_terminal_is_told_after_a_while_that_a_silent_command_is_at_work(
-    capsys: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fedcache.commands import live_view
-
-    monkeypatch.setattr(live_view, "SILENCE", 0.3)
-    TerminalObserver().note("to a file")
-    time.sleep(0.7)
-    assert capsys.readouterr().err == "to a file\n", "a file has no last line that could be written over"
-    monkeypatch.setattr(live_view, "animated", lambda: True)
-    observer = TerminalObserver()
-    observer.note("begun")
-    told = ""
-    while "at work" not in told:
-        time.sleep(0.05)
-        told += capsys.readouterr().err
-    observer.note("said")
-    observer.close()
-    time.sleep(0.7)
-    told += capsys.readouterr().err
-    lines = re.findall(r"\r\x1b\[Kat work for \d+ s", told)
-    assert told == "begun\n" + "".join(lines) + "\r\x1b[Ksaid\n", "the last line is gone"
-    assert len(lines) == len(set(lines)), "a second is told once"
 
 
 @pytest.mark.parametrize(

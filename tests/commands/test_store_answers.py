@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from arrays import ingested
 from command import fedcache, ok
 
 import fedcache as fc
-from fedcache.commands.stores import table_of_arrays, text_of
 from fedcache.errors import Exit
 from fedcache.store.store import Store
 
@@ -30,20 +27,7 @@ def small(own_home: Path) -> Store:
     )  # fmt: skip
 
 
-def test_text_features_are_listed_by_name_with_what_is_current_and_what_else_is_stored() -> None:
-    one, other, own = {"templates": ["a {}."]}, {"templates": ["one {}.", "two {}."]}, {"templates": []}
-    lines = text_of(cast("Store", SimpleNamespace(texts={"b": [one, other], "c": [own, own, own], "a": [one]})))
-    for line, said in zip(lines, ('a: "a {}."', 'b: "one {}." + "two {}."', "c: from the file"), strict=True):
-        assert said in line
-    assert ["more stored" in line for line in lines] == [False, True, True]
-
-
 def test_inspect_counts_rows_and_names_what_a_store_holds(small: Store) -> None:
-    lines = fedcache("inspect", small.path).out.splitlines()
-    assert lines[0] == str(small.path)
-    assert [line.split()[0] for line in lines[1:7]] == [
-        "dataset", "images", "classes", "domains", "text", "partitions",
-    ]  # fmt: skip
     told = ok("inspect", small.path).data
     assert (told["images"], told["ok"], told["vanished"], told["bad"], told["unfinished"]) == (20, 20, 0, [], [])
     assert told["splits"] == {"train": 12, "test": 5, "validation": 3}
@@ -58,24 +42,8 @@ def test_a_store_is_named_as_an_argument_or_by_the_option_of_other_commands(smal
         assert fedcache(name, small.path, "--store", small.path).code == Exit.USAGE
 
 
-def test_more_than_twelve_classes_are_not_all_named(own_home: Path) -> None:
-    store = fc.Store.from_arrays({"a": np.ones((26, 2))}, labels=np.arange(26) % 13, name="thirteen")
-    assert f"13: {', '.join(map(str, range(12)))} ..." in fedcache("inspect", store.path).out
-
-
 def test_lists_that_exclude_each_other_are_refused() -> None:
     assert fedcache("ls", "--privacy", "--runs").code == Exit.USAGE
-
-
-def test_a_table_of_arrays_says_how_each_was_made() -> None:
-    recipe = {"size": 32, "resize": "squash", "interpolation": "bicubic", "activation": "relu", "weights": "01" * 8}
-    array: dict[str, Any] = {"name": "a-1", "shape": [9, 1, 4], "dtype": "float16", "recipe": recipe,
-                             "how": {"threads": 2, "device": "cpu"}}  # fmt: skip
-    table = table_of_arrays([array, {**array, "recipe": {}, "how": {}}])
-    assert table.rows == [
-        ("a-1", "9x1x4", "float16", "squash 32, bicubic, relu", "01" * 6, "device cpu, threads 2"),
-        ("a-1", "9x1x4", "float16", "as given", "", ""),
-    ]
 
 
 def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(small: Store, own_home: Path) -> None:
@@ -95,15 +63,6 @@ def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(small: Store
     assert told.envelope["warnings"] == [f"broken.zarr: {broken['problem']}"]
 
 
-@pytest.mark.parametrize(
-    ("words", "command"),
-    [(("ls",), "fedcache extract"), (("runs", "list"), "fedcache train"), (("compare",), "fedcache grid")],
-)
-def test_an_empty_home_is_answered_with_the_command_that_fills_it(words: tuple[str, ...], command: str) -> None:
-    done = fedcache(*words)
-    assert (done.out + done.err).splitlines()[-1].startswith(command)
-
-
 def test_results_are_listed_with_their_settings(tmp_path: Path) -> None:
     ingested(tmp_path)
     ok("partition", "--scheme", "iid", "--clients", 3, "--name", "thirds")
@@ -118,32 +77,6 @@ def test_results_are_listed_with_their_settings(tmp_path: Path) -> None:
         "accuracy": first["accuracy"]["mean"], "model_bytes": sum(file.stat().st_size for file in files),
     }.items()  # fmt: skip
     assert entries[second["path"]]["partition"] == "thirds"
-    Path(second["path"], "result.json").write_text(json.dumps({"method": "fed3r"}))
-    left = ok("ls", "--runs")
-    assert [entry["path"] for entry in left.data["entries"]] == [first["path"]]
-    assert [lost["path"] for lost in left.data["left_out"]] == [second["path"]]
-    assert len(left.envelope["warnings"]) == 1
-
-
-def test_gc_says_how_much_goes_and_the_command_that_deletes_it(own_home: Path) -> None:
-    (own_home / "stores").mkdir(parents=True)
-    left = own_home / "stores" / f".x.zarr.{2**22 + 1}-a.partial"
-    left.write_bytes(bytes(2_345_678))
-    told = fedcache("gc", "--kind", "leftovers").err
-    assert "2.3 MB" in told
-    assert "fedcache gc --kind leftovers --delete" in told
-    found = ok("gc").data
-    assert [(g["path"], g["kind"], g["bytes"]) for g in found["garbage"]] == [(str(left), "leftovers", 2_345_678)]
-    assert (found["bytes"], found["deleted"]) == (2_345_678, False)
-    assert "2.3 MB" in fedcache("gc", "--delete").out
-    assert not left.exists()
-    assert ok("gc").data["garbage"] == []
-
-
-def test_what_is_exported_is_counted(small: Store, tmp_path: Path) -> None:
-    out, (mine, _) = tmp_path / "x.npz", sorted(small.arrays)
-    data = ok("export", out, "--store", small.path, "--backbones", "mine").data
-    assert data == {"path": str(out), "rows": 20, "arrays": [mine]}
 
 
 @pytest.mark.parametrize(
@@ -151,8 +84,6 @@ def test_what_is_exported_is_counted(small: Store, tmp_path: Path) -> None:
     [
         ({"labels": [0, 1] * 5, "split": ["train"] * 6 + ["test"] * 3 + ["validation"]}, 1,
          "fedcache train --method fedavg --scheme iid --clients 3 --dataset mine"),
-        ({"labels": [0.0, np.nan] * 5, "split": ["train"] * 3 + ["test"] * 7}, 1,
-         "fedcache train --method fedavg --scheme dirichlet --clients 1 --dataset mine"),
         ({"split": ["train"] * 6 + ["test"] * 4, "text/mine": np.ones((2, 3)), "classes": ["cat", "dog"]}, 1,
          "fedcache train --method clip-zs --scheme iid --clients 3 --dataset mine"),
         ({"labels": list(range(10))}, 2, "fedcache ingest FILE --name mine --replace"),
@@ -188,17 +119,3 @@ def test_after_a_table_with_sites_the_next_command_trains_on_these(
     following = ok("ingest", tmp_path / "e.npz", "--name", "mine").data["next"]
     assert following == f"fedcache train --method fedavg {dealt} --dataset mine"
     ok(*following.split()[1:], "--rounds", 1)
-
-
-@pytest.mark.parametrize(("bad", "listed"), [(20, 20), (23, 20)])
-def test_inspect_lists_the_rows_that_were_left_out_and_counts_those_it_does_not(
-    own_home: Path, tmp_path: Path, bad: int, listed: int
-) -> None:
-    rows = np.ones((60, 2), np.float32)
-    rows[:bad, 1] = np.nan
-    np.savez(tmp_path / "gaps.npz", features=rows, labels=np.arange(60) % 2)
-    ok("ingest", tmp_path / "gaps.npz", "--name", "gaps", "--drop-nan")
-    lines = [line.split() for line in fedcache("inspect", "gaps").out.splitlines()]
-    assert [words[1] for words in lines if words[:1] == ["row"]] == [str(n) for n in range(listed)]
-    assert [words[1] for words in lines if words[:1] == ["and"]] == [str(bad - listed)] * (bad > listed)
-    assert len(ok("inspect", "gaps").data["bad"]) == bad

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import ok
+from failing_command import must_fail
+from homes import Once
 
 import fedcache as fc
 from fedcache.config import Home, TrainConfig
-from fedcache.errors import Exit, UsageError
+from fedcache.errors import UsageError
 from fedcache.federate.engines.flower.site import SiteRequest
 from fedcache.federate.partition.partition import Partition
 from fedcache.runs.directory import has_model
@@ -34,7 +35,7 @@ def made(place: Path, noise: float = 0.9) -> Path:
 
 
 @pytest.fixture
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once: Once) -> Path:
     return once(made)
 
 
@@ -42,8 +43,6 @@ def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(store: Pa
     words = ("partition", "--scheme", "iid", "--clients", 4, "--store", store)
     plain, done, split = ok(*words).data, ok(*words, *QUARTER).data, ok(*words, "--validation", "split").data
     clients = done["clients"]
-    assert done["name"] == "iid-m4-val0.25-s0"
-    assert done["args"]["validation"] == 0.25
     assert [c["train"] + c["validation"] for c in clients] == [c["train"] for c in plain["clients"]] == [36] * 4
     assert done["validation"] == sum(c["validation"] for c in clients) == 36
     assert "validation" not in plain
@@ -54,11 +53,6 @@ def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(store: Pa
     assert splits == [[27, 48, 9]] * 4
     with pytest.raises(UsageError, match="9 validation rows"):
         SiteRequest(Store.open(paths[0]), TrainConfig(method="fedncm")).client(None)
-
-
-@pytest.mark.parametrize("wrong", ["1", "0", "a fifth", "nan"])
-def test_a_share_that_is_none_is_refused(store: Path, wrong: str) -> None:
-    assert fedcache("partition", "--scheme", "iid", f"--validation={wrong}", "--store", store).code == Exit.USAGE
 
 
 def by_hand(store: Path, parts: Partition, rows: np.ndarray, kind: str) -> float:
@@ -98,7 +92,6 @@ def test_a_run_tells_of_it_and_one_without_is_as_it_was(store: Path) -> None:
     words = ("train", "--method", "fedrep", "-s", "iid", "-m", 4, "--rounds", 4, "--seeds", "0,1", "--store", store)
     plain = ok(*words).data
     assert "validation" not in plain
-    assert "validation_accuracy" not in plain["diagnostics"]
     done = ok(*words, "--validation", "0.25", "--eval-every", 2).data
     found = done["validation"]
     assert [one["round"] for one in found["per_round"]] == [2, 4]
@@ -109,17 +102,6 @@ def test_a_run_tells_of_it_and_one_without_is_as_it_was(store: Path) -> None:
     run = fc.train("fedrep", store, fc.partition(store, "iid", clients=4, validation=0.25), rounds=4, seeds=[0, 1])
     assert run.validation.mean == found["mean"]
     assert run.frame("clients")["validation"].tolist() == found["per_client"]
-
-
-def test_client_stores_give_the_validation_figures_of_the_partition_they_were_cut_from(
-    store: Path, tmp_path: Path
-) -> None:
-    name = ok("partition", "-s", "iid", "-m", 2, "--validation", "0.25", "--store", store).data["name"]
-    sites = ok("shard", "--partition", name, "--out", tmp_path / "sites", "--store", store).data["path"]
-    whole = ok("train", "--method", "fedrep", "--rounds", 2, "--partition", name, "--store", store).data
-    apart = ok("train", "--method", "fedrep", "--rounds", 2, "--clients-from", sites).data
-    assert apart["validation"] == whole["validation"]
-    assert apart["accuracy"]["mean"] == whole["accuracy"]["mean"]
 
 
 GRID = ("grid", "--method", "fedavg", "--sweep", "lr=0.01,3,0.3", "--rounds", 3, "-s", "dirichlet", "-m", 4)
@@ -141,9 +123,6 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
     assert run["path"] == again["path"]
     assert run["accuracy"] == again["accuracy"]
     assert run["partition"]["digest"] == again["partition"]["digest"] != best["partition"]["digest"]
-    printed = fedcache(*GRID, *words, "--validation", "0.3", "--retrain").out
-    assert printed.count("fedcache predict") == 1, "the model that was trained on all rows"
-    assert f"fedcache predict {again['digest'][:8]}" in printed
     parts = fc.partition(store, "dirichlet", clients=4, alpha=1, validation=0.3)
     in_python = fc.grid("fedavg", store, parts, lr=[0.01, 3, 0.3], seeds=[0, 1], options={"rounds": 3}, retrain=True)
     assert [point.run.result["digest"] for point in in_python.retrained] == [again["digest"]]
@@ -158,7 +137,6 @@ def test_of_equal_points_all_commands_take_the_same(store: Path, words: str) -> 
     done = ok(*asked, "--sweep", words).data
     assert len({p["validation"]["mean"] for p in done["points"]}) == 1, "the three points tie"
     assert done["best"]["sweep"] == {"lam": "1"}
-    assert done["best"]["tie"].startswith("3 points tie at ")
     assert [p["sweep"] for p in done["retrained"]] == [{"lam": "1"}]
     assert {p["sweep"]["lam"] for p in done["points"] if has_model(Path(p["path"]))} == {"1"}
     (table,) = fc.compare([p["path"] for p in done["points"]]).tables
@@ -177,31 +155,8 @@ def test_a_saved_partition_gives_its_rows_back_too(store: Path) -> None:
 
 
 def test_nothing_to_choose_by_is_refused_before_anything_is_trained(store: Path) -> None:
-    done = fedcache(*GRID, "--alpha", 1, "--store", store, "--retrain")
-    assert done.code == Exit.USAGE
-    assert "--validation 0.2" in done.err
+    must_fail("--validation 0.2", *GRID, "--alpha", 1, "--store", store, "--retrain")
     assert not list(Home.from_environment().runs.glob("*/rounds.jsonl"))
-
-
-@pytest.mark.slow
-def test_a_grid_of_held_out_values_chooses_by_their_mean_and_trains_each_again(store: Path) -> None:
-    words = ("grid", "--method", "fed3r", "--sweep", "lam=0.1,1000", "--by", "class", "--hold-out", "each")
-    done = ok(*words, "--validation", "0.3", "--retrain", "--store", store).data
-    rows = done["held_out"]
-    assert rows[0]["validation"] >= rows[1]["validation"]
-    for row in rows:
-        own = [p["validation"]["mean"] for p in done["points"] if p["sweep"]["lam"] == row["sweep"]["lam"]]
-        assert row["validation"] == pytest.approx(np.mean(own), abs=1e-12)
-    assert [p["sweep"] for p in done["retrained"]] == [{**rows[0]["sweep"], "hold_out": c} for c in "012"]
-
-
-def test_the_models_that_stay_are_those_of_the_point_that_was_chosen(store: Path) -> None:
-    done = fc.grid("fed3r", store, fc.partition(store, "iid", clients=3, validation=0.3), lam=[0.1, 1e6, 10],
-                   retrain=True)  # fmt: skip
-    best = done.best()
-    assert best.run.validation.mean == max(p.run.validation.mean for p in done.points)
-    assert [has_model(p.run.path) for p in done.points] == [p is best for p in done.points]
-    assert has_model(done.retrained[0].run.path)
 
 
 @pytest.mark.slow
@@ -219,8 +174,6 @@ def test_one_score_chooses_in_a_grid_in_compare_and_in_a_report(tmp_path: Path, 
     assert {t["name"]: t["validation"] for t in compared["treatments"]} == pytest.approx(held)
     assert compared["chosen"] == best
     assert any("Validation rows have the classes of each client" in note for note in compared["notes"])
-    ok("report", "-o", tmp_path / "report.html")
-    assert f"({100 * held[best]:.2f} %)" in (tmp_path / "report.html").read_text()
     index = RunIndex(own_home / "runs")
     index.look()
     (line,) = GridIndex(own_home / "grids", index).lines()

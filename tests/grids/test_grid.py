@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from arrays import ingested
 from command import fedcache, ok
+from homes import Once
 from pictures import folder
 from stops import StopsAfter
 
@@ -33,7 +32,7 @@ def extracted(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once: Once) -> Path:
     return once(extracted)
 
 
@@ -43,7 +42,6 @@ def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
     [
         ("fedavg", SGD, "gram"),
         ("fedavg", ("--set", "head=linear", "--set", "batch=8"), "batched"),
-        ("solo", (*SGD, "--set", "init=independent"), "gram"),
         ("fedpcl", ("--set", "opt=sgd", "--set", "dim=6", "--set", "batch=8"), "gram"),
     ],
 )
@@ -142,24 +140,13 @@ def test_points_are_drawn_without_repeats() -> None:
     assert sampled("grid", every) == every
     some = sampled("random:5", every)
     assert len({str(p) for p in some}) == 5
-    assert all(p in every for p in some)
     assert sampled("random:5", every) == some
     assert any(sampled(f"random:5:{seed}", every) != some for seed in range(1, 5))
-    assert sampled("random:99", every) == every
 
 
 @pytest.mark.parametrize("word", ["randm:3", "random", "random:0", "random:x", "grid:2", ""])
 def test_a_wrong_sampler_is_refused(word: str) -> None:
     assert fedcache("grid", "--method", "fedavg", "--sweep", "lr=0.1", "--sampler", word, "--json").code == Exit.USAGE
-
-
-@pytest.mark.slow
-def test_sweeps_over_methods_and_partitions_are_programs_of_their_own(store: Path) -> None:
-    done = ok("grid", "--method", "fedavg,solo", *SGD, "--rounds", 2, "--scheme", "dirichlet", "--clients", 3,
-              "--sweep", "alpha=1,100", "--sweep", "lr=0.1,0.05").data  # fmt: skip
-    found = [(p["method"], p["sweep"]["alpha"], p["sweep"]["lr"]) for p in done["points"]]
-    assert found == list(itertools.product(("fedavg", "solo"), ("1", "100"), ("0.1", "0.05")))
-    assert {p["points"] for p in done["points"]} == {2}
 
 
 @pytest.mark.slow
@@ -184,7 +171,6 @@ def test_ridges_and_partitions_of_a_grid_share_the_statistics(store: Path) -> No
     [
         (("fed3r", "--sweep", "scheme=iid,shards"), 1),  # sums of everybody's rows are those of any partition
         (("fed3r,fedncm,fedavg", "--rounds", 1), 0),  # one point of each method: nobody to share with
-        (("fedcof", "--sweep", "scheme=iid,shards"), 0),  # statistics of each client alone
         (("fedcof", "--sweep", "gamma=0.1,1"), 1),
     ],
 )

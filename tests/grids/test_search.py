@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 import signal
 import time
 from importlib.util import find_spec
@@ -16,6 +15,8 @@ import numpy as np
 import pytest
 from arrays import embeddings, ingested
 from command import fedcache, ok, start
+from failing_command import must_fail
+from made_path import place_of
 
 import fedcache as fc
 from fedcache.grids import search_space
@@ -64,7 +65,6 @@ def test_a_drawn_number_can_be_typed_and_lies_in_its_range() -> None:
     assert fine.word(0.0371234567) == "0.03712"
     assert all(fine.low <= float(fine.word(v)) <= fine.high for v in (fine.low, 0.5, fine.high))
     assert fine.word(fine.high) == "0.9999999", "which four digits would round up to 1"
-    assert Range(8, 64, log=False, whole=True).word(17) == "17"
 
 
 def test_the_size_of_a_space_and_its_points() -> None:
@@ -84,19 +84,14 @@ def test_the_size_of_a_space_and_its_points() -> None:
     ("sampling", "sweeps", "words"),
     [
         (Sampling("optuna:tqe"), {"lr": ("0.1", "1")}, "optuna"),
-        (Sampling("optuna", pruner="hyperband"), {"lr": ("0.1", "1")}, "hyperband"),
         (Sampling("optuna", trials=0), {"lr": ("0.1", "1")}, "at least 1"),
         (Sampling("grid", trials=3), {"lr": ("0.1", "1")}, "--trials"),
-        (Sampling("random:2", pruner="asha"), {"lr": ("0.1", "1")}, "--pruner"),
         (Sampling("grid"), {"lr": ("log:1e-4..1",)}, "range"),
         (Sampling("optuna"), {}, "nothing to search"),
-        (Sampling("optuna"), {"alpha": ("0.1", "1")}, "alpha"),
         (Sampling("optuna"), {"lr": ("0.1", "1..2")}, "mixes"),
-        (Sampling("optuna"), {"lr": ("1..0.1",)}, "no range"),
         (Sampling("optuna"), {"lr": ("log:0..1",)}, "above 0"),
         (Sampling("optuna"), {"batch": ("0.5..8",)}, "whole numbers"),
         (Sampling("optuna"), {"head": ("0..1",)}, "words"),
-        (Sampling("optuna"), {"aggregate": ("0..1",)}, "words"),
         (Sampling("optuna"), {"lrr": ("0.1..8",)}, "lrr"),
     ],
 )
@@ -121,25 +116,9 @@ def test_a_search_needs_rows_to_choose_by_rounds_to_prune_by_and_one_process(tmp
         ((*SEARCH, "--pruner", "median"), "rounds are scored at the end alone", "--eval-every"),
         ((*SEARCH, "--jobs", 2), "one trial after another", "--jobs"),
     ):
-        done = fedcache(*words, "--json")
-        assert done.code == 2
-        assert message in done.envelope["error"]["message"]
-        assert hint in done.envelope["error"]["hint"]
+        error = must_fail(message, *words)
+        assert hint in error["hint"]
     assert not list((own_home / "runs").glob("*/result.json"))
-
-
-@pytest.mark.slow
-def test_a_search_over_what_is_not_read_is_refused_as_a_grid_is(tmp_path: Path) -> None:
-    ingested(tmp_path)
-    words = ("grid", "--method", "fedavg", *RUN, "--sampler", "optuna", "--trials", 2, "--sweep", "momentum=0..0.9")
-    refused = fedcache(*words)
-    assert refused.code == 2
-    assert "--sweep momentum" in refused.err
-    assert ok(*words, "--set", "opt=sgd").data["search"]["finished"] == 2
-    both = ("grid", "--method", "fedavg,fedprox", *RUN, "--sampler", "optuna", "--trials", 1, "--sweep", "lr=0.1..0.2")
-    assert ok(*both, "--set", "mu=0.1").data["search"]["finished"] == 1, "one of the methods has no mu"
-    for words, said in ((("--set", "momentum=0.5"), True), ((), False)):
-        assert ("momentum=0.5" in fedcache("train", "--method", "fedavg", *RUN, *words).err) is said
 
 
 @pytest.mark.slow
@@ -154,10 +133,9 @@ def test_every_trial_is_the_run_that_training_its_point_alone_gives(tmp_path: Pa
         settings = [w for k, v in point["sweep"].items() for w in ("--set", f"{k}={v}")]
         train = ("train", "--method", "fedavg", *RUN, *settings)
         assert ok(*train).data["path"] == point["path"]
-        apart = Path(ok(*train, "--runs", tmp_path / "alone").data["path"])
+        apart = place_of(*train, "--runs", tmp_path / "alone")
         assert (apart / "result.json").read_bytes() == (Path(point["path"]) / "result.json").read_bytes()
     best = max(points(done), key=lambda p: p[1])[1]
-    assert done["best"]["chosen_by"] == "chosen by validation accuracy"
     assert [p["validation"]["mean"] for p in done["points"] if p["sweep"] == done["best"]["sweep"]] == [best]
 
 
@@ -175,8 +153,6 @@ def test_more_trials_go_on_and_are_those_of_an_unbroken_search(tmp_path: Path, s
     assert points(more) == points(whole)
     assert points(more)[:3] == points(first)
     assert len({json.dumps(sweep) for sweep, _ in points(whole)}) == 13
-    fewer = ok(*words, "--trials", 2, "--runs", tmp_path / "a").data
-    assert points(fewer) == points(first)[:2]
 
 
 @pytest.mark.slow
@@ -219,15 +195,10 @@ def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(
         assert not (path / "result.json").exists()
     paths = {p["path"] for p in done["points"]}
     assert paths.isdisjoint(one["path"] for one in pruned)
-    listed = ok("ls", "--runs").data
-    assert len(listed["entries"]) == len(paths)
     again = ok(*words).data
     assert (again["pruned"], points(again), again["reused"]) == (pruned, points(done), len(paths))
-    line, shown = trials_shown(own_home)
-    assert (line["pruned"], line["done"], line["share"]) == (len(pruned), len(paths), 1.0)
-    assert [sweep for _, sweep, state in shown if state == "pruned"] == [one["sweep"] for one in pruned]
     settings = [w for k, v in pruned[0]["sweep"].items() for w in ("--set", f"{k}={v}")]
-    path = Path(ok("train", "--method", "fedavg", *RUN, *scored, *settings).data["path"])
+    path = place_of("train", "--method", "fedavg", *RUN, *scored, *settings)
     assert str(path) == pruned[0]["path"]
     assert not (path / "pruned.json").exists()
 
@@ -252,7 +223,6 @@ def test_a_trial_that_diverges_is_found_out_and_no_error(tmp_path: Path, own_hom
     assert [f["sweep"] for f in done["failed"]] == [{"lr": "1e38"}]
     assert (done["search"]["finished"], done["search"]["failed"]) == (2, 1)
     assert ok(*words).data["failed"] == done["failed"]
-    assert [state for *_, state in trials_shown(own_home)[1]].count("failed") == 1
 
 
 def trials_shown(home: Path) -> tuple[dict[str, Any], list[tuple[str, dict[str, str], str]]]:
@@ -278,7 +248,6 @@ def test_a_search_is_shown_as_a_grid_of_its_trials_and_with_more_of_them_it_is_t
         line, shown = trials_shown(own_home)
         assert shown == [("fedavg", p["sweep"], "finished") for p in done["points"]]
         assert (line["state"], line["of"], line["done"], line["share"]) == ("finished", trials, trials, 1.0)
-    assert ok(*shlex.split(line["command"])[1:]).data["reused"] == 3
     # While it is at work, trials that are still to be drawn count.
     (path,) = (own_home / FOLDER).iterdir()
     sealed_for = first_of({"kind": "record of a grid", "grid": path.stem})
@@ -317,13 +286,7 @@ def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_t
         again = ok(*SEARCH, "--trials", 3).data
         assert (points(again), again["reused"]) == (points(first), 3)
         assert trials.read_bytes().count(b"\n") == 3
-    damaged = (
-        whole.replace(b"batch", b"match", 1),
-        lines[0] + lines[2],
-        b"\xff" + whole,
-        b"{}\n" + whole,
-        whole[:50] + b"\x00" + whole[51:],
-    )
+    damaged = (whole.replace(b"batch", b"match", 1), lines[0] + lines[2], whole[:50] + b"\x00" + whole[51:])
     for raw in damaged:
         trials.write_bytes(raw)
         refused = fedcache(*SEARCH, "--trials", 3, "--json")
@@ -355,6 +318,4 @@ def test_python_searches_too(tmp_path: Path) -> None:
     dealt = fc.partition(store, "iid", clients=3, validation=0.25)
     grid = fc.grid("fedavg", store, dealt, lr="log:1e-3..1", rounds=[2, 3], sampler="optuna:random", trials=3)
     assert len(grid.points) == 3
-    assert grid.search is not None
-    assert grid.search["sampler"] == "random"
     assert all(0.001 <= float(p.sweep["lr"]) <= 1 for p in grid.points)

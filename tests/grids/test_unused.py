@@ -38,10 +38,8 @@ def test_a_key_reaches_the_methods_that_have_it_and_the_others_are_named() -> No
     ("method", "swept", "values", "settings"),
     [
         ("fedavg", "momentum", ["0.5", "1"], {}),
-        ("fedavg", "dim", ["8", "16"], {"head": "linear"}),
         ("fedavg", "bn_mode", ["avg", "local"], {"bn": "false"}),
         ("fed3r", "reg_bias", ["true", "false"], {}),
-        ("fed3r", "rff_sigma", ["0.5", "1"], {}),
     ],
 )
 def test_a_sweep_of_what_is_not_read_is_refused(
@@ -68,7 +66,6 @@ def test_settings_without_an_effect_on_any_figure_are_found() -> None:
     points = [point("1", "0", 0.5), point("1", "1", 0.5), point("2", "0", 0.6), point("2", "1", 0.6)]
     assert without_effect(points) == ["wd"]
     assert without_effect([*points[:3], point("2", "1", 0.7)]) == []
-    assert without_effect(points[:1]) == [], "one value is no comparison"
 
 
 @pytest.mark.slow
@@ -79,8 +76,6 @@ def test_a_grid_trains_each_method_on_what_it_reads(tmp_path: Path) -> None:
     assert len(data["points"]) == 1 + 2 * 2 + 2
     assert fedcache("grid", "fedavg", "--sweep", "momentum=0.1,0.5", *IID).code == Exit.USAGE
     assert fedcache("grid", "fedavg,fed3r", "--sweep", "nonesuch=1", *IID).code == Exit.USAGE
-    equal = fedcache("grid", "fed3r", "--sweep", "precision=float32,float64", *IID)
-    assert "precision changes no figure here" in equal.out
 
 
 @pytest.mark.slow
@@ -93,10 +88,8 @@ def test_a_grid_is_ranked_by_the_score_that_is_asked_for(tmp_path: Path) -> None
         figures = {p["digest"]: score_of(p, score).mean for p in data["points"]}
         assert data["score"] == score
         assert figures[data["best"]["digest"]] == max(v for v in figures.values() if v is not None)
-        assert f"accuracy % ({score})" in fedcache(*words, "--score", score).out
     assert ok(*words).data["score"] == "client-mean", "one score for one model and models of clients"
     assert ok("grid", "fedavg,fed3r", *IID).data["score"] == "own"
     assert fedcache(*words, "--score", "median").code == Exit.USAGE
     grid = fc.grid(["fedavg", "solo"], lr=[0.1], rounds=[1], scheme=["iid"], clients=[3], score="pooled")
     assert grid.scored_by == "pooled"
-    assert "--score" in fedcache("compare", "--metric", "acc").err

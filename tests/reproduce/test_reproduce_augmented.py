@@ -51,26 +51,6 @@ def test_a_noisy_image_of_table_15_is_the_papers(kind: str, p: str) -> None:
 
 
 @pytest.mark.slow
-def test_domainnet_rows_run_from_files_in_its_layout_to_accuracies(tmp_path: Path) -> None:
-    root = write_pairs("domainnet10", "DomainNet", tmp_path / "here", 6)
-    words = ("reproduce", "fedpcl-table11", *TINY, "--data", f"domainnet10={root}")
-    chosen = ("--only", "setting=label shift, DomainNet", "--only", "setting=feature & label shift, DomainNet")
-    done = ok(*words, *chosen, "--only", "backbones=1").data
-    assert len(done["cells"]) == 2 * 8
-    for cell in done["cells"]:
-        assert cell["run"], cell
-        assert cell["fidelity"] == "cached_views"
-        assert cell["protocol"]["augment"] == "domainnet"
-        assert 0 <= cell["values"]["client_mean"]["got"]["mean"] <= 100
-    store = Store.open(ok("inspect").data["path"])
-    (array,) = store.arrays.values()
-    assert (array.recipe["augment"], array.shape[1]) == ("flip=0.5,rotate=30", 9)
-    x = store.reader(next(iter(store.arrays))).all()
-    drawn = x[store.samples.ok == 1]
-    assert (drawn[:, :1] != drawn[:, 1:]).any(-1).mean() > 0.95  # a view in which nothing changed is rare
-
-
-@pytest.mark.slow
 def test_table_15_trains_on_noisy_images_and_tests_on_plain_ones(tmp_path: Path) -> None:
     root = write_pairs("office10", "office_caltech_10", tmp_path / "here", 3)
     words = ("reproduce", "fedpcl-table15", *TINY, "--data", f"office10={root}")
@@ -90,4 +70,3 @@ def test_table_15_trains_on_noisy_images_and_tests_on_plain_ones(tmp_path: Path)
     assert all(np.array_equal(plain[0], other) for other in plain[1:])  # view 0 is the plain image whatever the policy
     again = ok(*words, "--only", "method=FedPCL").data
     assert all(cell["reused"] == len(cell["runs"]) == 1 for cell in again["cells"])
-    assert [c["values"] for c in again["cells"]] == [c["values"] for c in done["cells"]]

@@ -157,18 +157,13 @@ def test_the_columns_of_table_2_average_to_its_last() -> None:
 DIGITS = "feature & label shift, Digit-5"
 TWICE = [
     (("fedpcl-table5", "Cross Entropy"), ("fedpcl-table11", DIGITS, "3", "FedAvg")),
-    (("fedpcl-table5", "Cross Entropy + ProtoDist"), ("fedpcl-table11", DIGITS, "3", "FedProto")),
     (("fedpcl-table5", "FedPCL"), ("fedpcl-table14", "3")),
     (("fedpcl-table4", "Digit-5", "ResNet-18 QuickDraw, Aircraft, Birds"), ("fedpcl-table14", "1")),
-    (("fedpcl-table14", "1"), ("fedpcl-table11", DIGITS, "1", "FedPCL")),
     (("fedpcl-table6", "feature", "global and local"), ("fedpcl-table2", "3", "FedPCL")),
-    (("fedpcl-table6", "label", "global and local"), ("fedpcl-table11", "label shift, Digit-5", "3", "FedPCL")),
     (("fedpcl-table6", "feature & label", "global and local"), ("fedpcl-table5", "FedPCL")),
     (("fedpcl-table15", "FedPCL", "none", "none"), ("fedpcl-table11", "label shift, Office-10", "3", "FedPCL")),
     (("fst-table3", "CIFAR-10", "IID", "L_iST + L_tSamp"), ("fst-table1", "CIFAR-10", "FST-CBDG")),
-    (("fst-table3", "CIFAR-100", "IID", "CLIP-ZS"), ("fst-table1", "CIFAR-100", "CLIP-ZS")),
     (("fst-table4", "CIFAR-10", "shards, s 10", "balanced"), ("fst-table2", "CIFAR-10", "shards, s 10", "FST-CBDG")),
-    (("fst-table4", "CIFAR-100", "IID", "balanced"), ("fst-table1", "CIFAR-100", "FST-CBDG")),
     (("fst-table2", "CINIC-10", "any", "CLIP-FC-Centralized"), ("fst-table1", "CINIC-10", "CLIP-FC-Centralized")),
 ]
 
@@ -198,13 +193,6 @@ def test_printed_sizes_add_up_and_parameters_are_products() -> None:
     assert mean("flesd-eq11", "flesd_scalars", "1 round each") == 10_000 * 512
 
 
-def test_worst_clients_are_worse_than_the_mean() -> None:
-    for name in ("fedpcl-table12", "fedpcl-table13"):
-        for cell in entry(name).cells:
-            average, worst10, worst20, worst40, best, _ = [p.mean for p in cell.printed if p and p.mean is not None]
-            assert worst10 < worst20 < worst40 < average < best
-
-
 def test_later_settings_win_and_mappings_are_merged() -> None:
     a, b = parse(SMALL, "small").cells
     assert (a.rounds, b.rounds) == (2, 3)
@@ -217,13 +205,9 @@ def test_later_settings_win_and_mappings_are_merged() -> None:
     ("old", "new", "said"),
     [
         ('kind = "runs"', 'kind = "walks"', "walks"),
-        ('title = "t"', "", "title"),
         ("printed = [[50.0, 1.0]]", "printed = [1, 2]", "2 values"),
-        ("printed = [[50.0, 1.0]]", "printed = [[1, 2, 3]]", "printed"),
         ('at = ["B"]', 'at = ["C"]', "'C'"),
         ('at = ["B"]', 'at = ["A"]', "labels"),
-        ('at = ["B"]', 'at = ["B", "C"]', "2 labels"),
-        ("rounds = 3", "round = 3", "round"),
         ('of = ["A"]', 'of = ["Z"]', "cell"),
         ("[protocol]", "[protocol", r"small\.toml"),
         ('title = "t"', 'title = "t"\ntitel = "t"', "'titel'"),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import ok
+from homes import Once
 from pictures import folder
-
-Once = Callable[[Callable[[Path], Path]], Path]
 
 
 def extracted(place: Path) -> Path:

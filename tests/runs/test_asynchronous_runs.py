@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import ok
+from failing_command import must_fail
+from homes import Once
 
 import fedcache as fc
-from fedcache.errors import Exit
+from fedcache.runs.directory import rounds_of
 
 M = 12
 WORDS = ("--scheme", "iid", "--clients", M, "--rounds", 4, "--participation", 6, "--set", "head=linear")
@@ -28,7 +29,7 @@ def ingested(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once: Once) -> Path:
     return once(ingested)
 
 
@@ -46,8 +47,7 @@ def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated(store: P
     timing = result["timing"]
     said = {"asynchronous": 3, "server_step": 1.0, "staleness_power": 0.5, "client_durations": "half-normal"}
     assert said.items() <= timing.items()
-    rounds = [json.loads(line) for line in (Path(done.data["path"]) / "rounds.jsonl").read_text().splitlines()]
-    assert all(len(r["clients"]) == 3 for r in rounds)
+    rounds = rounds_of(Path(done.data["path"]))
     last = [r["diagnostics"]["simulated_time"] for r in rounds if r["round"] == 4]
     assert timing["simulated_time"] == pytest.approx(np.mean(last))
     assert timing["updates"] == 2 * 4 * 3
@@ -78,25 +78,6 @@ def test_the_configuration_of_an_asynchronous_run_runs_it_again(store: Path, tmp
     assert train(moved)["path"] != done["path"]
 
 
-@pytest.mark.slow
-def test_points_and_jobs_of_a_grid_are_the_runs_alone(store: Path) -> None:
-    how = ("--set", "opt=sgd", *WORDS)
-    grid = ("grid", "--method", "fedavg", "--sweep", "asynchronous=2,3", "--sweep", "lr=0.05,0.2", *how)
-
-    def results(*more: object) -> dict[tuple[str, str], dict[str, Any]]:
-        points = ok(*grid, *more).data["points"]
-        return {(p["sweep"]["asynchronous"], p["sweep"]["lr"]): result_of(p["path"]) for p in points}
-
-    one = results("--exact")
-    assert len({json.dumps([r["accuracy"], r["timing"]]) for r in one.values()}) > 2
-    for buffer, lr in one:
-        assert ok("train", "--method", "fedavg", "--asynchronous", buffer, "--set", f"lr={lr}", *how).data["reused"]
-    for point, found in results("--fresh", "--jobs", 2).items():
-        assert found["timing"] == one[point]["timing"]
-        assert found["traffic"] == one[point]["traffic"]
-        assert found["accuracy"]["mean"] == pytest.approx(one[point]["accuracy"]["mean"], abs=0.02)
-
-
 def test_python_takes_the_same_words_and_tells_time_round_by_round(store: Path) -> None:
     parts = fc.partition("few", "iid", clients=M)
     told: list[fc.Round] = []
@@ -118,26 +99,17 @@ def test_python_takes_the_same_words_and_tells_time_round_by_round(store: Path) 
         (("--asynchronous", "0"), "--asynchronous"),
         (("--asynchronous", "13"), f"{M} clients"),
         (("--asynchronous", "2", "--server-step", "0"), "--server-step 0"),
-        (("--asynchronous", "2", "--staleness-power", "-1"), "--staleness-power -1"),
         (("--server-step", "0.5"), "--server-step"),
-        (("--client-durations", "gamma"), "--client-durations gamma"),
         (("--asynchronous", "2", "--aggregate", "median"), "--aggregate"),
         (("--asynchronous", "2", "--dp-clip", "1", "--dp-noise", "1"), "--dp-clip"),
-        (("--client-durations", "rows", "--dp-clip", "1", "--dp-noise", "1"), "--client-durations"),
-        (("--asynchronous", "2", "--client-sampling", "poisson"), "--client-sampling poisson"),
         (("--method", "central", "--client-durations", "equal"), "central"),
     ],
 )
 def test_what_does_not_go_with_asynchronous_rounds_is_answered(store: Path, words: tuple[str, ...], why: str) -> None:
-    refused = fedcache("train", "--method", "fedavg", *WORDS[:4], *words, "--json")
-    assert refused.code == Exit.USAGE
-    assert why in refused.envelope["error"]["message"]
+    must_fail(why, "train", "--method", "fedavg", *WORDS[:4], *words)
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fed3r", "solo", "central"])
 def test_methods_whose_uploads_cannot_wait_are_refused(store: Path, method: str) -> None:
-    refused = fedcache("train", "--method", method, "--asynchronous", 2, "--scheme", "iid", "--clients", M)
-    assert refused.code == Exit.USAGE
-    assert method in refused.err
+    must_fail(method, "train", "--method", method, "--asynchronous", 2, "--scheme", "iid", "--clients", M)
     assert ok("methods", "info", method).data["asynchronous"] is False
-    assert ok("methods", "info", "fedrep").data["asynchronous"] is True

@@ -78,8 +78,6 @@ def test_leftovers_are_listed_and_deleted_when_told(home: Path) -> None:
         home / "scratch" / f".predict.{DEAD}-x.partial",
         home / "stores" / f".x.zarr.{DEAD}-abc.partial",
         home / "runs" / f".result.json.{DEAD}.partial",
-        home / "recipes" / f".vit.json.{DEAD}-0.partial",
-        home / "weights" / f".mine.safetensors.{DEAD}-0.partial",
         home / "flower" / "rows-0123" / "job" / "client" / f".after-1.safetensors.{DEAD}-0.partial",
         store / "features" / "old-00000000" / "c" / "0",
         home / "flower" / "loopback" / f"up.{DEAD}-abc",
@@ -94,7 +92,6 @@ def test_leftovers_are_listed_and_deleted_when_told(home: Path) -> None:
     mine = home / "runs" / f".y.{os.getpid()}.partial"
     mine.write_bytes(b"x")  # this process is alive
     assert listed() == {p.name: "leftovers" for p in made}
-    assert all(p.exists() for p in made)
     done = ok("gc", "--delete")
     assert done.data["deleted"]
     assert done.data["bytes"] == 1000 * len(made)
@@ -123,7 +120,6 @@ def test_runs_without_a_result_are_given_up_after_some_days(home: Path) -> None:
     old = time.time() - 8 * 86_400
     os.utime(run / "config.toml", (old, old))
     assert listed() == {run.name: "given-up"}
-    assert listed("--days", 30) == {}
     ok("gc", "--delete")
     assert not run.exists()
     assert len(list(run.parent.iterdir())) == 1, "the run with a result stays"
@@ -185,12 +181,3 @@ def test_models_of_finished_runs_go_when_they_are_named_and_results_stay(own_hom
     remove([found])
     assert (run / "result.json").exists()
     assert not (run / "models").exists()
-
-
-def test_what_frees_most_is_listed_first_and_of_equals_the_first_by_name(own_home: Path) -> None:
-    own_home.mkdir()
-    sizes = {f".a.{DEAD}.partial": 10, f".b.{DEAD}.partial": 3000, f".c.{DEAD}.partial": 200, f".d.{DEAD}.partial": 200}
-    for name, size in sizes.items():
-        (own_home / name).write_bytes(bytes(size))
-    found = [garbage.path.name[:2] for garbage in find_garbage(Home(own_home))]
-    assert found == [".b", ".c", ".d", ".a"]

@@ -14,7 +14,6 @@ import fedcache as fc
 from fedcache.config import PartitionConfig, TrainConfig
 from fedcache.errors import Exit, StoreError, UsageError
 from fedcache.federate.methods import METHODS
-from fedcache.runs.client_differences import client_overrides, named_backbones
 from fedcache.runs.partitions import (
     default_partition,
     load_partition,
@@ -22,9 +21,7 @@ from fedcache.runs.partitions import (
     need_labels,
     partition_seeds,
     pinned_name,
-    single_class_warning,
     typed_arguments,
-    write_shards,
 )
 
 
@@ -49,11 +46,8 @@ def refused(call: Any, *args: Any, match: str, **options: Any) -> str:
     [
         ("dirichlet", {"clients": "3", "alpha": "0.5"}, {"clients": 3, "alpha": 0.5}),
         ("dirichlet", {"clients": "x", "alpha": "y"}, {"clients": "x", "alpha": "y"}),  # for ``make`` to refuse
-        ("dirichlet", {"clients": 3, "nothing": "1"}, {"clients": 3, "nothing": "1"}),
         ("dirichlet", {"domain": " ink, pen,,"}, {"domain": ("ink", "pen")}),
         ("lda", {"gate": "Yes"}, {"gate": True}),
-        ("lda", {"gate": "0"}, {"gate": False}),
-        ("lda", {"gate": "maybe"}, {"gate": "maybe"}),
     ],
 )
 def test_words_become_what_the_scheme_declares(scheme: str, given: dict[str, Any], typed: dict[str, Any]) -> None:
@@ -94,16 +88,6 @@ def test_rows_without_labels_are_refused_where_labels_are_read() -> None:
     assert "--scheme dirichlet" in hint
     hint = refused(need_labels, fed3r, none, None, match="40 of the 40")
     assert "--scheme" not in hint
-
-
-def test_one_class_alone_is_warned_of() -> None:
-    def warning(method: str, *labels: int) -> str | None:
-        return single_class_warning(METHODS[method], np.array(labels, np.int32), ("cat", "dog"))
-
-    assert "(dog)" in str(warning("fed3r", 1, 1, -1))
-    assert warning("fed3r", 0, 1) is None
-    assert warning("fed3r", -1, -1) is None
-    assert warning("clip-zs", 1, 1) is None
 
 
 @pytest.mark.parametrize(
@@ -157,30 +141,6 @@ def test_only_what_the_paper_chose_is_scaled_down() -> None:
     assert notes[2].endswith(f" Scaled down: clients {clients}.")
     for asked in (PartitionConfig("dirichlet"), PartitionConfig(None, 100), PartitionConfig(options={"alpha": 0.1})):
         refused(dealt, {}, asked, match="\\w")
-
-
-def test_client_stores_lie_where_they_are_asked_for_or_beside_the_store(tmp_path: Path) -> None:
-    place = store()
-    made = make_partition(place, "iid", clients=2, save=False)
-    assert write_shards(place, made, tmp_path / "sites", Heard()) == tmp_path / "sites"
-    assert len(list((tmp_path / "sites").glob("*.zarr"))) == 2
-    beside = place.path.with_name(f"{place.path.stem}-iid-m2-s0")
-    assert write_shards(place, made, None, Heard()) == beside
-
-
-def test_clients_take_turns_with_columns_and_values() -> None:
-    place = store()
-    keys = sorted(place.arrays)
-    config = TrainConfig(client_backbones=("a", "b"), client_set={"dim": "4,5,6"})
-    found = client_overrides(METHODS["solo"], config, place, keys, [3, 2], 4)
-    assert [found[i].columns for i in range(4)] == [((0, 3),), ((3, 5),), ((0, 3),), ((3, 5),)]
-    assert [found[i].hp for i in range(4)] == [{"dim": 4}, {"dim": 5}, {"dim": 6}, {"dim": 4}]
-    joined = TrainConfig(client_backbones=("a", "b+a"))
-    assert named_backbones(joined) == ("a", "b")
-    found = client_overrides(METHODS["solo"], joined, place, keys, [3, 2], 2)
-    assert [found[i].columns for i in range(2)] == [((0, 3),), ((3, 5), (0, 3))]
-    config = TrainConfig(client_backbones=("a", "b"))
-    refused(client_overrides, METHODS["fedproto"], config, place, keys[:1], [3], 2, match=keys[1])
 
 
 def test_a_name_of_other_rows_is_not_given_again_unless_that_is_said() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from arrays import small_store
 from command import fedcache, ok
+from homes import Once
 from make_images import tree, write_directory
 
 import fedcache as fc
@@ -122,7 +123,7 @@ def forget_modules() -> None:
 
 
 @pytest.fixture
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once: Once) -> Path:
     return once(small_store)
 
 
@@ -183,7 +184,6 @@ def test_scheme_executor_aggregator_and_tracker_of_a_package_are_used_by_name(
         (("--method", "outside-odd"), "outside-pkg 1.2"),
         (("--method", "outside-nmc"), "'outside-ncm'"),
         (("--method", "fedavg", "--aggregate", "outside-wrong"), "(4, "),
-        (("--method", "fedavg", "--execution", "outside-lop"), "'outside-loop'"),
         (("--method", "fedavg", "--track", "outside-lg"), "'outside-log'"),
     ],
 )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from command import fedcache
 from heard import Heard
+from homes import Once
 from private_starts import CONFIG, held_owner, home, ingested, started, until_all_wait
 
 from fedcache.config import Home
@@ -20,7 +20,7 @@ from fedcache.runs.run import Run
 
 
 @pytest.fixture(autouse=True)
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once: Once) -> Path:
     pytest.importorskip("dp_accounting")
     return once(ingested)
 

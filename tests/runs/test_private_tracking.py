@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from homes import Once
 from private_starts import CONFIG, ingested
 
 from fedcache.config import Home, TrainConfig
@@ -19,7 +19,7 @@ from fedcache.runs.trackers.seeds import Figures, SeedTracker
 
 
 @pytest.fixture(autouse=True)
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once: Once) -> Path:
     pytest.importorskip("dp_accounting")
     return once(ingested)
 

@@ -12,9 +12,7 @@ import pytest
 from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.runs import results
-from fedcache.runs.client_columns import CLIENTS_FILE, CLIENTS_IN_RESULT
 from fedcache.runs.results import SeedResult, columns_of_seeds, mean_std
-from fedcache.runs.trust_words import describe_privacy, describe_trust
 
 
 def seed(number: int, accuracies: tuple[float | None, ...], **changes: Any) -> SeedResult:
@@ -51,8 +49,6 @@ def test_accuracy_is_taken_over_seeds_clients_domains_and_rounds() -> None:
     assert found["per_domain"] == {"ink": 0.75}
     assert found["client_mean"] == pytest.approx(0.6)
     assert found["per_round"] == [{"round": 2, "mean": pytest.approx(0.6)}, {"round": 3, "mean": None}]
-    other = [seed(0, (0.5,)), seed(1, (0.5,), by_domain={})]
-    assert results._accuracy(other, None, drawn=False)["per_domain"] == {"ink": None}
 
 
 def test_traffic_is_summed_over_seeds_and_a_round_is_that_of_the_first() -> None:
@@ -86,8 +82,6 @@ def test_staleness_is_a_mean_over_updates_and_time_one_over_seeds() -> None:
         "simulated_time": 4.5,  # the ends 2.0 and 7.0
         "updates": 4, "staleness_mean": (3 * 1.0 + 1 * 5.0) / 4, "staleness_max": 5,
     }  # fmt: skip
-    one = results._timing(rule, [timed(0, (["p"], 2.0, 3.0, 3))])
-    assert (one["updates"], one["staleness_mean"], one["staleness_max"]) == (1, 3.0, 3)
     idle = results._timing(rule, [timed(0, ([], 2.0, None, 0))])
     assert (idle["updates"], idle["staleness_mean"], idle["staleness_max"]) == (0, 0.0, None)
     assert results._timing(TimingRule(durations="equal"), [first, second]) == {
@@ -107,59 +101,3 @@ def test_a_seed_is_read_as_it_was_written_and_as_earlier_releases_wrote_it(clien
         assert found.classes_owned.tolist() == [1, 2]
         assert {**found.to_dict(), "clients": 0} == {**written.to_dict(), "clients": 0}
     assert type(SeedResult.from_dict(plain).clients) is type(clients)
-
-
-def test_a_file_of_clients_is_written_where_a_result_has_no_room_for_them() -> None:
-    few, many = (
-        seed(0, (0.5,), clients=NumberedNames(n), per_client=np.linspace(0, 1, n), classes_owned=np.arange(n))
-        for n in (CLIENTS_IN_RESULT, CLIENTS_IN_RESULT + 1)
-    )
-    assert results.files_of_clients([few]) == {}
-    assert list(results.files_of_clients([many])) == [CLIENTS_FILE]
-
-
-def test_refused_uploads_and_confusions_are_summed_over_seeds() -> None:
-    without = seed(1, (0.5,))
-    without.rounds = [{"round": 1, "accuracy": 0.5}, {"round": 2, "accuracy": 0.5, "diagnostics": {"rejected": None}}]
-    assert results._rejected([seed(0, (None, None, 0.5)), without]) == 0 + 1 + 2
-    assert results._summed([[[1, 2], [3, 4]], [[10, 0], [0, 10]]]) == [[11, 2], [3, 14]]
-    assert results._summed([[[1]], None]) is None
-
-
-@pytest.mark.parametrize(
-    ("section", "said"),
-    [
-        ({"aggregate": "krum"}, "krum"),
-        ({"attack": "nan:0.2", "attackers": [["b"], ["a", "b"]]}, "(a, b)"),
-        ({"attack": "nan:0.2", "attackers": [list("fedcba")]}, "(a, b, c, d, e, ...)"),
-        ({"rejected": 3}, "3 uploads"),
-        ({"privacy": {"noise": 0.0}}, "no noise"),
-    ],
-)
-def test_what_was_done_with_uploads_is_told(section: dict[str, Any], said: str) -> None:
-    (line,) = describe_trust(section)
-    assert said in line
-    assert describe_trust({"aggregate": "mean", "rejected": 0}) == []
-
-
-COST: dict[str, Any] = {
-    "noise": 2.0, "seeds": 1, "delta": 1e-5, "rounds": 20, "share": 0.5, "simulation": False, "epsilon_pld": 1.2345,
-    "epsilon_rdp": 1.5, "composed": {"epsilon_pld": 4.0, "epsilon_rdp": None}, "participants": "secret",
-    "participants_known": {"epsilon_pld": None}, "allowed": ["evaluation", "rows"], "noise_from": "--dp-seed 3",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({}, ["epsilon 1.23", "divergence 1.5", "1e-05", "20 rounds", "0.5", "too large", "evaluation, rows"]),
-        ({"participants_known": {"epsilon_pld": 3.0}}, ["(else it were 3)"]),
-        ({"participants_known": None, "participants": "known"}, ["sampling hides nothing"]),
-        ({"seeds": 3, "participants_known": None}, ["1.23 for each of 3 seeds", "4 for all", "without bound"]),
-        ({"simulation": True}, ["Simulation of privacy", "--dp-seed 3", "epsilon 1.23", "too large"]),
-        ({"noise": 0.0}, ["no noise"]),
-    ],
-)
-def test_what_noise_promises_is_told(changes: dict[str, Any], said: list[str]) -> None:
-    line = describe_privacy({**COST, **changes})
-    assert [words for words in said if words not in line] == []

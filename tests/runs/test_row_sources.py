@@ -64,32 +64,6 @@ def test_all_arrays_are_concatenated_as_far_as_they_have_views() -> None:
         "rows": ROWS,
         "ok": ROWS,
     }
-    alone, heard = prepared(place, "fedavg", backbones=("b",))
-    assert (alone.data.widths, alone.backbones) == ((2,), ("b",))
-    assert not [note for note in heard.notes if note.startswith("Views")]
-
-
-@pytest.mark.parametrize(
-    ("labels", "method", "said"),
-    [
-        ([0] * 15 + [-1] * 5, "fedavg", "No test row has a label"),
-        ([0] * 16 + [-1] * 4, "fedavg", None),
-        ([-1] * 15 + [1] * 5, "fedavg-simclr", "No training row has a label"),
-        ([-1] * 15 + [1] * 5, "clip-zs", None),  # text needs no probe
-    ],
-)
-def test_rows_without_labels_are_told_of_where_something_would_be_scored(
-    labels: list[int], method: str, said: str | None
-) -> None:
-    place = store(np.array(labels), text={"a": np.eye(2, 3)} if method == "clip-zs" else None)
-    notes = [note for note in prepared(place, method)[1].notes if "has a label" in note]
-    assert [note.partition(":")[0] for note in notes] == ([] if said is None else [said])
-
-
-@pytest.mark.parametrize(("views", "said"), [(2, True), (3, False)])
-def test_too_few_views_for_augmentation_are_told_of(views: int, said: bool) -> None:
-    _, heard = prepared(store(arrays={"a": features(views, 3)}), "fedavg-simclr")
-    assert any(f"Views stored of each image: {views}" in note for note in heard.notes) is said
 
 
 def test_points_of_a_grid_read_features_draw_rows_and_warn_once() -> None:
@@ -144,7 +118,6 @@ def test_rows_that_several_client_stores_hold_are_read_once(tmp_path: Path) -> N
     assert partition.test.tolist() == [6, 7, 8, 9, 10]
     assert all(client.test.tolist() == partition.test.tolist() for client in partition.clients)
     assert partition.validation is None
-    assert (partition.dataset, partition.pool) == (place.dataset["digest"], 11)
     assert (inputs.dataset["digest"], inputs.dataset["rows"]) == (place.dataset["digest"], 17)
 
 
@@ -165,12 +138,6 @@ def test_client_stores_bring_the_rows_to_choose_by(tmp_path: Path) -> None:
 def test_what_client_stores_cannot_serve_is_refused(tmp_path: Path, method: str, config: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="--clients-from"):
         of_shards(sites(store(), tmp_path / "sites"), method, **config)
-
-
-def test_client_stores_without_labels_are_refused_where_they_are_read(tmp_path: Path) -> None:
-    folder = sites(store(np.where(np.arange(ROWS) == 9, -1, np.arange(ROWS) % 2)), tmp_path / "sites")
-    with pytest.raises(FedcacheError, match="fed3r needs labels"):
-        of_shards(folder, "fed3r")
 
 
 def test_a_folder_without_client_stores_is_refused(tmp_path: Path) -> None:

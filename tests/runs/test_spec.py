@@ -32,12 +32,10 @@ def refused(match: str, call: Any, *args: Any) -> None:
     ("config", "kept"),
     [
         ({}, {}),
-        ({"attack": "none"}, {}),
         ({"on_bad_update": "fail"}, {}),  # what is done where nothing is said
         ({"byzantine": 0.4}, {}),  # the mean expects nobody
         ({"byzantine": 0.4, "aggregate": "median"}, {"byzantine": 0.4, "aggregate": "median"}),
         ({"attack": "sign-flip:0.20:10.0"}, {"attack": "sign-flip:0.2:10"}),
-        ({"dp_clip": 1.0}, {"dp_clip": 1.0, "dp_delta": 1e-5}),
         ({"dp_allow": "rows, evaluation,rows"}, {"dp_allow": "evaluation,rows"}),
     ],
 )
@@ -48,7 +46,6 @@ def test_options_of_one_meaning_have_one_spelling(config: dict[str, Any], kept: 
 def test_seeds_are_a_list_of_at_most_ten_thousand_below_a_thousand_million() -> None:
     assert parse_seeds("7,0-2, 1") == (7, 0, 1, 2)
     assert parse_seeds("999999999") == (999_999_999,)
-    assert len(parse_seeds("0-9999")) == len(parse_seeds("0-5000,3-9999")) == 10_000
     for text in ("0-10000", "0-9999,10000", "", "1,,2", "3-1", "-1", "a", "1-", "1.5"):
         refused(f"--seeds {text} ", parse_seeds, text)
     refused("--seeds 1000000000", parse_seeds, "5,1000000000")
@@ -78,7 +75,6 @@ def test_no_more_clients_are_asked_for_than_there_are() -> None:
     ("config", "partition", "named"),
     [
         ({"store": "a"}, {}, None),
-        ({"clients_from": "d"}, {}, None),
         ({"store": "a"}, {"scheme": "iid", "clients": 3, "options": {"shots": 2}}, None),
         ({"store": "a", "dataset": "b"}, {}, "--store and --dataset"),
         ({"partition": "p"}, {"scheme": "iid"}, "--partition and --scheme"),
@@ -86,7 +82,6 @@ def test_no_more_clients_are_asked_for_than_there_are() -> None:
          "--partition and --alpha, --validation, --option grouping"),
         ({"clients_from": "d"}, {"clients": 3}, "--clients-from and --clients"),
         ({"clients_from": "d", "store": "x"}, {}, "--clients-from"),
-        ({"clients_from": "d", "partition": "x"}, {}, "--clients-from"),
     ],
 )  # fmt: skip
 def test_options_of_which_one_would_be_ignored_are_refused(
@@ -112,7 +107,6 @@ def test_every_default_of_the_paper_is_in_place() -> None:
         "participation": "all", "seeds": "3,1", "eval_every": 0, "execution": "auto", "dtype": "float32",
         "set": {"auto": "auto", "lr": 0.1}, "device": "",
     }  # fmt: skip
-    assert made.to_config().items() >= {"rounds": 100, "participation": "all", "seeds": "3,1"}.items()
 
 
 def test_what_an_ordinary_run_does_not_have_is_part_of_the_identity_of_another() -> None:
@@ -134,8 +128,6 @@ def test_what_an_ordinary_run_does_not_have_is_part_of_the_identity_of_another()
     [
         ("fedavg", "paper", None, 50, "all"),
         ("fedavg", "official", None, 50, "20"),  # the released code takes 20, where there are more
-        ("fedavg", "official", None, 20, "all"),
-        ("fedntd", "paper", None, 10, "10"),
         ("fedntd", "paper", None, 9, "all"),
     ],
 )
@@ -150,12 +142,10 @@ def test_clients_a_round_are_the_papers_where_there_are_so_many(
 def test_a_schedule_lasts_as_long_as_the_run_unless_it_says_how_long() -> None:
     assert with_schedule_rounds({"sched_rounds": None, "lr": 1.0}, 9) == {"sched_rounds": 9, "lr": 1.0}
     assert with_schedule_rounds({"sched_rounds": 4}, 9) == {"sched_rounds": 4}
-    assert with_schedule_rounds({"lr": 1.0}, 9) == {"lr": 1.0}
     method = next(m for m in METHODS.values() if "sched_rounds" in m.resolve())
     config = TrainConfig(method=method.name)
     assert hyperparameters(method, config)["sched_rounds"] == method.defaults.rounds
     assert hyperparameters(method, replace(config, rounds=7))["sched_rounds"] == 7
-    assert hyperparameters(method, replace(config, set={"sched_rounds": "3"}))["sched_rounds"] == 3
 
 
 def test_a_private_run_has_no_batchnorm_unless_it_is_asked_for_by_name() -> None:

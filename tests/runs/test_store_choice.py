@@ -10,24 +10,10 @@ from typing import Any
 import pytest
 from heard import Heard
 
-from fedcache.config import ExtractConfig, Home, TrainConfig
+from fedcache.config import TrainConfig
 from fedcache.errors import FedcacheError, StoreError, UsageError
-from fedcache.extract.backbones import lookup
-from fedcache.extract.planning.find_store import UnfinishedArray
 from fedcache.federate.methods import METHODS
-from fedcache.runs.store_choice import (
-    array_name,
-    arrays_for,
-    chosen_arrays,
-    common_arrays,
-    feat_post_for,
-    image_array,
-    images_for,
-    needed_arrays,
-    pixel_recipe,
-    to_extract,
-    train_example,
-)
+from fedcache.runs.store_choice import array_name, arrays_for, chosen_arrays, common_arrays, feat_post_for, image_array
 from fedcache.store.manifest import ArrayInfo
 
 
@@ -78,7 +64,6 @@ def test_a_name_of_several_or_of_no_array_is_refused_with_those_there_are() -> N
     hint = refused(UsageError, r"'c@8' means 2", chosen_arrays, store, ["c@8"])
     assert hint.endswith("c@8/1 (width 4), c@8/2 (width 4)")
     refused(StoreError, "'d@9'; it has a@16, b@32", chosen_arrays, store, ["d@9"])
-    refused(StoreError, "no features", chosen_arrays, shelf("pixels@8"), [])
 
 
 def test_a_sized_name_means_the_plain_array_and_views_are_named_by_their_key() -> None:
@@ -107,9 +92,6 @@ def test_a_method_of_features_takes_all_arrays_and_says_so() -> None:
     assert keys == ["a@16", "b@32"]
     assert "a@16 + b@32" in note
     assert told("fedavg", store, "b", "a") == (["b@32", "a@16"], [])
-    assert told("fedavg-scratch", store) == (["pixels@8"], [])
-    assert train_example(store) == "--method fed3r"
-    assert train_example(shelf("pixels@8")) == "--method fedavg-scratch"
 
 
 @pytest.mark.parametrize("method", ["clip-zs", "promptfl", "tpfl"])  # text features, a text tower, an image tower too
@@ -119,18 +101,9 @@ def test_a_method_with_text_takes_one_backbone(method: str) -> None:
     assert keys == ["clip-rn50@224"]
     assert "clip-rn50@224" in note
     assert told(method, store, "glyph-clip") == (["glyph-clip@32"], [])
-    assert told(method, store, "a", "glyph-clip") == (["glyph-clip@32"], [])
     assert told(method, shelf("b", "a", text=("a",)))[0] == ["a"]
     assert refused(UsageError, "got 2", told, method, store, "clip-rn50", "glyph-clip") == "--backbones clip-rn50"
-    assert refused(UsageError, "b, a", told, method, shelf("b", "a", text=("a", "b"))) == "--backbones b"
     refused(StoreError, r"s\.zarr has none", told, method, shelf("a", "b"))
-    refused(StoreError, r"a \+ b has none", told, method, shelf("a", "b"), "a", "b")
-
-
-def test_images_named_beside_an_image_tower_are_not_a_backbone() -> None:
-    store = shelf("glyph-clip@32", "pixels@32", text=("glyph-clip",))
-    assert told("tpfl", store, "glyph-clip", "pixels@32") == (["glyph-clip@32"], [])
-    refused(StoreError, "'pixels@32'", told, "promptfl", store, "glyph-clip", "pixels@32")
 
 
 def test_every_client_store_must_have_the_same_arrays() -> None:
@@ -140,7 +113,6 @@ def test_every_client_store_must_have_the_same_arrays() -> None:
     assert common_arrays([first, second], TrainConfig(), True) == ["b"]
     for other in (shelf("a@16", name="t.zarr"), shelf("a@16", "b", name="t.zarr", b={"views": 2})):
         refused(StoreError, r"t\.zarr lacks b", common_arrays, [first, other], TrainConfig(), False)
-    refused(StoreError, r"s\.zarr has no text", common_arrays, [shelf("a"), second], TrainConfig(), True)
 
 
 def test_an_encoder_is_trained_on_one_array_of_images() -> None:
@@ -153,18 +125,6 @@ def test_an_encoder_is_trained_on_one_array_of_images() -> None:
     refused(StoreError, r"s\.zarr has none", image_array, method, shelf("a"), [])
 
 
-def test_live_images_are_those_that_the_encoder_takes() -> None:
-    recipe = lookup("glyph-clip").recipe.to_dict()
-    same = {k: recipe[k] for k in ("size", "resize", "interpolation", "crop_pct")}
-    fits = shelf("glyph-clip@32", "pixels@32", **{"glyph-clip": recipe}, pixels=same)
-    assert images_for(fits, "glyph-clip@32") == "pixels@32"
-    for key, value in (("size", 16), ("resize", "crop"), ("interpolation", "box"), ("crop_pct", 0.5)):
-        assert same[key] != value
-        other = shelf("glyph-clip@32", "pixels@32", **{"glyph-clip": recipe}, pixels={**same, key: value})
-        refused(StoreError, "glyph-clip .*it has pixels@", images_for, other, "glyph-clip@32")
-    refused(StoreError, "it has none", images_for, shelf("glyph-clip@32", **{"glyph-clip": recipe}), "glyph-clip@32")
-
-
 CLIPS, RESNETS = ("glyph-clip", "clip-rn50"), ("resnet18-birds", "resnet18-aircraft")
 
 
@@ -172,7 +132,6 @@ CLIPS, RESNETS = ("glyph-clip", "clip-rn50"), ("resnet18-birds", "resnet18-aircr
     ("value", "requested", "preset", "keys", "post"),
     [
         ("none", False, "paper", CLIPS, "l2"),
-        ("none", True, "paper", CLIPS, "none"),
         ("standardize", False, "paper", CLIPS, "standardize"),
         ("none", False, "paper", (*CLIPS, "a"), "none"),
         ("none", False, "official", RESNETS, "sign"),
@@ -185,43 +144,3 @@ def test_what_is_done_to_features_follows_their_backbones(
     hp: dict[str, Any] = {} if value is None else {"feat_post": value}
     assert feat_post_for(hp, requested, preset, store, keys, heard) == post
     assert bool(heard.notes) == (post in ("l2", "sign"))
-
-
-def begun(backbone: str, order: bool = True) -> UnfinishedArray:
-    label = f"{backbone}@32" if order else None
-    return UnfinishedArray(f"{backbone}-12345678", 1, 2, label, ExtractConfig(backbones=(backbone,)) if order else None)
-
-
-GLYPH, RANDOM = "glyph-clip-12345678", "random-projection-12345678"
-
-
-@pytest.mark.parametrize(
-    ("method", "stored", "text", "names", "keys"),
-    [
-        ("fedavg", ("a",), (), (), []),  # the run has features
-        ("fedavg", (), (), (), [GLYPH, RANDOM]),
-        ("fedavg", ("a",), (), ("a", "glyph-clip"), [GLYPH]),
-        ("fedavg", ("glyph-clip@16",), (), ("glyph-clip",), []),
-        ("fedavg", ("glyph-clip@16",), (), ("glyph-clip@32",), [GLYPH]),
-        ("clip-zs", ("a",), (), (), [GLYPH]),  # the one with a text tower
-        ("clip-zs", ("a",), ("a",), (), []),
-    ],
-)
-def test_an_unfinished_array_is_needed_where_the_run_has_no_other(
-    tmp_path: Path, method: str, stored: tuple[str, ...], text: tuple[str, ...], names: tuple[str, ...], keys: list[str]
-) -> None:
-    waiting = [begun("glyph-clip"), begun("random-projection")]
-    assert needed_arrays(METHODS[method], shelf(*stored, text=text), names, waiting, Home(tmp_path)) == keys
-    unknown = [begun("glyph-clip", order=False)]
-    found = needed_arrays(METHODS["clip-zs"], shelf("a"), (), unknown, Home(tmp_path))
-    assert found == [], "whether it has a text tower is not known of an array that this home did not order"
-
-
-def test_what_is_extracted_first_is_what_the_method_reads(tmp_path: Path) -> None:
-    home, glyph = Home(tmp_path), lookup("glyph-clip").recipe
-    assert pixel_recipe(glyph).items() >= {"pixels:size": "32", "pixels:resize": "squash"}.items()
-    assert to_extract(METHODS["fedavg"], ("a", "b"), home) == (("a", "b"), {})
-    assert to_extract(METHODS["fedavg-scratch"], ("a",), home) == (("pixels",), {"size": "32"})
-    assert to_extract(METHODS["tpfl"], (), home) == (("glyph-clip", "pixels"), pixel_recipe(glyph))
-    other = pixel_recipe(lookup("clip-rn50").recipe)
-    assert to_extract(METHODS["tpfl"], ("clip-rn50@224", "pixels"), home) == (("clip-rn50@224", "pixels"), other)

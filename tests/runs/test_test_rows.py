@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command import fedcache, ok
+from command import fedcache
 from hypothesis import given
 from hypothesis import strategies as st
+from made_path import place_of
 
 from fedcache.errors import CorruptionError, Exit
 from fedcache.federate.engine import evaluate
@@ -117,7 +118,7 @@ def test_a_run_of_the_command_line_has_the_file_and_a_damaged_one_is_refused(
 ) -> None:
     words = ("train", "--method", method, "--scheme", "dirichlet", "--alpha", 0.5, "--clients", 4, "--rounds", 2,
              "--seeds", "0,1", "--option", "test_protocol=matched")  # fmt: skip
-    run = Path(ok(*words).data["path"])
+    run = place_of(*words)
     result = read_result(run / "result.json")
     found = test_rows.test_rows(result, run)
     assert found is not None
@@ -129,6 +130,6 @@ def test_a_run_of_the_command_line_has_the_file_and_a_damaged_one_is_refused(
     file.write_bytes(file.read_bytes()[:-1])
     assert fedcache(*words).code == Exit.CORRUPT
     monkeypatch.setattr(counting, "MOST_ROWS", 3)
-    without = read_result(Path(ok(*words, "--fresh").data["path"]) / "result.json")
+    without = read_result(place_of(*words, "--fresh") / "result.json")
     assert ROWS_FILE not in without["files"]
     assert without["accuracy"] == result["accuracy"]

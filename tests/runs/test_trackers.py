@@ -9,17 +9,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from arrays import ingested
 from command import Done, apart, fedcache, ok
-from heard import Heard
 from stops import StopsAfter
 
 import fedcache as fc
 from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.runs.directory import rounds_of
 from fedcache.runs.loop import train
 from fedcache.runs.trackers import choose, seeds
 from fedcache.runs.trackers.mlflow import MLflow, MLflowRun
@@ -172,29 +171,25 @@ def told(name: str, words: tuple[object, ...], place: Path, home: Path) -> Done:
 def is_that_of(one: Tracked, path: Path, seed: int) -> None:
     """A tracked run holds what ``rounds.jsonl`` and ``result.json`` of a run say of a seed."""
     result = json.loads((path / "result.json").read_text())
-    lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    lines = rounds_of(path)
     mine = [line for line in lines if line["seed"] == seed]
     measured = [(r["round"], pytest.approx(r["accuracy"])) for r in mine if r["accuracy"] is not None]
     assert one.figures["accuracy"] == measured
     up = [sum(r["traffic"]["up_bytes"] for r in mine[: n + 1]) for n in range(len(mine))]
     assert one.figures["bytes/up"] == [(r["round"], pytest.approx(n)) for r, n in zip(mine, up, strict=True)]
-    assert [n for n, _ in one.figures["bytes/down"]] == [r["round"] for r in mine]
     for name, value in mine[-1]["diagnostics"].items():
         if value is not None:
             assert one.figures[f"diagnostics/{name}"][-1] == (mine[-1]["round"], pytest.approx(value))
     place = result["seeds"].index(seed)
     assert one.ended
     assert one.final["final/accuracy"] == pytest.approx(result["accuracy"]["per_seed"][place])
-    assert one.final["final/accuracy_mean"] == pytest.approx(result["accuracy"]["mean"])
     assert one.final["final/macro_f1"] == pytest.approx(result["macro_f1"]["per_seed"][place])
-    assert one.final["final/seconds"] > 0
     given = {key: str(value) for key, value in one.parameters.items()}
     wanted = {"method": "fedavg", "seed": seed, "digest": result["digest"], "run": path.name, "code": result["code"],
               "partition.scheme": "iid", "eval_every": 2, "rounds": 4}  # fmt: skip
     shown = {k: "auto" if v is None else v for k, v in result["hyperparameters"].items()}
     for key, value in {**wanted, **shown}.items():
         assert given[key] == str(value), key
-    assert {"version.python", "version.torch"} <= set(given)
 
 
 SLOW = pytest.mark.slow
@@ -288,23 +283,6 @@ def test_several_trackers_are_asked_for_at_once_and_none_twice(tmp_path: Path) -
     twice = [f"wandb:{place}", "wandb"]
     with pytest.raises(fc.FedcacheError, match="twice"), choose.tracking(twice, Home(tmp_path), None, None):
         pass
-
-
-def test_what_shows_a_tracked_run_is_said_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    heard, runs = Heard(), tmp_path / "all runs"
-    for specs in ([f"wandb:{tmp_path}", "tensorboard"], ["mlflow"], ["mlflow:sqlite:///elsewhere.db"]):
-        with choose.tracking(specs, Home(tmp_path), runs, heard):
-            pass
-    broken = SimpleNamespace(failed=True, close=lambda: None)
-    monkeypatch.setattr(choose, "tracker", lambda *_: broken)
-    with choose.tracking("tensorboard:/nowhere", Home(tmp_path), runs, heard):
-        pass
-    assert sorted(note.partition(":  ")[2] for note in heard.notes) == [
-        f"mlflow ui --backend-store-uri sqlite:///'{runs / 'mlflow'}'/mlflow.db",
-        f"tensorboard --logdir '{runs / 'tensorboard'}'",
-        f"wandb sync {tmp_path}/wandb/offline-run-*",
-    ]
 
 
 def test_the_environment_of_a_library_says_where_and_what_the_option_says_goes_before_it(

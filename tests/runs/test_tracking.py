@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from arrays import ingested
 from command import fedcache
+from failing_command import must_fail
 from heard import Heard
 
 import fedcache as fc
 from fedcache.config import Home
 from fedcache.progress import Round, Silent
-from fedcache.runs import events, loop
+from fedcache.runs import loop
 from fedcache.runs.trackers import choose
-from fedcache.runs.trackers.tensorboard import TensorBoard
 
 TRAIN = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 3, "--participation", "all")
 
@@ -45,9 +45,7 @@ class Told(Silent):
 
 def test_an_unknown_tracker_is_refused_before_any_training(mine: Path, own_home: Path) -> None:
     for command in (TRAIN, ("grid", *TRAIN[1:])):
-        wrong = fedcache(*command, "--track", "tensorbord", "--json")
-        assert wrong.code == 2
-        assert "'tensorboard'" in wrong.envelope["error"]["message"]
+        must_fail("'tensorboard'", *command, "--track", "tensorbord")
     assert fedcache(*TRAIN, "--track", "tensorboard:", "--json").code == 2
     assert not (own_home / "runs").exists()
 
@@ -153,40 +151,6 @@ def test_what_a_tracker_cannot_write_at_the_end_is_a_warning(tmp_path: Path, mon
     ):
         pass
     assert warned[0].filename == __file__, "the warning points at who asked for tracking"
-
-
-@pytest.mark.parametrize(("spec", "folder"), [("tensorboard", "runs/tensorboard"), ("tensorboard:a:b", "a:b")])
-def test_a_tracker_writes_where_it_is_told(monkeypatch: pytest.MonkeyPatch, spec: str, folder: str) -> None:
-    monkeypatch.setattr(choose, "find_spec", lambda _name: object())
-    made = choose.tracker(spec, Path("runs"))
-    assert isinstance(made, TensorBoard)
-    assert made.folder == Path(folder)
-
-
-def test_a_round_says_what_was_measured_and_what_was_sent_so_far() -> None:
-    """Three rounds of two seeds, the first of them read from a checkpoint."""
-    heard = Told()
-    facts = {
-        "method": "fedavg", "rounds": 2, "seeds": [7, 3], "dataset": {"slug": "mine"}, "backbones": ["a", "b"],
-        "preset": "paper", "participation": "all", "dtype": "float32", "hyperparameters": {"lr": 0.1, "mu": None},
-    }  # fmt: skip
-    run = events.RunEvents(heard, Path("r"), facts, events.GridPosition("lr=0.1", 3, 9))
-    run.replay(7, [{"round": 1, "accuracy": None, "traffic": {"up_bytes": 10, "down_bytes": 20}}])
-    run.round_ended(7, 2, {"accuracy": 0.5, "seconds": 1.0, "clients": [1], "drift": float("nan")},
-                    {"up_bytes": 1, "down_bytes": 2})  # fmt: skip
-    run.round_ended(3, 1, {"accuracy": float("inf"), "kept": 2.0}, {"up_bytes": 5, "down_bytes": 6})
-    settings = {"dataset": "mine", "backbones": "a + b", "preset": "paper", "participation": "all", "dtype": "float32",
-                "lr": 0.1, "mu": "auto"}  # fmt: skip
-    common: dict[str, Any] = {"path": Path("r"), "method": "fedavg", "seeds": 2, "rounds": 2, "point": "lr=0.1",
-                              "points_done": 3, "points": 9, "settings": settings}  # fmt: skip
-    assert heard.rounds == [
-        Round(seed=7, seed_number=1, round=1, accuracy=None, diagnostics={}, up_bytes=10, down_bytes=20, sent_bytes=10,
-              received_bytes=20, stored=True, **common),
-        Round(seed=7, seed_number=1, round=2, accuracy=0.5, diagnostics={"drift": None}, up_bytes=1, down_bytes=2,
-              sent_bytes=11, received_bytes=22, **common),
-        Round(seed=3, seed_number=2, round=1, accuracy=None, diagnostics={"kept": 2.0}, up_bytes=5, down_bytes=6,
-              sent_bytes=5, received_bytes=6, **common),
-    ]  # fmt: skip
 
 
 def test_the_time_of_those_who_listen_is_no_training(

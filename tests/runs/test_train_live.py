@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import fedcache, ok
+from homes import Once
 from pictures import folder
 
 from fedcache.store.store import Store
@@ -26,7 +25,7 @@ def extracted(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once: Once) -> Path:
     return once(extracted)
 
 
@@ -78,22 +77,6 @@ def test_methods_that_ask_the_text_tower_train_and_predict(store: Path) -> None:
         whose = () if name == "fedtpg" else ("--client", "client-1")
         told = ok("predict", done["path"], "--store", store, *whose).data
         assert len(told["rows"]) > 0
-
-
-def test_without_text_features_the_words_are_the_backbones_own(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedcache.config import Home
-    from fedcache.extract import backbones
-    from fedcache.runs.features import load_towers
-
-    held, home = Store.open(store), Home.from_environment()
-    (key,) = held.arrays
-    ok("extract", "--store", store, "--backbones", "glyph-clip", "--text", "the character {} here", *SMALL)
-    assert load_towers(Store.open(store), key, home).template == "the character {} here"
-    monkeypatch.setattr(Store, "templates", lambda _self, _backbone: ())
-    own = backbones.lookup("glyph-clip")
-    assert load_towers(held, key, home).template == own.template
-    monkeypatch.setattr(backbones, "lookup_recorded", lambda _name, **_where: replace(own, template=None))
-    assert load_towers(held, key, home).template == "a photo of a {}."
 
 
 def test_prompts_that_do_not_fit_are_exit_2(store: Path) -> None:

@@ -75,7 +75,6 @@ def test_rows_without_a_label_are_kept_or_left_out() -> None:
     made = make("natural", data, by="ward", unlabelled="drop")
     assert held(made) == {"n": ([0, 2, 4, 6], [3, 7]), "s": ([8, 10], [11])}
     assert made.notes == ("3 rows without a label are left out",)
-    assert made.default_name() == "natural-by-ward-udrop-s0"
 
 
 def test_rows_of_one_class_each_leave_one_row_to_test_on() -> None:
@@ -111,11 +110,9 @@ def test_small_clients_are_left_out_and_many_are_drawn() -> None:
     assert len(sizes) == 3
     assert min(sizes) >= 21
     assert made.notes[1].startswith("10 of 20 clients")
-    assert make("natural", data, by="ward", min_rows=25).notes[1].endswith(" and 2 more")
     with pytest.raises(InfeasibleError, match="40") as caught:
         make("natural", data, by="ward", min_rows=41)
     assert caught.value.instead == {"min_rows": 40}
-    assert caught.value.hint == "fedcache partition --scheme natural --by ward --min-rows 40"
 
 
 def test_another_scheme_deals_the_rows_of_every_value() -> None:
@@ -147,12 +144,9 @@ def test_a_column_beside_a_scheme_means_that_scheme_inside_every_value() -> None
     [
         ({"by": "domain", "hold_out": ("scketch",)}, "'sketch'"),
         ({"by": "domain", "hold_out": ("sketch", "photo")}, "nobody trains"),
-        ({"by": "domain", "tests": "globl"}, "'global'"),
         ({"by": "domain", "hold_out": ("sketch",), "tests": "global"}, "hold_out and tests global"),
-        ({"by": "domain", "hold_out": True}, "hold_out is True"),
         ({"by": "domain", "clients": 3}, "clients"),
         ({"by": "domain", "clients": 30, "inside": "iid"}, "photo: .*5 rows"),
-        ({"by": "", "hold_out": None}, "a name"),
         ({"by": "domain", "tests": "held-out-clients", "domain": ("photo",)}, "1 client"),
         ({"by": "ward", "min_rows": 13}, "12"),
     ],

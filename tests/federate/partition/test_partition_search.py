@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_rows import columns_from, even_columns
 
-from fedcache.errors import CorruptionError, Exit, UsageError
+from fedcache.errors import CorruptionError, UsageError
 from fedcache.federate.partition import dirichlet_shares as module
 from fedcache.federate.partition.dirichlet_shares import Rule, draw, search
 from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, make
@@ -79,16 +78,12 @@ def test_shares_are_dirichlet(alpha):
     assert drawn.var(axis=0) == pytest.approx(0.1875 / (4 * alpha + 1), rel=0.05)
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.0501, 0.06, 0.5])
-def test_from_an_alpha_of_five_hundredths_on_shares_are_gammas_over_their_sum(alpha):
-    gammas = np.random.default_rng(4).standard_gamma(alpha, size=(3, 2, 5))
-    drawn = draw(np.random.default_rng(4), alpha, 3, 2, 5)
-    assert np.array_equal(drawn, gammas / gammas.sum(axis=-1, keepdims=True))
-
-
-@pytest.mark.parametrize("alpha", [0.04, 0.0499])
-def test_below_an_alpha_of_five_hundredths_shares_are_drawn_by_numpys_own_dirichlet(alpha):
+@pytest.mark.parametrize("alpha", [0.0499, 0.05, 0.5])
+def test_shares_are_gammas_over_their_sum_and_below_five_hundredths_numpys_own_dirichlet(alpha):
     wanted = np.random.default_rng(4).dirichlet([alpha] * 5, size=(3, 2))
+    if alpha >= 0.05:
+        gammas = np.random.default_rng(4).standard_gamma(alpha, size=(3, 2, 5))
+        wanted = gammas / gammas.sum(axis=-1, keepdims=True)
     assert np.array_equal(draw(np.random.default_rng(4), alpha, 3, 2, 5), wanted)
 
 
@@ -172,11 +167,9 @@ def test_five_hundred_clients_of_cifar100_are_no_endless_loop():
         ("lda", {"clients": 6}, {"clients": 1}),
         # 3 classes of 4 rows can be cut into 3 to 12 shards
         ("shards", {"clients": 5, "shards": 4}, {"shards": 2}),
-        ("shards", {"clients": 1, "shards": 2}, {"shards": 3}),
         ("shards", {"clients": 13, "shards": 1}, {"clients": 12}),
         ("few-shot", {"clients": 4}, {"clients": 3}),
         ("few-shot", {"clients": 2, "shots": 3, "skew": "iid"}, {"shots": 2}),
-        ("few-shot", {"clients": 9, "shots": 2, "skew": "iid"}, {"clients": 2}),
         ("few-shot", {"clients": 9, "shots": 5, "skew": "iid"}, {"clients": 1, "shots": 4}),
         ("few-shot", {"clients": 2, "shots": 5, "skew": "iid", "sharing": True}, {"shots": 4}),
     ],
@@ -216,19 +209,13 @@ def test_uneven_classes_bound_the_shards():
     [
         ("lda", {"alhpa": 0.1}, "'alpha'"),
         ("dirchlet", {}, "'dirichlet'"),
-        ("lda", {"alpha": 0.0}, "alpha is 0.0"),
         ("lda", {"alpha": math.nan}, "alpha is nan"),
         ("lda", {"alpha": "0.1"}, "alpha is '0.1'"),
-        ("lda", {"alpha": True}, "alpha is True"),
         ("lda", {"clients": 2.5}, "clients is 2.5"),
-        ("lda", {"gate": 1}, "gate is 1"),
-        ("label-shift", {"ratio": 1}, "ratio is 1"),
         ("label-shift", {"pool": "tests"}, "'test'"),
-        ("iid", {"domain": ()}, "domain is"),
         ("iid", {"domain": "domain 1"}, "'domain 0'"),
         ("iid", {"domain": ["domain 0", "domain 0"]}, "twice"),
         ("iid", {"seed": -1}, "-1"),
-        ("iid", {"seed": 1.0}, "1.0"),
         ("iid", {"seed": 2**63}, "9223372036854775808"),
         ("feature-shift", {}, "domain"),
     ],
@@ -278,8 +265,3 @@ def test_streams_differ_by_purpose_key_scheme_and_seed():
     firsts = [s(*key).random() for s in names for key in (("shares",), ("rows",), ("rows", 0), ("rows", 1))]
     assert len(set(firsts)) == 12
     assert Streams(0, "lda")("rows", 1).random() == firsts[3]
-
-
-def test_an_infeasible_error_keeps_its_answer_across_processes():
-    again = copy.copy(InfeasibleError("m", "h", {"clients": 3}))  # copies the way a worker's exception travels
-    assert (again.code, again.message, again.hint, again.instead) == (Exit.USAGE, "m", "h", {"clients": 3})

@@ -162,15 +162,6 @@ def test_a_value_of_a_column_is_scored_on_its_own_validation_rows_and_none_that_
     assert wards(hold_out="e").validation.tolist() == [9, 10]
 
 
-def test_a_summary_and_a_name_tell_of_validation_rows():
-    assert "16 validation rows" in OWN.summary()
-    assert OWN.default_name() == "dirichlet-a0.5-m4-val0.2-s0"
-    assert [row.validation for row in OWN.describe(even_columns(30, 9, 3))] == [len(c.validation) for c in OWN.clients]
-    assert [row.validation for row in PLAIN.describe(even_columns(30, 9, 3))] == [0] * 4
-    assert PLAIN.validation is None
-    assert PLAIN.clients[0].validation is None
-
-
 def test_a_partition_without_validation_rows_is_the_file_that_it_always_was():
     payload = PLAIN.to_payload()
     assert payload["schema"] == "fedcache.partition/1"
@@ -216,16 +207,11 @@ FORGERIES = {
     "trained on": (OWN, of_client(validation=OWN.clients[1].train[:1].tolist()), "trained on"),
     "tested on": (OWN, of_client(validation=OWN.test[:1].tolist()), "tested on"),
     "no list": (OWN, of_client(validation=7), "client 0 validation"),
-    "no row": (OWN, of_client(validation=["7"]), "client 0 validation"),
     "falling": (OWN, lambda p: max(p["clients"], key=lambda c: len(c["validation"]))["validation"].reverse(), "ascend"),
     "none at all": (OWN, lambda p: [c.update(validation=[]) for c in p["clients"]], "no row"),
-    "one without": (OWN, lambda p: p["clients"][1].pop("validation"), "client 1"),
     "of schema 1": (OWN, lambda p: p.update(schema="fedcache.partition/1"), "client 0"),
     "both": (OWN, lambda p: p.update(validation=[1]), "client 0"),
-    "split, no list": (SPLIT, lambda p: p.update(validation=None), "validation"),
     "split, falling": (SPLIT, lambda p: p["validation"].reverse(), "ascend"),
-    "split, none": (SPLIT, lambda p: p.update(validation=[]), "no row"),
-    "split of schema 1": (SPLIT, lambda p: p.update(schema="fedcache.partition/1"), "validation"),
 }
 
 

@@ -1,0 +1,8 @@
+"""The type of the fixture ``once``, which gives each test a copy of a home that is made one time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+Once = Callable[[Callable[[Path], Path]], Path]
