@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,11 +12,10 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from sklearn.metrics import confusion_matrix, f1_score, log_loss, precision_recall_fscore_support
 
-from fedcache.errors import FedcacheError, StoreError
+from fedcache.errors import StoreError
 from fedcache.heads.losses import MASKED
 from fedcache.models import evaluate
 from fedcache.models.evaluate import LabelledRows, fit_temperature, matched, measure, measure_clients
-from fedcache.models.file_features import FileFeatures
 from fedcache.models.measures import BINS, LeftOutRows, RightRows, calibration_error
 from fedcache.models.predictor import Predictor
 
@@ -176,21 +174,6 @@ def test_clients_models_are_counted_together_and_their_accuracies_apart():
         assert total == n + m
         assert confidence * total == pytest.approx(n * c + m * d)
         assert right * total == pytest.approx(n * r + m * t)
-
-
-def test_rows_of_a_file_are_those_of_a_split_that_it_has(monkeypatch):
-    held = SimpleNamespace(
-        features={"a": np.ones((4, 1, 2), np.float32)}, names=["r0", "r1", "r2", "r3"], splits=np.array([0, 1, 0, 0]),
-        labels=[0, 1, 1, 0], domains=[0, 0, 0, 0], classes=("x", "y"), domain_names=("d",),
-    )  # fmt: skip
-    monkeypatch.setattr(evaluate, "open_embeddings", lambda _path: held)
-    features = FileFeatures(tuple(held.features.values()))
-    monkeypatch.setattr(evaluate, "features_of_file", lambda _model, _columns, _path: features)
-    predictor, path = SimpleNamespace(members=[None], classes=("x", "y")), Path("f.npz")
-    for split, rows in (("train", [0, 2, 3]), ("test", [1]), (None, [0, 1, 2, 3])):
-        assert evaluate.rows_of_file(path, split, predictor).rows.tolist() == rows
-    with pytest.raises(FedcacheError, match="'test'"):
-        evaluate.rows_of_file(path, "tset", predictor)
 
 
 def test_an_interval_is_of_the_rows_of_one_model():

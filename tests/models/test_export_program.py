@@ -169,9 +169,6 @@ def test_a_wide_head_of_few_classes_is_a_program_for_any_number_of_rows(bias):
         assert (program(x[:n]) - wanted[:n]).abs().max() < 1e-4
 
 
-PIXELS = {"resize": "crop", "interpolation": "bilinear", "crop_pct": 0.9}
-
-
 def recipe(backbone, **changes):
     return Recipe(**{"backbone": backbone, "weights": "none", "size": 8, **changes})
 
@@ -204,10 +201,9 @@ def test_the_model_of_a_client_that_has_some_columns_reads_only_these():
 
 @pytest.mark.slow
 def test_a_model_of_images_is_no_linear_head():
-    predictor, data = trained(next(case for case in cases() if case[0] == "fedavg-scratch"))
+    predictor, _ = trained(next(case for case in cases() if case[0] == "fedavg-scratch"))
     with pytest.raises(UsageError, match="fedavg-scratch"):
         linear_head(predictor)
-    H, W = data.image
     model = predictor.members[0]
     with pytest.raises(UsageError, match="fedavg-scratch"):
         features_of_file(model, {}, Path("x.npz"))

@@ -13,8 +13,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import measure, runner
 from benchmarks.table import LINES, Line, line_of
 
-FAMILIES = list(dict.fromkeys(line.family for line in LINES))
-
 
 def fake(name, *, met=True, **extra):
     return {"name": name, "target": ">= 1", "measured": 2.0, "quartiles": [1.0, 2.0, 3.0], "met": met,
@@ -36,9 +34,6 @@ def test_rows_are_written_in_the_order_of_the_table(tmp_path, capsys):
     assert code == 0
     assert [r["name"] for r in found["rows"]] == [line.name for line in LINES]
     assert all(set(r) == set(runner.FIELDS) for r in found["rows"])
-    assert found["missing"] == []
-    printed = capsys.readouterr().out
-    assert all(line.name in printed for line in LINES)
 
 
 def test_a_missing_row_fails(tmp_path, capsys):
@@ -46,7 +41,6 @@ def test_a_missing_row_fails(tmp_path, capsys):
     lost = next(line.name for line in LINES if line.family == "grids")
     assert code == 1
     assert found["missing"] == [lost]
-    assert f"{lost:48} missing" in capsys.readouterr().out
 
 
 def test_a_missed_row_fails_unless_its_roofline_says_why(tmp_path):
@@ -63,8 +57,7 @@ def test_a_missed_row_fails_unless_its_roofline_says_why(tmp_path):
     lambda: 1 / 0,
     lambda: [fake("fed3r") | {"name": "no such line"}],
     lambda: [{k: v for k, v in fake("fed3r").items() if k != "hardware"}],
-    lambda: [{"measured": 1.0}],
-], ids=["raises", "unknown name", "lacks a field", "lacks a name"])  # fmt: skip
+], ids=["raises", "unknown name", "lacks a field"])  # fmt: skip
 def test_a_family_that_fails_leaves_its_rows_and_the_others(tmp_path, broken):
     code, found = go(tmp_path, lambda family: broken() if family == "closed" else full(family))
     assert code == 1
@@ -92,14 +85,6 @@ def test_several_rows_may_share_a_line(tmp_path, monkeypatch):
     code, found = go(tmp_path, lambda family: [fake(n) for n in names[family]])
     assert code == 0
     assert [r["name"] for r in found["rows"]] == ["scan again x", "scan y", "scan x", "other"]
-
-
-def test_contenders_take_turns():
-    told = []
-    seconds = measure.in_turn({n: lambda n=n: told.append(n) for n in "ab"}, 3)
-    assert "".join(told) == "ab" + "ab" + "ba" + "ab"
-    assert {n: len(t) for n, t in seconds.items()} == {"a": 3, "b": 3}
-    assert [len(t) for t in measure.in_turn({"a": lambda: None, "b": lambda: None}, 2, seconds).values()] == [5, 5]
 
 
 def test_ratios_are_of_the_best_times_and_quartiles_of_the_pairs():

@@ -93,18 +93,6 @@ def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn: Drawn) -> N
     assert runs.curves("c", [("short", short)]) is None
 
 
-def test_clients_are_dots_on_the_line_of_their_run(drawn: Drawn) -> None:
-    def clients(*accuracies: float | None, **fairness: float) -> StoredRun:
-        names = [f"c{i}" for i in range(len(accuracies))]
-        return stored(clients=names, accuracy={"per_client": list(accuracies)}, fairness=fairness)
-
-    first, second = clients(0.5, None, 1.0, worst10=0.1), clients(0.25)
-    made: Any = runs.spread("s", [("a", first), ("none", clients(None)), ("b", second)])
-    assert drawn.dots() == [[(50, 0), (100, 0.22 * math.sin(2.399))], [(25, 1)]]
-    assert drawn.lines() == [[(75, 0)], [(10, 0)], [(25, 1)]]
-    assert made.rows == [["a", "c0", 0.5], ["a", "c1", None], ["a", "c2", 1.0], ["b", "c0", 0.25]]
-
-
 def test_the_front_of_accuracy_against_bytes_by_hand(drawn: Drawn) -> None:
     def sent(up: int, down: int, mean: float | None, seeds: int = 1, **more: str) -> StoredRun:
         exact = {"up_bytes": up, "down_bytes": down}
@@ -219,15 +207,6 @@ def test_prototypes_are_means_over_all_rows_and_over_those_of_each_client() -> N
     assert len(data._prototypes(many, "k")[1]) == 1 + 12, "of the first twelve clients"
 
 
-def test_test_rows_are_sampled_evenly_readable_and_labelled() -> None:
-    few = features_of(PLANE, [0, 0, 1, 0, 2, 0, 1, -1, 0, 0], [([], [9, 0, 2]), ([], [0, 7, 8])],
-                      ok=[1, 1, 1, 1, 1, 1, 1, 1, 0, 1])  # fmt: skip
-    assert data.sampled(few, "k").tolist() == [0, 2, 9]
-    for rows, kept in ((600, 600), (601, 301)):
-        place = features_of(np.zeros((rows, 2)), [0] * rows, [([], list(range(rows)))])
-        assert len(data.sampled(place, "k")) == kept
-
-
 def test_of_a_large_array_few_chunks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "MOST_AVERAGED", 30)
     monkeypatch.setattr(data, "MOST_POINTS", 12)
@@ -300,12 +279,3 @@ def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn: Drawn) -> Non
     assert value == pytest.approx({("near", "c0"): 1.0, ("near", "c2"): 1.0}, abs=1e-6)
     assert drawn.ticks() == (["c0", "c1", "c2"], ["near", "l"])
     assert data.agreement("a", features_of(PLANE, [0] * 10, [([0, 2], [])], other=other)) is None
-
-
-def test_mistakes_of_many_classes_are_the_fifteen_most_frequent(drawn: Drawn) -> None:
-    table = np.diag(np.full(31, 9))
-    table[3, 7], table[7, 3], table[0, 30] = 1, 3, 1
-    runs.confusion("c", "run", stored(confusion=table.tolist()))
-    assert [bar.get_width() for bar in drawn.axes.patches] == pytest.approx([25, 10, 10])
-    assert drawn.told == [["7 taken for 3: 3 rows, 25.0 %"], ["0 taken for 30: 1 rows, 10.0 %"],
-                          ["3 taken for 7: 1 rows, 10.0 %"]]  # fmt: skip

@@ -190,3 +190,4 @@ def test_a_thumbnail_is_small_and_pixels_alone(width: int, height: int, mode: st
     assert max(made.size) == min(SIDE, max(width, height))
     assert head == ("data:image/png;base64" if max(width, height) <= SIDE else "data:image/jpeg;base64")
     assert not dict(made.getexif())
+    assert not {"icc_profile", "comment", "exif"} & set(made.info)

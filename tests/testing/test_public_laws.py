@@ -176,7 +176,7 @@ def test_laws_are_left_out_by_name_with_a_reason():
     wrong = WRONG["every client one vote"][0]
     reason = {"all_rows_count_the_same": "every site has one vote"}
     assert testing.check_method(wrong, LINEAR, exceptions=reason)
-    with pytest.raises(FedcacheError) as info:
+    with pytest.raises(FedcacheError):
         testing.method_laws(wrong, exceptions={"all_rows_count_the_sam": "a typo"})
 
 

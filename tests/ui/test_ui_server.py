@@ -216,6 +216,10 @@ def test_a_report_is_written_beside_the_server_and_is_that_of_the_command_line(c
     ok("report", *names, "-o", tmp_path / "own.html")
     same = answer.body == (tmp_path / "own.html").read_bytes()
     assert same, "pytest would compare half a megabyte line by line"
+    kept = client.pages.reports.file(found["id"])
+    assert kept is not None
+    client.pages.reports.close()
+    assert not kept.parent.exists()
 
 
 def test_a_store_is_described_and_its_images_come_when_they_are_asked_for(client: Client) -> None:
