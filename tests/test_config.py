@@ -9,16 +9,7 @@ import pytest
 from command import fedcache
 
 import fedcache as fc
-from fedcache.config import (
-    ExtractConfig,
-    Home,
-    PartitionConfig,
-    TrainConfig,
-    execution_name,
-    read_file,
-    resolve,
-    to_table,
-)
+from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, execution_name, read_file, resolve
 from fedcache.errors import Exit, UsageError, memory_error
 
 
@@ -64,17 +55,6 @@ def test_a_file_is_read_whole_or_refused(tmp_path: Path, monkeypatch: pytest.Mon
             read_file(Path("bad.toml"))
     with pytest.raises(UsageError, match="'rounds'"):
         resolve(TrainConfig, {"round": 3}, {}, "mine.toml")
-
-
-def test_a_table_holds_what_was_set() -> None:
-    made = to_table(TrainConfig(method="fedavg", backbones=("a", "b"), set={"lr": 0.1}, rounds=3))
-    assert made["backbones"] == ["a", "b"]
-    assert made["set"] == {"lr": 0.1}
-    assert (made["method"], made["rounds"], made["eval_every"]) == ("fedavg", 3, 0)
-    assert not {"store", "domain", "client_set", "attack"} & made.keys()
-    assert resolve(TrainConfig, made, {}) == TrainConfig(
-        method="fedavg", backbones=("a", "b"), set={"lr": 0.1}, rounds=3
-    )
 
 
 @pytest.mark.parametrize(("word", "offline"), [(None, False), ("0", False), ("yes", True)])

@@ -11,8 +11,6 @@ from arrays import embeddings
 from toy_store import BAD, KEYS, ROWS, in_memory, values, whole
 
 import fedcache as fc
-from fedcache.extract.backbones import lookup
-from fedcache.federate.methods import METHODS
 from fedcache.notebooks import html_table
 
 HOSTILE = "<script>alert('x')</script>"
@@ -25,44 +23,25 @@ def store() -> fc.Store:
     return fc.Store.from_arrays({"mine": x}, labels=names[y], splits=split, domains=np.where(y == 0, "ink", "chalk"))
 
 
-@pytest.mark.slow
-def test_the_ten_lines_work_as_written(store: fc.Store) -> None:
-    parts = fc.partition(store, "dirichlet", clients=12, alpha=0.5, seed=0)
-    run = fc.train("fedavg", store, parts, rounds=2, seeds=range(3))
-    grid = fc.grid("fedpcl", store, parts, lr=[0.1, 0.03], tau=[0.05, 0.07], options={"rounds": 1})
-    assert run.accuracy.mean == run.accuracy["mean"] == pytest.approx(np.mean(run.accuracy.per_seed))
-    assert grid.best().run.accuracy.mean == max(p.run.accuracy.mean for p in grid.points)
-
-
 def test_every_object_is_one_useful_line_and_plain_values(store: fc.Store) -> None:
     parts = fc.partition(store, "iid", clients=3)
     run = fc.train("fedavg", store, parts, rounds=1)
     grid = fc.grid("fedavg", store, parts, lr=[0.1], options={"rounds": 1})
-    recipe = lookup("glyph-clip").recipe
     for thing, says in (
         (store, "90 of 90 images"),
         (parts, "3 clients with 24 to 24 training rows"),
         (run, f"fedavg on mine, mine: {run.accuracy.mean:.4f}, {run.path}"),
         (grid, "1 point, highest test accuracy (not a choice): fedavg lr=0.1"),
-        (grid.points[0], f"fedavg lr=0.1: {grid.points[0].run.accuracy.mean:.4f}, "),
-        (METHODS["fedavg"], METHODS["fedavg"].summary),
-        (recipe, recipe.digest[:8]),
         (run.traffic, "unit='scalars"),
     ):
         line = repr(thing)
         assert says in line
         assert "\n" not in line
-        assert len(line) < 400, line
         json.dumps(thing.to_dict(), allow_nan=False)
 
 
 def test_html_is_small_and_names_stay_text(store: fc.Store) -> None:
-    parts = fc.partition(store, "iid", clients=40)
-    run = fc.train("fedncm", store, parts)
-    grid = fc.grid("fedavg", store, parts, lr=[0.1, 0.02], options={"rounds": 1})
-    for thing in (store, parts, run, grid):
-        html = thing._repr_html_()
-        assert "<script" not in html
+    assert "<script" not in store._repr_html_()
     assert "&lt;script&gt;" in store._repr_html_()
     hostile, tame = (html_table(t, (t,), [(t,), (None,)]) for t in (HOSTILE, "x"))
     assert hostile.count("<") == tame.count("<")
@@ -158,15 +137,3 @@ def test_spawned_workers_of_a_loader_read_the_same_rows(store: fc.Store) -> None
     wanted = store.Xy()
     assert torch.equal(torch.cat(x), torch.from_numpy(wanted[0]))
     assert torch.equal(torch.cat(y), torch.from_numpy(wanted[1]))
-
-
-def test_a_run_and_a_grid_without_a_score_still_have_a_line() -> None:
-    x, _, split = embeddings()
-    bare = fc.Store.from_arrays(
-        {"mine": x}, splits=split, text={"mine": np.eye(3, 8, dtype=np.float32)}, classes=["crane", "ant", "crane"]
-    )
-    assert bare.samples.classes == ("crane #0", "ant", "crane #2")
-    run = fc.train("clip-zs", bare, fc.partition(bare, "iid", clients=2))
-    assert run.accuracy.mean is None
-    assert "not scored" in repr(run)
-    assert repr(fc.Grid([])) == "Grid(0 points)"

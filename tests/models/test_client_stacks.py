@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_saved_model import facts_of
 
 import fedcache.models.collect as collecting
-from fedcache.errors import StoreError, UsageError
+from fedcache.errors import StoreError
 from fedcache.models.client_stacks import ClientStacks, ClientTensors
 from fedcache.models.collect import collect
 from fedcache.models.saved_model import KIND, ModelFacts, SavedModel
@@ -138,17 +138,3 @@ def test_models_of_very_many_clients_are_saved_where_they_are_asked_for(monkeypa
     assert few.model.clients == []
     assert len(collect(out, facts, data, None, "all").model.clients) == 4
     assert collect(out, facts, data, None, "client-2").model.clients == ["client-2"]
-
-
-def test_a_method_of_ones_own_scores_every_class():
-    data, clients = tiny()
-    out = go_tiny("fedncm", {}, data, clients)
-    made = out.deployed(None)
-    held_in_16_bits = replace(data, x=data.x.half())
-    read = []
-    own = replace(made.method, predict=lambda down, own, rows, x, ctx: read.append(x.dtype) or torch.zeros(len(x), 3))
-    collecting.check_saved(replace(made, method=own), held_in_16_bits)
-    assert read == [made.ctx.env.dtype]
-    short = replace(made.method, predict=lambda down, own, rows, x, ctx: torch.zeros(len(x), 2))
-    with pytest.raises(UsageError):
-        collecting.check_saved(replace(made, method=short), data)

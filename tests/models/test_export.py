@@ -178,17 +178,6 @@ def test_what_makes_no_sense_is_refused(home, tmp_path, monkeypatch, words):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_of_one_client_alone_says_whose_it_is(home, tmp_path, monkeypatch):
-    """No client is named, and one is saved: ``predict`` takes that one, and so does the export."""
-    root, _ = home
-    monkeypatch.setenv("FEDCACHE_HOME", str(root / "home"))
-    run = ok("train", "--method", "fedproto", "--backbones", "random-projection", "--clients", 2, "--scheme", "iid",
-             "--rounds", 1, "--set", "dim=8", "--save-clients", "client-1", "--fresh").data["path"]  # fmt: skip
-    ok("export-model", run, "-o", tmp_path / "m.safetensors")
-    with safe_open(tmp_path / "m.safetensors", framework="np") as file:
-        assert file.metadata()["client"] == "client-1"
-
-
 class Opened:
     """Makes a folder when a pickle of it is opened."""
 

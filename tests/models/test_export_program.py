@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from fedcache.heads.losses import MASKED
 from fedcache.models.collect import collect
 from fedcache.models.export.linear_head import estimator, linear_head
 from fedcache.models.export.program import export, image_inputs, make_program
-from fedcache.models.file_features import features_of_file
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ModelFacts, SavedModel
 
@@ -197,16 +195,6 @@ def test_the_model_of_a_client_that_has_some_columns_reads_only_these():
     assert np.abs(made.predict_proba(x.astype(np.float64)) - wanted).max() <= 1e-6
     program = make_program(predictor, home=None)
     assert np.abs(program.exported.module()(torch.from_numpy(x))[1].numpy() - wanted).max() <= 1e-5
-
-
-@pytest.mark.slow
-def test_a_model_of_images_is_no_linear_head():
-    predictor, _ = trained(next(case for case in cases() if case[0] == "fedavg-scratch"))
-    with pytest.raises(UsageError, match="fedavg-scratch"):
-        linear_head(predictor)
-    model = predictor.members[0]
-    with pytest.raises(UsageError, match="fedavg-scratch"):
-        features_of_file(model, {}, Path("x.npz"))
 
 
 @pytest.mark.parametrize("name", ["ditto", "pfedme"])

@@ -11,9 +11,7 @@ import pytest
 import torch
 from methods_tried import tried
 from sklearn.datasets import load_digits
-from sklearn.model_selection import GridSearchCV, train_test_split
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.model_selection import train_test_split
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fedcache as fc
@@ -42,7 +40,6 @@ ONE_MODEL = [name for name in ON_FEATURES if METHODS[name].protocol(METHODS[name
 """Methods that train one model for all clients. The others cannot predict a row without the name of its client."""
 ROUNDS = {"fedntd": 500}
 """Where the rounds of the paper are too few to learn the small data of three checks."""
-CLOSED = [name for name in ONE_MODEL if not METHODS[name].gradient]
 TRAINED = [name for name in ONE_MODEL if METHODS[name].gradient]
 
 
@@ -112,14 +109,6 @@ def test_it_predicts_what_the_engine_predicts() -> None:
     assert np.array_equal(out.predict(data.x).numpy(), found.predict(X))
 
 
-def test_it_works_in_a_pipeline_cross_validation_and_a_search(digits: list[np.ndarray]) -> None:
-    X, other, y, labels = digits
-    chain = make_pipeline(StandardScaler(), FedClassifier("fedncm"))
-    assert chain.fit(X, y).score(other, labels) > 0.8
-    search = GridSearchCV(FedClassifier(), {"settings": [{"lam": 0.01}, {"lam": 1e6}], "clients": [2]}, cv=2)
-    assert search.fit(X, y).best_params_ == {"settings": {"lam": 0.01}, "clients": 2}
-
-
 def test_a_pickle_and_a_saved_model_say_the_same(digits: list[np.ndarray], tmp_path: Path) -> None:
     X, other, y, _ = digits
     found = FedClassifier(settings={"feat_post": "standardize"}).fit(X, y)
@@ -127,17 +116,6 @@ def test_a_pickle_and_a_saved_model_say_the_same(digits: list[np.ndarray], tmp_p
     found.model_.save(tmp_path / "m.safetensors")
     loaded = fc.load_model(tmp_path / "m.safetensors")
     assert np.array_equal(loaded.scores(other.astype(np.float32)), found.decision_function(other))
-
-
-def test_a_seed_repeats_a_fit_and_none_draws_another() -> None:
-    X, y = load_digits(return_X_y=True)
-    X, y = X[:200] / 16.0, y[:200]
-
-    def scores(state: object) -> np.ndarray:
-        return FedClassifier("fedavg", small("fedavg"), 2, random_state=state).fit(X, y).decision_function(X)
-
-    assert np.array_equal(scores(3), scores(3))
-    assert not np.array_equal(scores(None), scores(None))
 
 
 def test_a_personal_method_asks_whose_model_and_a_method_of_ones_own_is_taken() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from pictures import folder
 from pyarrow import parquet
 
 import fedcache as fc
-from fedcache.errors import StoreError, UsageError
+from fedcache.errors import UsageError
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs.run_models import model_file
 
@@ -96,17 +95,6 @@ def test_a_model_file_has_the_one_seed_that_it_holds(store: Path) -> None:
     assert named == ok("predict", run, "--store", store, "--seed", 1).data["rows"]
 
 
-def test_a_run_that_saved_no_clients_model_ends_with_the_command_that_saves_them(store: Path) -> None:
-    done = fedcache(*FEDPCL, "--save-clients", "none")
-    (again,) = re.findall(r"fedcache (train .*)$", done.out, re.MULTILINE)
-    assert fedcache(*shlex.split(again)).code == 0
-    run = trained(*FEDPCL)
-    assert len(SavedModel.load(model_file(run, 0)).clients) == 3
-    kept = model_file(run, 0).read_bytes()
-    assert fedcache(*FEDPCL, "--fresh", "--save-clients", "nobody").code == 2
-    assert model_file(run, 0).read_bytes() == kept  # refused before the stored run is given up
-
-
 def test_a_client_whose_model_was_not_saved_is_told_from_one_that_is_not_there(store: Path) -> None:
     run = trained(*FEDPCL, "--save-clients", "client-1")
     for place in (run, model_file(run, 0)):
@@ -118,22 +106,6 @@ def test_a_client_whose_model_was_not_saved_is_told_from_one_that_is_not_there(s
     ok("predict", run, "--client", "client-2", "--store", store)
     for words in (("--client", "nobody"), ("--global",), ()):  # fedpcl has no model for all
         assert fedcache("predict", run, *words, "--store", store).code == 2
-
-
-def test_where_no_clients_model_was_saved_every_command_names_the_one_that_saves(store: Path, tmp_path: Path) -> None:
-    run = trained(*FEDPCL, "--save-clients", "none")
-    rows, config = ("--store", store), f"fedcache train --config {run / 'config.toml'} --fresh --save-clients"
-    for place in (run, model_file(run, 0)):
-        for command, saves in (
-            (("predict", place, *rows), "all"),
-            (("predict", place, *rows, "--client", "client-1"), "client-1"),
-            (("evaluate", place, *rows), "all"),
-            (("export-model", place, "-o", tmp_path / "x"), "all"),
-        ):
-            assert fedcache(*command, "--json").envelope["error"]["hint"] == f"{config} {saves}"
-    with pytest.raises(StoreError):
-        fc.load_model(run)
-    ok("personalise", run, *rows, "-o", tmp_path / "new.safetensors")  # needs the server's part alone
 
 
 def test_an_exported_head_is_not_called_damaged(store: Path, tmp_path: Path) -> None:

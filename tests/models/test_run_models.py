@@ -20,7 +20,6 @@ from pyarrow import parquet
 
 import fedcache as fc
 from fedcache.errors import CorruptionError
-from fedcache.extract import embed_images
 from fedcache.extract.recipe import Recipe
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs import open_run
@@ -81,23 +80,6 @@ def test_images_go_through_each_backbone_in_batches_of_the_size_that_its_feature
     assert [row["top"] for row in found] == [row["top"] for row in rows]
     other = ok("predict", run, *[root / name for name in held.samples.name], "--workers", 0, "--batch", 32).data["rows"]
     assert [row["top"] for row in other] != [row["top"] for row in rows]
-
-
-def test_an_image_is_embedded_once_however_many_views_a_model_was_trained_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images = folder(tmp_path / "shapes", train=4, test=2)
-    words = ("--dataset", f"folder:{images}", "--backbones", "random-projection", "--views", 3, "--workers", 0)
-    store = Path(ok("extract", *words).data["path"])
-    shapes, real = [], embed_images.extract_arrays
-    monkeypatch.setattr(embed_images, "extract_arrays", lambda made, *rest, **more: real(made, *rest, **more) and
-                        shapes.extend(array.shape[:2] for array in made.arrays.values()))  # fmt: skip
-    held = fc.Store.open(store)
-    assert [array.shape[1] for array in held.arrays.values()] == [3]
-    (name, *_) = held.samples.name
-    found = ok("predict", trained(*FED3R), images / name, "--workers", 0).data["rows"]
-    assert len(found) == 1
-    assert shapes == [(1, 1)]
 
 
 @pytest.mark.usefixtures("store")
@@ -224,19 +206,6 @@ def test_weights_that_are_not_those_of_the_model_are_refused(store: Path, tmp_pa
         found = fedcache("predict", tmp_path / "other.safetensors", *words)
         assert found.code == code
         assert "seed:7" in found.err
-
-
-def test_another_number_of_features_is_refused_and_the_same_number_is_taken(store: Path, tmp_path: Path) -> None:
-    run = trained(*FED3R)
-    held = fc.Store.open(store)
-    (key,) = held.arrays
-    x = held.reader(key).all()[:, 0].astype(np.float32)
-    np.savez(tmp_path / "same.npz", X=x)
-    np.savez(tmp_path / "fewer.npz", X=x[:, :-1])
-    rows = ok("predict", run, "--store", store).data["rows"]
-    found = ok("predict", run, "--embeddings", tmp_path / "same.npz").data["rows"]
-    assert [row["class"] for row in found] == [row["class"] for row in rows]
-    assert fedcache("predict", run, "--embeddings", tmp_path / "fewer.npz").code == 4
 
 
 def test_features_of_another_recipe_are_told_with_the_command_that_makes_those_of_the_run(

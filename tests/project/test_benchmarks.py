@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import measure, runner
-from benchmarks.table import LINES, Line, line_of
+from benchmarks.table import LINES
 
 
 def fake(name, *, met=True, **extra):
@@ -73,18 +73,6 @@ def test_only_keeps_the_rows_of_the_others(tmp_path):
     assert code == 0
     assert {r["measured"] for r in found["rows"] if r["name"].startswith("fst")} == {7.0}
     assert {r["measured"] for r in found["rows"] if not r["name"].startswith("fst")} == {2.0}
-
-
-def test_several_rows_may_share_a_line(tmp_path, monkeypatch):
-    lines = (Line("scan again", "a", ""), Line("scan", "a", ""), Line("other", "b", ""))
-    monkeypatch.setattr("benchmarks.table.LINES", lines)
-    monkeypatch.setattr(runner, "LINES", lines)
-    seen = {n: line_of(n) for n in ("scan", "scan x", "scan again", "scan again x", "scanner", "")}
-    assert seen == {"scan": 1, "scan x": 1, "scan again": 0, "scan again x": 0, "scanner": None, "": None}
-    names = {"a": ["scan y", "scan again x", "scan x"], "b": ["other"]}
-    code, found = go(tmp_path, lambda family: [fake(n) for n in names[family]])
-    assert code == 0
-    assert [r["name"] for r in found["rows"]] == ["scan again x", "scan y", "scan x", "other"]
 
 
 def test_ratios_are_of_the_best_times_and_quartiles_of_the_pairs():

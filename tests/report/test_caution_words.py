@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fedcache.report.caution_words import caution_lines, drawn_clients
-from fedcache.report.sections import caution_notes
 
 
 def result(zero_shot: float | None = None, protocol: str = "global", tests: str = "balanced", **owned: Any) -> Any:
@@ -45,18 +43,6 @@ def test_a_global_model_matched_tests_and_clients_with_most_classes_say_nothing_
         result(protocol="everywhere", **few),  # on all rows is what that protocol asks
     ):
         assert caution_lines(fine) == []
-
-
-def test_many_runs_of_the_same_kind_are_one_note_with_the_words_on_the_lowest() -> None:
-    """Runs come ranked, so the last one is the lowest; up to four are named."""
-    named: Any = [(f"run {i}", SimpleNamespace(result=result(0.8 + i / 100))) for i in range(5)]
-    assert [note.partition(":")[0] for note in caution_notes(named[:4])] == ["run 0", "run 1", "run 2", "run 3"]
-    unseen: Any = ("own", SimpleNamespace(result=result(protocol="personalised", per_client=[2.0])))
-    below, other = caution_notes([named[0], unseen, *named[1:], ("fine", SimpleNamespace(result=result()))])
-    assert below.startswith("5 runs")
-    assert "run 4" in below
-    assert "9.00 points" in below
-    assert other.startswith("own: ")
 
 
 def drawn(scored: int, *errors: float | None, clients: int = 100_000, **more: int | None) -> Any:

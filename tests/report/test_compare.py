@@ -337,8 +337,9 @@ def test_the_complete_part_of_a_table_by_hand() -> None:
 # -- the command ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command_gives_the_numbers_of_scipy(three: Path) -> None:
-    (made,) = ok("compare").data["comparisons"]
+def test_the_command_gives_the_numbers_of_scipy(three: Path, tmp_path: Path) -> None:
+    (made,) = ok("compare", "--plot", tmp_path / "ranks.svg").data["comparisons"]
+    assert (tmp_path / "ranks.svg").read_text().count("fed3r")
     assert [t["name"] for t in made["treatments"]] == ["fed3r", "fedprox", "fedavg"]
     assert made["treatments"][0]["mean"] == pytest.approx(FOUR[0][:6].mean())
     expected = [float(stats.ttest_rel(FOUR[0][:6], row).pvalue) for row in (FOUR[2][:6], FOUR[3][:6])]

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from test_figure_drawings import Drawn
 
-from fedcache.commands import evaluate as terminal
 from fedcache.models.measures import (
     BINS,
     ClassMeasures,
@@ -24,7 +23,6 @@ from fedcache.models.measures import (
 )
 from fedcache.report import evaluation
 from fedcache.report.figures import runs
-from fedcache.report.render import Section
 
 NO_ROWS = (0, 0.0, 0.0)
 FIGURES = Measures(
@@ -61,15 +59,6 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     return made
 
 
-def sections_of(monkeypatch: pytest.MonkeyPatch, *found: RunEvaluation, **how: Any) -> list[Section]:
-    kept: list[Any] = []
-    monkeypatch.setattr(evaluation, "render_page", lambda *page: kept.extend(page) or "")
-    evaluation.evaluation_page(found, **how)
-    assert (kept[0], kept[2]) == ("Evaluation of models", len(found))
-    sections: list[Section] = kept[1]
-    return sections
-
-
 def test_a_table_has_a_line_for_all_rows_and_for_each_domain_class_and_client(tmp_path: Path) -> None:
     evaluation.write_evaluations(tmp_path / "e.CSV", [evaluated(), OF_CLIENTS])
     with (tmp_path / "e.CSV").open(newline="") as file:
@@ -89,24 +78,6 @@ def test_a_table_has_a_line_for_all_rows_and_for_each_domain_class_and_client(tm
     assert clients == {"north": "0.5", "south": "0.75"}
 
 
-def test_a_row_of_the_page_says_what_was_measured_of_one_model_and_of_clients(
-    drawn: Drawn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lone = replace(OF_CLIENTS, clients=ClientSpread({"n": 1.0}))
-    (section,) = sections_of(monkeypatch, evaluated(), OF_CLIENTS, lone)
-    names = [c.name for c in section.columns]
-    one, other, alone = ({n: c.text for n, c in zip(names, row, strict=True)} for row in section.rows)
-    assert one == {
-        "method": "fedavg", "run": "r", "model": "one for all", "trained on": "=shapes", "rows": "8",
-        "accuracy %": "62.50", "macro F1 %": "61.90", "ECE %": "12.34", "NLL": "1.2346", "best temperature": "2.512",
-        "NLL there": "0.9877", "95 % interval": "30.57 to 86.32",
-    }  # fmt: skip
-    # 0.5 and 0.75: mean 0.625, deviation 0.25 / sqrt(2)
-    assert other["95 % interval"].endswith("17.68")
-    assert (other["best temperature"], other["NLL there"]) == ("-", "-")
-    assert alone["95 % interval"] == "-"
-
-
 def test_reliability_is_drawn_of_the_bins_that_have_rows(drawn: Drawn) -> None:
     made: Any = evaluation.reliability("i", [evaluated()])
     assert made.rows == [["fedavg r", 5, 0.85, 0.6], ["fedavg r", 3, 0.97, 2 / 3]]
@@ -115,16 +86,6 @@ def test_reliability_is_drawn_of_the_bins_that_have_rows(drawn: Drawn) -> None:
     assert drawn.told == [[
         "fedavg r: 0.600 right at confidence 0.850, 5 rows", "fedavg r: 0.667 right at confidence 0.970, 3 rows",
     ]]  # fmt: skip
-
-
-def test_the_terminal_shows_the_same_figures_and_of_one_run_its_domains_and_classes() -> None:
-    answer = terminal.evaluation_answer([evaluated()], Path("e.html"))
-    runs_, domains, classes = answer.renderables
-    assert runs_.rows == [[
-        "r", "fedavg", "one for all", "8", "62.50", "30.57 to 86.32", "61.90", "12.34", "1.2346", "2.512",
-    ]]  # fmt: skip
-    assert domains.rows == [("ink", "5", "80.00"), ("chalk", "3", "33.33")]
-    assert classes.rows == [("b", "4", "50.00", "100.00", "66.67"), ("a", "4", "75.00", "60.00", "66.67")]
 
 
 def test_a_table_and_json_have_no_infinity(tmp_path: Path) -> None:

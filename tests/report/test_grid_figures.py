@@ -13,7 +13,7 @@ import pytest
 from fedcache.report.figures.confusions import confusion_difference
 from fedcache.report.figures.grids import sweeps
 from fedcache.report.figures.hyperparameters import hyperparameters, importance, importances, levels_of, swept_points
-from fedcache.report.figures.paired import differences, enough_blocks, ranks
+from fedcache.report.figures.paired import differences
 from fedcache.report.find_runs import StoredRun
 from fedcache.report.paired_blocks import PairedBlocks
 from fedcache.report.paired_rows import RowDifference
@@ -98,18 +98,6 @@ def test_intervals_are_all_over_seeds_or_all_over_rows() -> None:
     half = differences("d", replace(c, pairs=(with_rows.pairs[0], c.pairs[1])))
     assert half is not None
     assert [row[2] is None for row in half.rows] == [True, False]
-
-
-def test_ranks_are_drawn_where_they_can_tell_something() -> None:
-    seeds = np.linspace(0, 0.01, 12)
-    apart = blocks(*([0.9 - 0.1 * i + s for s in seeds.tolist()] for i in range(4)))
-    assert enough_blocks(apart)
-    drawn = ranks("r", apart)
-    assert drawn is not None
-    assert [row[1] for row in drawn.rows] == [1, 2, 3, 4]
-    three = blocks(*([0.9 - 0.1 * i + s for s in (0.0, 0.01, 0.03)] for i in range(8)))
-    assert not enough_blocks(three), "three seeds tell nothing of eight"
-    assert ranks("r", three) is None
 
 
 def test_a_difference_of_confusions_is_in_points_of_the_true_class() -> None:

@@ -146,18 +146,6 @@ def test_a_preset_of_the_same_hyperparameters_is_the_same_run() -> None:
     assert one_run(tuned, run("b", some(0, 2, 4))).result["seeds"] == [0, 2, 4, 3, 1]
 
 
-def test_runs_that_draw_a_partition_for_every_seed_are_one_run_too() -> None:
-    def drawn(name: str, *seeds: int) -> StoredRun:
-        part = {"scheme": "iid", "args": {"clients": 3}, "name": "", "seed": seeds[0], "clients": 3,
-                "digests": [f"p{seed}" for seed in seeds]}  # fmt: skip
-        return run(name, some(*seeds), partition=part)
-
-    made = one_run(drawn("a", 0, 1, 2), drawn("b", 3, 1, 0, 4))
-    assert dict(zip(made.result["seeds"], made.result["partition"]["digests"], strict=True)) == {
-        seed: f"p{seed}" for seed in BY_SEED
-    }
-
-
 # -- pairs of seeds ------------------------------------------------------------------------------------------------
 
 

@@ -51,20 +51,9 @@ def test_a_table_begins_with_method_accuracy_what_differs_and_the_cost() -> None
     assert cells["a client sends"] == ("417 kB", repr(2_500_000 / 6))
     assert cells["seconds a seed"] == ("617.25", "617.25")
     assert cells["accuracy %"] == ("75.00", "0.75")
-    assert cells["client mean %"] == ("40.00", "0.4")
-    assert cells["MB in all"] == ("3.50", "3.5")
     assert cells["95 % interval"] == ("", "")
     assert [cell.text for cell in rows[1]][:4] == ["b", "-", "x + y", "-"]
     assert [cell.text for cell in rows[0] if cell.best] == ["75.00", "40.00", "75.00"]
-
-
-def test_deviations_of_nothing_are_not_shown_and_rows_give_an_interval() -> None:
-    fixed = run("a", 0.75, confusion=[[60, 20], [20, 60]], protocol="global")
-    fixed.result["accuracy"]["std"] = 0.0
-    columns, rows = table_of([fixed], [], "own", "")
-    assert "± seeds" not in [c.name for c in columns]
-    (cell,) = [cell for c, cell in zip(columns, rows[0], strict=True) if c.name == "95 % interval"]
-    assert (cell.text, cell.note) == ("64.52–83.19", "80 rows"), "two seeds of the same 80 rows"
 
 
 def test_bold_is_what_validation_chose_and_never_the_highest_of_the_test() -> None:
@@ -93,10 +82,6 @@ def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
         run("high", 0.5, validation={"mean": 0.6, "per_client": []}),
     ]
     assert [row[0].text for row in section(12, held).rows] == ["low", "high"]
-    scored = [run("a", 0.9), run("b", 0.8)]
-    for entry, mean in zip(scored, (0.1, 0.2), strict=True):
-        entry.result["accuracy"].update(client_mean=mean, client_mean_per_seed=[mean, mean])
-    assert [row[0].text for row in section(12, scored, "client-mean").rows] == ["b", "a"]
 
 
 def test_the_data_of_a_figure_are_lines_of_six_digits() -> None:

@@ -71,6 +71,11 @@ def sites(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Pat
     return shutil.copytree(once(shards), tmp_path / "sites")
 
 
+@pytest.fixture
+def grid(sites: Path, tmp_path: Path) -> FakeGrid:
+    return grid_of(sites, tmp_path / "state")
+
+
 def plan(method: str, **words: Any) -> Plan:
     own = {f.name for f in dataclasses.fields(Plan)}
     train = {"method": method, "rounds": 2, "execution": "sequential"}
@@ -89,8 +94,8 @@ def alone(method: str, sites: Path, tmp_path: Path, **words: Any) -> Run:
 
 
 @pytest.mark.parametrize("method", tried(OVER_SITES))
-def test_sites_give_the_result_of_one_process(method: str, sites: Path, tmp_path: Path) -> None:
-    (run,) = together(plan(method), grid_of(sites, tmp_path / "state"), tmp_path)
+def test_sites_give_the_result_of_one_process(method: str, grid: FakeGrid, sites: Path, tmp_path: Path) -> None:
+    (run,) = together(plan(method), grid, tmp_path)
     reference = alone(method, sites, tmp_path)
     # The partition is said otherwise (sites by the digests of their stores), and sites do not send what they hold.
     apart = {"partition", "digest", "files", "diagnostics"}
@@ -102,17 +107,16 @@ def test_sites_give_the_result_of_one_process(method: str, sites: Path, tmp_path
 
 @pytest.mark.parametrize("words", [{"participation": "2", "rounds": 5}, {"eval_every": 1}, {"dtype": "float64"}])
 def test_sampling_scoring_and_types_are_those_of_one_process(
-    words: dict[str, Any], sites: Path, tmp_path: Path
+    words: dict[str, Any], grid: FakeGrid, sites: Path, tmp_path: Path
 ) -> None:
-    (run,) = together(plan("fedproto", **words), grid_of(sites, tmp_path / "state"), tmp_path)
+    (run,) = together(plan("fedproto", **words), grid, tmp_path)
     reference = alone("fedproto", sites, tmp_path, **words)
     assert run.result["accuracy"] == reference.result["accuracy"]
     assert run.result["traffic"] == reference.result["traffic"]
 
 
 @pytest.mark.slow
-def test_a_grid_and_its_seeds_travel_in_one_message_each_way(sites: Path, tmp_path: Path) -> None:
-    grid = grid_of(sites, tmp_path / "state")
+def test_a_grid_and_its_seeds_travel_in_one_message_each_way(grid: FakeGrid, sites: Path, tmp_path: Path) -> None:
     runs = together(plan("fedavg", sweep={"lr": ("0.1", "0.01")}, seeds="0,1", rounds=1), grid, tmp_path)
     assert [kind for kind, _ in grid.log] == ["facts", "fit", "score"]
     for run, lr in zip(runs, (0.1, 0.01), strict=True):
@@ -195,8 +199,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("why", BAD)
-def test_the_gate_stands_before_every_upload(why: str, sites: Path, tmp_path: Path) -> None:
-    grid = grid_of(sites, tmp_path / "state")
+def test_the_gate_stands_before_every_upload(why: str, grid: FakeGrid, tmp_path: Path) -> None:
     grid.meddle[102] = lambda kind, n, packed: changed(packed, BAD[why]) if (kind, n) == ("fit", 2) else packed
     (run,) = together(plan("fedavg", set={"head": "linear"}), grid, tmp_path)
     (missed,) = run.result["federation"]["missed"]
@@ -209,9 +212,9 @@ def test_the_gate_stands_before_every_upload(why: str, sites: Path, tmp_path: Pa
     ("method", "words"), [("solo", {}), ("fedavg", {"aggregate": "median", "max_update_norm": 1e6})]
 )
 def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(
-    method: str, words: dict[str, Any], sites: Path, tmp_path: Path
+    method: str, words: dict[str, Any], grid: FakeGrid, tmp_path: Path
 ) -> None:
-    grid, heard = grid_of(sites, tmp_path / "state"), Heard()
+    heard = Heard()
     grid.meddle[102] = lambda kind, _n, packed: changed(packed, BAD["nobody asked for"]) if kind == "fit" else packed
     grid.meddle[101] = lambda kind, n, packed: PackedMessage("?", {}) if (kind, n) == ("fit", 2) else packed
     (run,) = together(plan(method, **words), grid, tmp_path, heard)
@@ -275,9 +278,11 @@ def test_an_answer_that_is_lost_leaves_no_trace_at_the_site(sites: Path, tmp_pat
 
 
 @pytest.mark.parametrize("harm", ["lost", "a digit", "another site's", "not sealed"])
-def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(sites: Path, tmp_path: Path, harm: str) -> None:
+def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(
+    grid: FakeGrid, sites: Path, tmp_path: Path, harm: str
+) -> None:
     """scaffold's control variates decide its figures: changed ones gave .253 in the place of .955, and no word."""
-    grid, heard = grid_of(sites, tmp_path / "state"), Heard()
+    heard = Heard()
 
     def damage(kind: str, number: int, packed: PackedMessage) -> PackedMessage:
         if (kind, number) == ("fit", 2):
@@ -302,8 +307,8 @@ def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(sites: Pat
 
 
 @pytest.mark.slow
-def test_a_site_that_comes_late_joins(sites: Path, tmp_path: Path) -> None:
-    grid, heard = grid_of(sites, tmp_path / "state"), Heard()
+def test_a_site_that_comes_late_joins(grid: FakeGrid, tmp_path: Path) -> None:
+    heard = Heard()
     grid.hidden = {101: 4}
     (run,) = together(plan("fedavg", rounds=5, start_with=2), grid, tmp_path, heard)
     (joined,) = run.result["federation"]["joined"]
@@ -312,8 +317,8 @@ def test_a_site_that_comes_late_joins(sites: Path, tmp_path: Path) -> None:
     assert run.result["clients"] == ["client-0", "client-2", "client-1"]
 
 
-def test_a_method_that_keeps_a_place_for_each_site_takes_no_late_one(sites: Path, tmp_path: Path) -> None:
-    grid, heard = grid_of(sites, tmp_path / "state"), Heard()
+def test_a_method_that_keeps_a_place_for_each_site_takes_no_late_one(grid: FakeGrid, tmp_path: Path) -> None:
+    heard = Heard()
     grid.hidden = {101: 4}
     (run,) = together(plan("fedpcl", rounds=5, start_with=2), grid, tmp_path, heard)
     assert run.result["federation"]["joined"] == []
@@ -321,14 +326,14 @@ def test_a_method_that_keeps_a_place_for_each_site_takes_no_late_one(sites: Path
 
 
 @pytest.mark.slow
-def test_features_of_another_recipe_are_refused_by_digest(sites: Path, tmp_path: Path) -> None:
+def test_features_of_another_recipe_are_refused_by_digest(grid: FakeGrid, sites: Path, tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     x, y = draw.standard_normal((40, D)).astype(np.float16), draw.integers(0, C, 40)
     other = Store.from_arrays(
         {"mine": x}, labels=y, classes=list("abcd"),
         text={"mine": draw.standard_normal((C, D))}, path=tmp_path / "other.zarr",
     )  # fmt: skip
-    grid, heard = grid_of(sites, tmp_path / "state"), Heard()
+    heard = Heard()
     grid.sites[99] = ShardSite(other.path, tmp_path / "s", "stranger")
     for late in ({}, {99: 3}):
         grid.hidden = late
@@ -391,24 +396,22 @@ def test_the_command_line_says_what_is_missing(tmp_path: Path, sites: Path, monk
 
     monkeypatch.setattr("fedcache.federate.engines.flower.processes.version", absent)
     for words in (
-        ("up", "--shards", sites, "--method", "fed3r"),
         ("site", "--shard", next(sites.glob("*.zarr")), "--superlink", "127.0.0.1:8000", "--insecure"),
         ("server", "--insecure"),
-        ("keys", "--out", tmp_path / "keys", "--sites", "a"),
     ):
         done = fedcache("flower", *words)
         assert done.code == 6, words
         assert "fedcache[flower]" in done.err
 
 
-def test_a_refusal_says_which_file_and_not_where_it_lies(sites: Path, tmp_path: Path) -> None:
+def test_a_refusal_says_which_file_and_not_where_it_lies(grid: FakeGrid, sites: Path, tmp_path: Path) -> None:
     harmed = sorted(sites.glob("*.zarr"))[0]
     chunk = next(p for p in sorted((harmed / "features").rglob("*")) if p.is_file() and "c" in p.parts)
     raw = bytearray(chunk.read_bytes())
     raw[9] ^= 1
     chunk.write_bytes(raw)
     heard = Heard()
-    together(plan("fed3r"), grid_of(sites, tmp_path / "state"), tmp_path, heard)
+    together(plan("fed3r"), grid, tmp_path, heard)
     said = [line for line in heard.lines if "features/" in line or chunk.name in line]
     assert said
     assert not any(str(tmp_path) in line for line in heard.lines)
@@ -448,8 +451,7 @@ MALFORMED = {
 }
 
 
-def test_a_bad_upload_ends_the_run_where_that_is_asked_for(sites: Path, tmp_path: Path) -> None:
-    grid = grid_of(sites, tmp_path / "state")
+def test_a_bad_upload_ends_the_run_where_that_is_asked_for(grid: FakeGrid, tmp_path: Path) -> None:
     grid.meddle[102] = lambda kind, n, packed: changed(packed, BAD["W is nan"]) if kind == "fit" else packed
     with pytest.raises(FedcacheError, match=r"Round 1.*client-0") as caught:
         together(plan("fedavg", on_bad_update="fail", set={"head": "linear"}), grid, tmp_path)
