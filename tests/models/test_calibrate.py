@@ -181,6 +181,10 @@ def test_the_mean_probability_of_predictions_is_their_accuracy(seed, n, C):
     assert mean == pytest.approx(max(accuracy, 1 / C), rel=1e-3)
 
 
+def test_equal_scores_have_no_temperature_that_makes_them_sure():
+    assert consistent_temperature(np.zeros((30, 2)), np.zeros(30, np.int64)) is None
+
+
 def test_an_ensemble_divides_by_the_geometric_mean_of_its_temperatures():
     spec, out = trained("fed3r", validation=False)
     (model,) = predictor_of(spec, out).members

@@ -21,8 +21,9 @@ from pictures import folder
 from torch import Tensor
 
 from fedcache.config import Home
-from fedcache.errors import FedcacheError
+from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.recipe import Recipe
+from fedcache.federate.methods import find_method
 from fedcache.models.request import ModelOptions
 from fedcache.models.saved_model import KIND, SavedModel
 from fedcache.progress import Silent
@@ -214,6 +215,26 @@ def test_a_recipe_that_no_command_makes_is_refused(models: Path, tmp_path: Path,
         assert done.code == 4
         assert "recipe" in done.envelope["error"]["message"]
     assert not (tmp_path / "head.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_hyperparameters_of_a_model_are_those_that_a_user_may_set(models: Path, tmp_path: Path, name: str) -> None:
+    held = read_sealed(models / f"{name}.safetensors", KIND)
+    assert held is not None
+    path = tmp_path / "changed.safetensors"
+    client = next(iter(held.content["saved"]), None)
+    method = find_method(held.content["method"])
+    for h in method.hparams:
+        for value in (h.low if h.low is None else h.low - 1, h.high if h.high is None else h.high + 1, "no word"):
+            if value is None or h.name not in held.content["hp"]:
+                continue
+            with pytest.raises(UsageError):
+                h.parse(value)
+            write_sealed(path, KIND, {**held.content, "hp": {**held.content["hp"], h.name: value}}, held.tensors)
+            with pytest.raises(FedcacheError) as caught:
+                SavedModel.load(path).deployed(client)
+            assert caught.value.code == 4, h.name
 
 
 def test_settings_of_every_client_are_checked_and_not_only_of_the_first(models: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from test_saved_model import facts_of
 
 import fedcache.models.collect as collecting
 from fedcache.errors import StoreError
-from fedcache.models.client_stacks import ClientStacks, ClientTensors
+from fedcache.models.client_stacks import ClientStacks, ClientTensors, of_format_1
 from fedcache.models.collect import collect
 from fedcache.models.saved_model import KIND, ModelFacts, SavedModel
 from fedcache.store.sealed import read_sealed, write_sealed
@@ -103,6 +103,20 @@ def test_a_file_of_format_1_has_the_same_models(method, tmp_path):
     old.save(tmp_path / "again.safetensors")
     model.save(tmp_path / "new.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "new.safetensors").read_bytes()
+
+
+def test_a_file_of_format_1_by_hand(tmp_path):
+    facts = {**trained()[0].facts.to_dict(), "format": 1, "clients": 11, "saved": {"a": 0, "b": 10}}
+    tensors = {
+        "server/W": torch.zeros(1),
+        "client/0/own/v/W": torch.ones(2),
+        "client/10/own/v/W": torch.full((2,), 3.0),
+    }
+    write_sealed(tmp_path / "m.safetensors", KIND, facts, tensors)
+    model = SavedModel.load(tmp_path / "m.safetensors")
+    assert model.client_stacks.tree(0, "own")["v/W"].tolist() == [1.0, 1.0]
+    assert model.client_stacks.tree(10, "own")["v/W"].tolist() == [3.0, 3.0]
+    assert of_format_1({"server/W": tensors["server/W"]}).keys() == {"server/W"}
 
 
 def test_a_format_of_the_future_is_refused(tmp_path):

@@ -158,6 +158,15 @@ def test_workflows_call_targets_of_the_makefile() -> None:
     assert set(phony[1].split()) == targets()
 
 
+def test_workflows_may_do_no_more_than_they_need() -> None:
+    for path in (GITHUB / "workflows").glob("*.yml"):
+        assert parsed(path)["permissions"] == {"contents": "read"}, path.name
+        assert all("timeout-minutes" in job for job in parsed(path)["jobs"].values()), path.name
+    for name, _, step in steps():
+        if "uses" in step:
+            assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step["uses"]), (name, step["uses"])
+
+
 def test_the_container_copies_what_is_there_and_runs_without_root() -> None:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -195,10 +195,6 @@ def test_features_in_two_dimensions_are_dots_of_their_class_with_its_mean_as_a_s
     ]  # fmt: skip
     x = np.array([float(row[2]) for row in made.rows])
     assert np.abs(x) == pytest.approx(np.full(8, math.sqrt(0.5)))
-    places = [(pytest.approx(row[2]), pytest.approx(row[3])) for row in made.rows]
-    ink, chalk, small, stars = ([tuple(at) for at in c.get_offsets().tolist()] for c in drawn.axes.collections)
-    assert (ink, chalk) == ([places[1], places[3]], [places[0], places[2]])
-    assert (stars, small) == (places[4:6], places[6:])
 
 
 def test_the_entropy_of_zero_shot_labels_by_hand(drawn: Drawn, monkeypatch: pytest.MonkeyPatch) -> None:

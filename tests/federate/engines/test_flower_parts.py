@@ -345,6 +345,16 @@ def test_features_of_another_recipe_are_refused_by_digest(grid: FakeGrid, sites:
     assert caught.value.code is Exit.STORE
 
 
+def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path: Path) -> None:
+    stores = [store_at(tmp_path / f"{i}.zarr") for i in range(3)]
+    named = zip("cab", stores, strict=True)
+    grid = FakeGrid({i: ShardSite(store.path, tmp_path / name, name) for i, (name, store) in enumerate(named)})
+    (run,) = together(plan("fedncm"), grid, tmp_path)
+    assert (run.result["clients"], run.result["dataset"]["rows"]) == (["a", "b", "c"], 3 * ROWS)
+    with pytest.raises(FedcacheError):  # its client has no name
+        together(plan("fedncm", sites=1), FakeGrid({0: ShardSite(stores[0].path, tmp_path / "x")}), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -290,6 +290,23 @@ def test_a_site_that_differs_from_most_costs_nobody_else_the_start(
 
 
 @pytest.mark.slow
+def test_of_two_sites_that_differ_nobody_knows_which_is_right_unless_it_is_said(sites: Path, tmp_path: Path) -> None:
+    def pair(state: Path) -> FakeGrid:
+        grid = claiming(sites, state, {"views": 2})
+        grid.sites = {node: grid.sites[node] for node in (node_of(grid, "client-0"), *grid.meddle)}
+        return grid
+
+    with pytest.raises(FedcacheError, match="views") as caught:
+        federated(pair(tmp_path / "state"), tmp_path, sites=2)
+    assert caught.value.code is Exit.STORE
+    assert "--like NAME" in caught.value.hint
+    run = federated(pair(tmp_path / "told"), tmp_path, sites=2, like="client-0")
+    assert run.result["clients"] == ["client-0"]
+    with pytest.raises(FedcacheError, match="'nobody'"):
+        federated(pair(tmp_path / "nobody"), tmp_path / "n", sites=2, like="nobody")
+
+
+@pytest.mark.slow
 def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(sites: Path, tmp_path: Path) -> None:
     """It loses the first answer, one at the start, and is no reason for the others to wait."""
 
