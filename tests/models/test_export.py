@@ -229,6 +229,14 @@ def said_by_script(place, paths, monkeypatch):
     return [line.split("\t") for line in printed.getvalue().splitlines()]
 
 
+def test_without_the_extra_no_graph_is_written(home, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = fedcache("export-model", home[1]["one"], "-o", tmp_path / "m.onnx")
+    assert done.code == 6
+    assert "fedcache[export]" in done.err
+    assert not list(tmp_path.glob("m.*"))
+
+
 @pytest.mark.slow
 def test_a_folder_names_the_images_that_it_cannot_read_and_classifies_the_others(home, tmp_path, monkeypatch, capsys):
     root, runs = home

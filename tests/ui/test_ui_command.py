@@ -81,3 +81,10 @@ def test_the_overview_of_a_home_needs_no_torch_and_other_commands_nothing_of_the
         "assert not [m for m in sys.modules if m.startswith(('fedcache.ui', 'starlette', 'uvicorn'))]\n"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedcache.commands.ui.find_spec", lambda _name: None)
+    done = fedcache("ui", "--json")
+    assert done.code == 6
+    assert done.envelope["error"]["hint"] == "pip install 'fedcache[ui]'"
