@@ -11,31 +11,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from command import fedcache, ok
-from pictures import folder
 from pyarrow import parquet
+from test_run_models import IID, extracted, trained
 
 import fedcache as fc
 from fedcache.errors import UsageError
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs.run_models import model_file
 
-IID = ("--scheme", "iid", "--clients", 3)
 FEDPCL = ("train", "--method", "fedpcl", *IID, "--rounds", 1, "--set", "dim=4")
-
-
-def extracted(place: Path) -> Path:
-    images = folder(place / "shapes", train=12, test=4)
-    done = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
-    return Path(done.data["path"])
 
 
 @pytest.fixture
 def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
     return once(extracted)
-
-
-def trained(*words: object) -> Path:
-    return Path(ok(*words).data["path"])
 
 
 def fed3r(*words: object) -> Path:
