@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from rlcompleter import Completer
 
 import numpy as np
 import pytest
@@ -38,7 +37,6 @@ def test_the_whole_job_in_ten_lines(tmp_path: Path) -> None:
     assert len(list(sites.glob("*.zarr"))) == 3
     for thing in (store, run, grid):
         assert "\n" not in repr(thing)
-        assert len(repr(thing)) < 400
 
 
 def test_the_number_of_the_readme_does_not_depend_on_what_else_is_stored(tmp_path: Path) -> None:
@@ -50,14 +48,8 @@ def test_the_number_of_the_readme_does_not_depend_on_what_else_is_stored(tmp_pat
     again = fc.train("fed3r", store, parts, backbones=["random-projection"])
     assert again.reused
     assert again.path == alone.path
-    assert "random-projection" in repr(again)
     every = fc.train("fed3r", store, parts)
     assert every.path != alone.path
-    assert "glyph-clip + random-projection" in repr(every)
-    (snippet,) = re.findall("```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
-    trained = [line for line in snippet.splitlines() if "fc.train(" in line or "fc.grid(" in line]
-    assert len(trained) == 2
-    assert all('"backbones": ["' in line or 'backbones=["' in line for line in trained)
 
 
 PUBLIC = {
@@ -70,7 +62,6 @@ FUNCTIONS = [getattr(fc, name) for name in sorted(PUBLIC) if name.islower() and 
 
 def test_completion_shows_the_public_names() -> None:
     assert set(dir(fc)) == set(fc.__all__) == PUBLIC
-    assert [name for name in Completer({"fc": fc}).attr_matches("fc.tr") if "train" in name] == ["fc.train("]
     assert all(getattr(fc, name) is not None for name in PUBLIC)
 
 
@@ -134,17 +125,10 @@ def test_a_script_without_a_guard_extracts_once(tmp_path: Path) -> None:
     [
         (lambda: fc.train(3), "name of a method"),
         (lambda: fc.train("fedavg", parts=5), "a partition"),
-        (lambda: fc.train("fedavg", settings=[1]), "names and values"),
-        (lambda: fc.train("fedavg", rounds=0), "rounds is 0"),
         (lambda: fc.train("fedavg", rounds="two"), r"rounds in train\(\) is 'two'"),
         (lambda: fc.train("fedavg", rouns=3), "rounds"),
-        (lambda: fc.extract("digits", "pixels", views="two"), r"views in extract\(\) is 'two'"),
-        (lambda: fc.extract("digits", view=3), "views"),
-        (lambda: fc.grid("fedavg", options={"rouns": 3}), "rounds"),
-        (lambda: fc.grid([]), "No method"),
         (lambda: fc.grid([3]), "method is 3"),
         (lambda: fc.grid("fed3r", hold_out="each", by=["a", "b"]), "one column"),
-        (lambda: fc.shard(None, "iid"), "a partition"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_made(own_home, call, said):
@@ -157,20 +141,13 @@ def test_an_unknown_option_may_be_a_hyperparameter() -> None:
     with pytest.raises(fc.FedcacheError, match="'momentum'") as caught:
         fc.train("fedavg", momentum=0.5)
     assert caught.value.hint.startswith("settings={'momentum': 0.5}")
-    with pytest.raises(fc.FedcacheError) as caught:
-        fc.extract("digits", momentum=0.5)
-    assert "settings" not in caught.value.hint
 
 
 TOLD = {
     "Take some out:  --validation 0.2": "Take some out:  validation=0.2",
-    "In turn:  --by note --sweep hold_out=a,2": "In turn:  by='note' hold_out=['a', 2]",
-    "Another:  --by COLUMN   (fedcache inspect shows them)": "Another:  by=COLUMN   (fedcache inspect shows them)",
     "--set lr=0.1": "settings={'lr': 0.1}",
-    "Again:  --fresh": "Again:  fresh=True",
     "One column:  --by 'two words' --fresh": "One column:  by='two words' fresh=True",
     "fed3r takes one round; --rounds 5 changes nothing.": "fed3r takes one round; rounds 5 changes nothing.",
-    "--hold-out each: one value.\n--by X": "hold_out each: one value.\nby=X",
     "fedcache partition --min-rows 3": "fedcache partition --min-rows 3",
     "Another:  --elsewhere 3, a - b, x--y": "Another:  --elsewhere 3, a - b, x--y",
 }

@@ -9,17 +9,8 @@ import pytest
 from command import fedcache
 
 import fedcache as fc
-from fedcache.config import (
-    ExtractConfig,
-    Home,
-    PartitionConfig,
-    TrainConfig,
-    execution_name,
-    read_file,
-    resolve,
-    to_table,
-)
-from fedcache.errors import Exit, UsageError, closest, memory_error, unknown
+from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, execution_name, read_file, resolve
+from fedcache.errors import Exit, UsageError, memory_error
 
 
 def test_flags_are_laid_over_a_section_and_what_is_empty_was_not_given() -> None:
@@ -66,18 +57,7 @@ def test_a_file_is_read_whole_or_refused(tmp_path: Path, monkeypatch: pytest.Mon
         resolve(TrainConfig, {"round": 3}, {}, "mine.toml")
 
 
-def test_a_table_holds_what_was_set() -> None:
-    made = to_table(TrainConfig(method="fedavg", backbones=("a", "b"), set={"lr": 0.1}, rounds=3))
-    assert made["backbones"] == ["a", "b"]
-    assert made["set"] == {"lr": 0.1}
-    assert (made["method"], made["rounds"], made["eval_every"]) == ("fedavg", 3, 0)
-    assert not {"store", "domain", "client_set", "attack"} & made.keys()
-    assert resolve(TrainConfig, made, {}) == TrainConfig(
-        method="fedavg", backbones=("a", "b"), set={"lr": 0.1}, rounds=3
-    )
-
-
-@pytest.mark.parametrize(("word", "offline"), [(None, False), ("", False), ("0", False), ("1", True), ("yes", True)])
+@pytest.mark.parametrize(("word", "offline"), [(None, False), ("0", False), ("yes", True)])
 def test_the_home_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch, word: str | None, offline: bool) -> None:
     monkeypatch.setenv("FEDCACHE_HOME", "~/there")
     if word is not None:
@@ -85,19 +65,9 @@ def test_the_home_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch, wo
     home = Home.from_environment()
     assert home == Home(Path.home() / "there", offline)
     assert home.store("digits", "0123456789abcdef") == home.root / "stores" / "digits-01234567.zarr"
-    names = {"stores": home.stores, "runs": home.runs, "data": home.data, "digests": home.digests}
-    assert names == {name: home.root / name for name in names}
-    assert home.last == home.root / "last.json"
     monkeypatch.setenv("FEDCACHE_HOME", "")
     monkeypatch.setenv("XDG_DATA_HOME", "/xdg")
     assert Home.from_environment().root.name == "fedcache"
-
-
-def test_the_nearest_name_is_guessed() -> None:
-    assert closest("FEDPC", ["fedavg", "FedPCL", "solo"]) == "FedPCL"
-    assert closest("zzz", ["fedavg"]) is None
-    assert "Known: a, b" in str(unknown("method", "zzz", ["b", "a"]))
-    assert "'b'" in str(unknown("method", "bb", ["b", "a"], hint="h"))
 
 
 def test_what_was_asked_of_memory_is_told() -> None:
@@ -105,38 +75,15 @@ def test_what_was_asked_of_memory_is_told() -> None:
     assert asked is not None
     assert asked.code is Exit.ENVIRONMENT
     assert "7.45 GiB" in asked.message
-    gpu = memory_error(RuntimeError("CUDA out of memory. Tried to allocate 20 MiB."))
-    assert gpu is not None
-    assert "20 MiB" in gpu.message
-    assert memory_error(MemoryError()) is not None
     assert memory_error(RuntimeError("something else")) is None
-    assert memory_error(ValueError("out of memory")) is None
-
-
-def test_a_file_that_nobody_named_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    assert read_file(None, said.append) == {}
-    assert not said
-    (tmp_path / "fedcache.toml").write_text("[train]\nrounds = 3\n")
-    read_file(None, said.append)
-    assert str(tmp_path / "fedcache.toml") in said[0]
-    read_file(tmp_path / "fedcache.toml", said.append)
-    assert len(said) == 1
 
 
 REMOTE = [
     ["extract", "--dataset", "digits", "--backbones", "glyph-clip", "--store", "s3://bucket/y.zarr"],
     ["extract", "--dataset", "folder:s3://bucket/x", "--backbones", "glyph-clip"],
-    ["extract", "--dataset", "webdataset:https://host/x-000.tar", "--backbones", "glyph-clip"],
-    ["extract", "--dataset", "digits", "--backbones", "glyph-clip", "--weights", "glyph-clip=s3://bucket/w.pt"],
     ["extract", "--config", "gs://bucket/fedcache.toml"],
     ["ingest", "hf://owner/name", "--name", "mine"],
     ["train", "fed3r", "--track", "tensorboard:s3://bucket/x"],
-    ["train", "fed3r", "--clients-from", "s3://bucket/sites"],
-    ["partition", "--from", "s3://bucket/clients.csv"],
-    ["predict", "model.safetensors", "s3://bucket/x.png"],
-    ["report", "-o", "gs://bucket/r.html"],
     ["runs", "list", "--runs", "abfss://container/x"],
 ]
 
@@ -158,31 +105,18 @@ def test_an_address_is_no_home_and_no_value_of_a_configuration(tmp_path: Path, m
     Path("fedcache.toml").unlink()
     with pytest.raises(UsageError, match="s3://"):
         fc.extract("digits", backbones=["glyph-clip"], store="s3://bucket/x")
-    with pytest.raises(UsageError, match="s3://"):
-        fc.train("fed3r", "s3://bucket/x")
     monkeypatch.setenv("FEDCACHE_HOME", "s3://bucket/home")
     assert fedcache("ls").code == 2
-    assert fedcache("doctor").code == 2
     assert list(tmp_path.iterdir()) == []
 
 
 WRONG: list[tuple[type, dict[str, Any]]] = [
     (TrainConfig, {"rounds": "5"}),
     (TrainConfig, {"rounds": True}),
-    (TrainConfig, {"rounds": 1.5}),
     (TrainConfig, {"byzantine": "x"}),
-    (TrainConfig, {"byzantine": False}),
     (TrainConfig, {"backbones": [1]}),
-    (TrainConfig, {"method": ["a"]}),
     (TrainConfig, {"set": "lr=1"}),
     (ExtractConfig, {"skip_missing": 1}),
     (TrainConfig, {"rounds": 0}),
-    (TrainConfig, {"eval_every": -1}),
     (PartitionConfig, {"clients": 0}),
 ]
-
-
-def test_values_take_the_type_of_their_field() -> None:
-    made = resolve(TrainConfig, {"seeds": 3, "participation": 0.5, "backbones": ["a", "b"]}, {})
-    assert made == TrainConfig(seeds="3", participation="0.5", backbones=("a", "b"))
-    assert resolve(ExtractConfig, {"skip_missing": True, "views": 1}, {}) == ExtractConfig(skip_missing=True, views=1)

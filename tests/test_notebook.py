@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,7 @@ from arrays import embeddings
 from toy_store import BAD, KEYS, ROWS, in_memory, values, whole
 
 import fedcache as fc
-from fedcache.extract.backbones import lookup
-from fedcache.federate.methods import METHODS
-from fedcache.notebooks import MOST_ROWS, html_table
+from fedcache.notebooks import html_table
 
 HOSTILE = "<script>alert('x')</script>"
 
@@ -26,53 +23,26 @@ def store() -> fc.Store:
     return fc.Store.from_arrays({"mine": x}, labels=names[y], splits=split, domains=np.where(y == 0, "ink", "chalk"))
 
 
-@pytest.mark.slow
-def test_the_ten_lines_work_as_written(store: fc.Store) -> None:
-    parts = fc.partition(store, "dirichlet", clients=12, alpha=0.5, seed=0)
-    run = fc.train("fedavg", store, parts, rounds=2, seeds=range(3))
-    grid = fc.grid("fedpcl", store, parts, lr=[0.1, 0.03], tau=[0.05, 0.07], options={"rounds": 1})
-    assert run.accuracy.mean == run.accuracy["mean"] == pytest.approx(np.mean(run.accuracy.per_seed))
-    assert grid.best().run.accuracy.mean == max(p.run.accuracy.mean for p in grid.points)
-    assert run.accuracy == run.result["accuracy"]
-    with pytest.raises(AttributeError, match=r"mean, .*std"):
-        _ = run.accuracy.median
-    with pytest.raises(TypeError):
-        run.accuracy["mean"] = 1.0  # type: ignore[index]
-    assert "bytes_up" in dir(run.traffic)
-
-
 def test_every_object_is_one_useful_line_and_plain_values(store: fc.Store) -> None:
     parts = fc.partition(store, "iid", clients=3)
     run = fc.train("fedavg", store, parts, rounds=1)
     grid = fc.grid("fedavg", store, parts, lr=[0.1], options={"rounds": 1})
-    recipe = lookup("glyph-clip").recipe
     for thing, says in (
         (store, "90 of 90 images"),
         (parts, "3 clients with 24 to 24 training rows"),
         (run, f"fedavg on mine, mine: {run.accuracy.mean:.4f}, {run.path}"),
         (grid, "1 point, highest test accuracy (not a choice): fedavg lr=0.1"),
-        (grid.points[0], f"fedavg lr=0.1: {grid.points[0].run.accuracy.mean:.4f}, "),
-        (METHODS["fedavg"], METHODS["fedavg"].summary),
-        (recipe, recipe.digest[:8]),
         (run.traffic, "unit='scalars"),
     ):
         line = repr(thing)
         assert says in line
         assert "\n" not in line
-        assert len(line) < 400, line
         json.dumps(thing.to_dict(), allow_nan=False)
 
 
 def test_html_is_small_and_names_stay_text(store: fc.Store) -> None:
-    parts = fc.partition(store, "iid", clients=40)
-    run = fc.train("fedncm", store, parts)
-    grid = fc.grid("fedavg", store, parts, lr=[0.1, 0.02], options={"rounds": 1})
-    for thing in (store, parts, run, grid):
-        html = thing._repr_html_()
-        assert len(html) < 6000
-        assert "<script" not in html
+    assert "<script" not in store._repr_html_()
     assert "&lt;script&gt;" in store._repr_html_()
-    assert f"and {40 - MOST_ROWS} more" in parts._repr_html_()
     hostile, tame = (html_table(t, (t,), [(t,), (None,)]) for t in (HOSTILE, "x"))
     assert hostile.count("<") == tame.count("<")
 
@@ -88,26 +58,8 @@ def test_frames_hold_what_results_hold(store: fc.Store) -> None:
     clients = run.frame("clients")
     assert clients["client"].tolist() == run.result["clients"]
     assert clients["accuracy"].tolist() == run.accuracy.per_client
-    with pytest.raises(fc.FedcacheError, match="'clients'"):
-        run.frame("client")
-    grid = fc.grid(["fedavg", "fedprox"], store, parts, lr=[0.1, 0.02], options={"rounds": 1})
-    points = grid.frame()
-    assert points["lr"].tolist() == [0.1, 0.02, 0.1, 0.02]
-    assert points["accuracy"].max() == grid.best().run.accuracy.mean
     rows = store.frame()
     assert set(rows["class"]) == {HOSTILE, "b & c", "d"}
-    assert (rows["split"] == "test").sum() == 18
-    assert rows["uid"].str.len().eq(32).all()
-
-
-def test_without_pandas_a_frame_is_refused_with_the_line_that_installs_it(
-    store: fc.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(fc.FedcacheError) as caught:
-        store.frame()
-    assert caught.value.code == 6
-    assert caught.value.hint == "pip install pandas"
 
 
 def test_arrays_go_in_and_come_out_and_again_are_the_same_store(own_home: Path, tmp_path: Path) -> None:
@@ -134,12 +86,8 @@ def test_arrays_go_in_and_come_out_and_again_are_the_same_store(own_home: Path, 
     [
         ({"features": {"mine": np.array([[1.0, np.nan]] * 4)}}, 5, "mine"),
         ({"features": {"mine": np.ones((4, 2), int)}}, 2, "float32"),
-        ({"features": {}}, 2, "no features"),
         ({"features": {"a": np.ones((4, 2)), "b": np.ones((3, 2))}}, 2, "3 and 4 rows"),
-        ({"labels": [0, 1, 2]}, 2, "labels"),
-        ({"labels": [0.5, 1, 2, 3]}, 2, "whole"),
         ({"names": ["a", "a", "b", "c"]}, 2, "unique"),
-        ({"splits": ["train", "test", "fold", "test"]}, 2, "fold"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(own_home: Path, change: dict[str, object], code: int, says: str) -> None:
@@ -148,15 +96,6 @@ def test_arrays_that_do_not_fit_are_refused(own_home: Path, change: dict[str, ob
         fc.Store.from_arrays(given.pop("features"), **given)
     assert caught.value.code == code
     assert not list(own_home.glob("stores/*"))
-
-
-def test_words_of_pandas_are_words() -> None:
-    pandas = pytest.importorskip("pandas")
-    x, y, _ = embeddings(rows=12)
-    table = pandas.DataFrame({"label": [f"class {i}" for i in y], "name": [f"row {i:02}" for i in range(12)]})
-    store = fc.Store.from_arrays({"mine": x}, labels=table["label"], names=table["name"])
-    assert store.samples.classes == ("class 0", "class 1", "class 2")
-    assert store.samples.name[0] == "row 00"
 
 
 def test_unreadable_rows_are_in_no_view() -> None:
@@ -171,8 +110,6 @@ def test_unreadable_rows_are_in_no_view() -> None:
         assert store.torch_dataset("a", split=None)[3][0].tolist() == x[3].tolist()
         with pytest.raises(fc.FedcacheError, match=r"no features of 'c'"):
             store.Xy("c")
-        with pytest.raises(fc.FedcacheError, match="Did you mean 'train'"):
-            store.Xy(split="trian")
 
 
 def test_a_damaged_chunk_is_refused_when_its_rows_are_read(tmp_path: Path) -> None:
@@ -200,15 +137,3 @@ def test_spawned_workers_of_a_loader_read_the_same_rows(store: fc.Store) -> None
     wanted = store.Xy()
     assert torch.equal(torch.cat(x), torch.from_numpy(wanted[0]))
     assert torch.equal(torch.cat(y), torch.from_numpy(wanted[1]))
-
-
-def test_a_run_and_a_grid_without_a_score_still_have_a_line() -> None:
-    x, _, split = embeddings()
-    bare = fc.Store.from_arrays(
-        {"mine": x}, splits=split, text={"mine": np.eye(3, 8, dtype=np.float32)}, classes=["crane", "ant", "crane"]
-    )
-    assert bare.samples.classes == ("crane #0", "ant", "crane #2")
-    run = fc.train("clip-zs", bare, fc.partition(bare, "iid", clients=2))
-    assert run.accuracy.mean is None
-    assert "not scored" in repr(run)
-    assert repr(fc.Grid([])) == "Grid(0 points)"

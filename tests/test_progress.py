@@ -10,7 +10,6 @@ from command import ok
 from pictures import folder
 
 import fedcache as fc
-from fedcache.commands import partition
 from fedcache.commands.output import TerminalObserver
 from fedcache.progress import Silent, told_as
 
@@ -78,16 +77,3 @@ def test_the_command_says_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert begun == ["reading"]
     ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 8)
     assert "extracting" in begun
-
-
-@pytest.mark.slow
-def test_many_rows_are_said_to_be_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = ok("extract", "--dataset", "digits", "--limit", 40, "--backbones", "random-projection").data["path"]
-    words = ("partition", "--store", store, "--scheme", "iid", "--clients", 2)
-    notes: list[str] = []
-    monkeypatch.setattr(TerminalObserver, "note", lambda _self, text: notes.append(text))
-    ok(*words)
-    assert not [n for n in notes if n.startswith("Dealing")]
-    monkeypatch.setattr(partition, "MANY_ROWS", 40)
-    ok(*words)
-    assert "Dealing 40 rows to clients ..." in notes

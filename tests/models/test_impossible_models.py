@@ -15,7 +15,7 @@ from command import Done, fedcache, ok
 from torch import Tensor
 
 from fedcache.errors import Exit
-from fedcache.models.saved_model import FORMAT, KIND
+from fedcache.models.saved_model import KIND
 from fedcache.store.sealed import read_sealed, write_sealed
 
 AGAIN = "Get the file again from whoever made it"
@@ -72,18 +72,12 @@ def test_numbers_that_are_not_finite_are_the_fault_of_the_model(good: Made, tmp_
     assert AGAIN in done.err
 
 
-@pytest.mark.parametrize("number", [-2, 0, None, 10**30, "2", True, 2.0, [2]])
+@pytest.mark.parametrize("number", [-2, None, True, [2]])
 def test_a_format_that_no_version_has_is_no_reason_to_upgrade(good: Made, tmp_path: Path, number: Any) -> None:
     done = predict(good, tmp_path / "m.safetensors", lambda facts, tensors: facts.update(format=number))
     assert done.code == Exit.STORE
     assert AGAIN in done.err
     assert "Upgrade" not in done.err
-
-
-def test_a_later_format_is_a_reason_to_upgrade(good: Made, tmp_path: Path) -> None:
-    done = predict(good, tmp_path / "m.safetensors", lambda facts, tensors: facts.update(format=FORMAT + 1))
-    assert done.code == Exit.STORE
-    assert "Upgrade fedcache" in done.err
 
 
 def test_fields_that_no_model_has_are_the_fault_of_the_file(good: Made, tmp_path: Path) -> None:

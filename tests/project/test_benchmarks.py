@@ -11,9 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import measure, runner
-from benchmarks.table import LINES, Line, line_of
-
-FAMILIES = list(dict.fromkeys(line.family for line in LINES))
+from benchmarks.table import LINES
 
 
 def fake(name, *, met=True, **extra):
@@ -36,9 +34,6 @@ def test_rows_are_written_in_the_order_of_the_table(tmp_path, capsys):
     assert code == 0
     assert [r["name"] for r in found["rows"]] == [line.name for line in LINES]
     assert all(set(r) == set(runner.FIELDS) for r in found["rows"])
-    assert found["missing"] == []
-    printed = capsys.readouterr().out
-    assert all(line.name in printed for line in LINES)
 
 
 def test_a_missing_row_fails(tmp_path, capsys):
@@ -46,7 +41,6 @@ def test_a_missing_row_fails(tmp_path, capsys):
     lost = next(line.name for line in LINES if line.family == "grids")
     assert code == 1
     assert found["missing"] == [lost]
-    assert f"{lost:48} missing" in capsys.readouterr().out
 
 
 def test_a_missed_row_fails_unless_its_roofline_says_why(tmp_path):
@@ -63,8 +57,7 @@ def test_a_missed_row_fails_unless_its_roofline_says_why(tmp_path):
     lambda: 1 / 0,
     lambda: [fake("fed3r") | {"name": "no such line"}],
     lambda: [{k: v for k, v in fake("fed3r").items() if k != "hardware"}],
-    lambda: [{"measured": 1.0}],
-], ids=["raises", "unknown name", "lacks a field", "lacks a name"])  # fmt: skip
+], ids=["raises", "unknown name", "lacks a field"])  # fmt: skip
 def test_a_family_that_fails_leaves_its_rows_and_the_others(tmp_path, broken):
     code, found = go(tmp_path, lambda family: broken() if family == "closed" else full(family))
     assert code == 1
@@ -80,26 +73,6 @@ def test_only_keeps_the_rows_of_the_others(tmp_path):
     assert code == 0
     assert {r["measured"] for r in found["rows"] if r["name"].startswith("fst")} == {7.0}
     assert {r["measured"] for r in found["rows"] if not r["name"].startswith("fst")} == {2.0}
-
-
-def test_several_rows_may_share_a_line(tmp_path, monkeypatch):
-    lines = (Line("scan again", "a", ""), Line("scan", "a", ""), Line("other", "b", ""))
-    monkeypatch.setattr("benchmarks.table.LINES", lines)
-    monkeypatch.setattr(runner, "LINES", lines)
-    seen = {n: line_of(n) for n in ("scan", "scan x", "scan again", "scan again x", "scanner", "")}
-    assert seen == {"scan": 1, "scan x": 1, "scan again": 0, "scan again x": 0, "scanner": None, "": None}
-    names = {"a": ["scan y", "scan again x", "scan x"], "b": ["other"]}
-    code, found = go(tmp_path, lambda family: [fake(n) for n in names[family]])
-    assert code == 0
-    assert [r["name"] for r in found["rows"]] == ["scan again x", "scan y", "scan x", "other"]
-
-
-def test_contenders_take_turns():
-    told = []
-    seconds = measure.in_turn({n: lambda n=n: told.append(n) for n in "ab"}, 3)
-    assert "".join(told) == "ab" + "ab" + "ba" + "ab"
-    assert {n: len(t) for n, t in seconds.items()} == {"a": 3, "b": 3}
-    assert [len(t) for t in measure.in_turn({"a": lambda: None, "b": lambda: None}, 2, seconds).values()] == [5, 5]
 
 
 def test_ratios_are_of_the_best_times_and_quartiles_of_the_pairs():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import methods_tried
@@ -17,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 QUICK = tool("quick")
 SUITES = tool("suites")
-NIGHTLY = tool("nightly")
 
 
 @pytest.fixture
@@ -110,23 +108,3 @@ def test_every_suite_is_a_target_and_every_path_is_there() -> None:
     for suite in SUITES.SUITES:
         assert f"\n{suite.target}:" in makefile
         assert [path for path in suite.paths if not (ROOT / path).exists()] == [], suite.target
-
-
-def test_a_night_goes_on_after_what_has_passed_and_runs_again_what_failed(monkeypatch, tmp_path, capsys) -> None:
-    counted = tmp_path / "counted"
-    fails_once = (
-        f"import pathlib; p = pathlib.Path({str(counted)!r}); n = p.exists(); p.touch(); raise SystemExit(not n)"
-    )
-    monkeypatch.setattr(NIGHTLY, "ROOT", tmp_path)
-    monkeypatch.setattr(NIGHTLY, "commit", lambda: "abc")
-    ran = {"good": [sys.executable, "-c", "print(1)"], "bad": [sys.executable, "-c", fails_once]}
-    monkeypatch.setattr(NIGHTLY, "steps", lambda: ran)
-    monkeypatch.setattr(sys, "argv", ["nightly.py"])
-    assert NIGHTLY.main() == 1
-    assert "| bad | failed |" in (tmp_path / ".nightly" / "abc" / "report.md").read_text()
-    capsys.readouterr()
-    assert NIGHTLY.main() == 0
-    assert capsys.readouterr().out.startswith("good: passed before\nbad: passed in ")
-    assert (tmp_path / ".nightly" / "abc" / "good.log").read_text() == "1\n"
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert [target for target in NIGHTLY.TARGETS if f"\n{target}:" not in makefile] == []

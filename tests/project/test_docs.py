@@ -13,17 +13,15 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 from command import fedcache
 from command_lines import commands, refused
-from loaded_files import load_file, tool
+from loaded_files import tool
 
 import fedcache as fc
 from fedcache.errors import Exit
-from fedcache.federate.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -53,8 +51,6 @@ def test_every_include_of_a_page_is_one_that_the_build_expands() -> None:
     # A formatter once made arithmetic of two of them, and the pages showed that in place of their examples.
     left = {page.name for page in PAGES if re.search(r"-\s*8\s*<", text(page))}
     assert not left
-    shown = {name for page in PAGES for name in INCLUDE.findall(page.read_text(encoding="utf-8"))}
-    assert {"examples/own_method.py", "fedcache/extract/backbones/torchvision.py"} <= shown
 
 
 def test_every_command_has_an_example_and_every_option_a_meaning() -> None:
@@ -106,38 +102,16 @@ def check_lines(pages: Mapping[str, str]) -> int:
     return seen
 
 
-def check_addresses(pages: Mapping[str, str]) -> int:
-    """Look at every address of another host in pages, by name; how many there are."""
-    seen = 0
-    for name, page in pages.items():
-        for address in re.findall(r"\]\(([a-z]+:[^)\s]*)\)|<(https?:[^>\s]*)>", page):
-            parts = urlsplit(address[0] or address[1])
-            seen += 1
-            assert parts.scheme in ("https", "http", "mailto"), (name, address)
-            assert "." in parts.netloc or parts.scheme == "mailto", (name, address)
-    return seen
-
-
-def test_command_lines_and_addresses_of_pages_that_people_write() -> None:
+def test_command_lines_of_pages_that_people_write() -> None:
     written = {path.name: path.read_text(encoding="utf-8") for path in PAGES}
     assert check_lines(written) > 250
-    assert check_addresses(written) > 10
 
 
 @pytest.mark.slow
-def test_command_lines_and_addresses_of_all_pages() -> None:
+def test_command_lines_of_all_pages() -> None:
     made = MAKE_DOCS.pages()
-    assert all(MAKE_DOCS.is_made(f"docs/{name}") for name in made)
     every = made | {path.name: path.read_text(encoding="utf-8") for path in PAGES}
     assert check_lines(every) > 300
-    assert check_addresses(every) > 20
-
-
-def test_the_parser_refuses_what_is_not_there() -> None:
-    assert "no command" in refused(["extrakt"])
-    assert refused(["train", "--metod", "fedavg"])
-    assert refused(["train", "--rounds", "many"])
-    assert not refused(["train", "--method", "fedavg"])
 
 
 # tables
@@ -196,12 +170,9 @@ def test_the_python_pages_show_every_public_name_once() -> None:
     listed = [name for page in DOCS.glob("python/*.md") for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)]
     shown = set(listed)
     assert len(listed) == len(shown)
-    assert {"fedcache.config.TrainConfig", "fedcache.federate.engine.context.Ctx"} <= shown
-    assert "fedcache.federate.engine.client_data.ClientData" in shown
     public = {f"{module}.{name}" for name, module in fc._LATER.items()}
     public |= {"fedcache.errors.FedcacheError", "fedcache.progress.Round"}
     public |= {f"fedcache.api.{n}" for n, f in vars(fc).items() if n in fc.__all__ and inspect.isfunction(f)}
-    assert len(public) == len(fc.__all__) - 1
     assert public <= shown
     for path in shown:
         module, _, name = path.rpartition(".")
@@ -250,13 +221,3 @@ def test_the_method_of_the_example_works(tmp_path: Path, monkeypatch: pytest.Mon
     assert (
         len({r.accuracy["mean"] for r in runs}) == 1
     )  # sums add up: neither who holds what matters, nor the execution
-
-
-def test_the_method_of_the_example_can_be_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = load_file(ROOT / "examples" / "own_method.py").METHOD
-    monkeypatch.setitem(METHODS, method.name, method)  # as if its name stood in the list
-    store = small_store(tmp_path)
-    parts = fc.partition(store, "dirichlet", clients=5, alpha=0.3)
-    for point in fc.grid(method.name, store, parts, shrink=[0.0, 10.0, 1e9]).points:
-        alone = fc.train(method.name, store, parts, settings={"shrink": float(point.sweep["shrink"])}, fresh=True)
-        assert alone.accuracy == point.run.accuracy

@@ -206,10 +206,8 @@ def test_hints_about_files_of_any_name_can_be_typed(name: str, tmp_path: Path) -
     calls = [("ingest", folder / f"{name}.{ending}", "--name", "rows") for ending in ("pkl", "mat", "pt", "csv")]
     calls += [("ingest", folder, "--name", "rows"), ("verify", folder / f"{name}.zarr")]
     calls += [("extract", "--dataset", f"folder:{folder}", "--backbones", "pixels"), ("train", "--dataset", folder)]
-    calls += [("extract", "--dataset", name, "--backbones", "pixels"), ("runs", "show", name)]
     calls += [("train", "fed3r", "--no-extract", f"--dataset={name}"), ("runs", "show", f"tag:{name}")]
     calls += [("flower", "server", "--keys", folder), ("train", "fed3r", "--clients-from", folder)]
-    calls += [("flower", "run", folder, "--superlink", "127.0.0.1:1", "--insecure")]
     with hints_of_the_package() as seen:
         assert all(fedcache(*words).code for words in calls)
     lines = [line for hint in seen for line, _ in spans(hint)]

@@ -28,22 +28,15 @@ def changes(source):
 STATEMENTS = [
     ("x = a < b", "x = (a <= b)"),
     ("x = a + b", "x = (a - b)"),
-    ("x = a * b", "x = (a / b)"),
     ("x = a and b", "x = (a or b)"),
     ("x = not a", "x = a"),
     ("x = a[1:n]", "x = a[1:((n) + 1)]"),
-    ("x = a[2:]", "x = a[(3):]"),
-    ("x = a[..., -1]", "x = a[..., -(2)]"),
     ("x = 0.5", "x = (0.75)"),
     ("x = True", "x = False"),
     ("x = min(a, b)", "x = (max(a, b))"),
-    ("x = a.sum(0)", "x = (a.mean(0))"),
     ("x = f(a, b)", "x = (f(b, a))"),
-    ("x = f(a, dim=b)", "x = (f(a))"),
     ("x += a", "x -= a"),
-    ("x += a", "pass"),
     ("x.y = a", "pass"),
-    ("f(a)", "pass"),
     ("return a", "return None"),
     ("raise TooSmallError(a + b)", "pass"),
 ]
@@ -52,14 +45,6 @@ STATEMENTS = [
 def test_a_statement_is_changed():
     for before, after in STATEMENTS:
         assert (before, after) in changes(f"def f(x, a, b, n):\n    {before}\n")
-
-
-@pytest.mark.parametrize("call", ["min(a, b)", "max(a, b)", "np.minimum(a, b)", "np.union1d(a, b)"])
-def test_what_gives_the_same_either_way_is_not_turned_round(call):
-    turned = call.replace("a, b", "b, a")
-    assert not any(turned in after for _, after in changes(f"x = {call}"))
-    for other in (call.replace("b)", "b, key=c)"), call.replace("b)", "b, c)"), "x.max(a, b)"):
-        assert any("(b, a" in after for _, after in changes(f"x = {other}")), other
 
 
 def test_a_condition_is_turned_round_and_a_loop_goes_on():

@@ -58,29 +58,6 @@ def test_what_a_page_shows_must_be_printed() -> None:
             RUN.matched(wrong, printed)
 
 
-def test_a_page_that_fails_is_named_with_its_line(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    first = "A page.\n\n```sh\npip install nothing\necho said\n```\n\n```text\nsaid\n```\n\n"
-    page.write_text(f"{first}```python\n1 / 0\n```\n")
-    with pytest.raises(RUN.PageError, match=r"page\.md, line 13: division by zero"):
-        RUN.run(page, tmp_path / "home")
-    page.write_text("```sh\nfalse\n```\n")
-    with pytest.raises(RUN.PageError, match="line 2: exit 1"):
-        RUN.run(page, tmp_path / "home")
-    page.write_text("```\nfedcache train\n```\n")
-    with pytest.raises(RUN.PageError, match="no kind"):
-        RUN.run(page, tmp_path / "home")
-
-
-def test_the_readme_is_short() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.count("\n") <= 120
-    assert "docs/flow.svg" in text
-    assert "fedcache extract --backbones resnet18-quickdraw,clip-rn50\nfedcache train --method fst-cbdg\n" in text
-    assert "make demo" in text
-    assert "make test" in text
-
-
 # methods
 
 
@@ -108,16 +85,6 @@ def method_pages() -> dict[str, str]:
     """The page of each method, as `make docs` makes it."""
     make = tool("make_docs").method_page
     return {name: make(name) for name in NAMES}
-
-
-@pytest.mark.slow
-def test_what_a_reader_sees_first_of_a_method_holds_no_numbers_of_rulings(method_pages: dict[str, str]) -> None:
-    for name, page in method_pages.items():
-        first, _, rest = page.partition("## In detail")
-        assert rest, name
-        assert not re.search(r"\b[DT]-\w?\d+", first), name
-        assert "```math" in first, name
-        assert "@" in first.partition("```bibtex")[2], name
 
 
 @pytest.mark.slow

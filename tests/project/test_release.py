@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 import tarfile
 import tomllib
 import zipfile
@@ -60,7 +59,6 @@ def test_a_release_is_named_and_dated_everywhere_and_the_next_one_opens(copy: Pa
         "Unreleased",
         "9.1.0 - 2026-12-24",
     ]
-    assert "date-released" not in parsed(copy / "CITATION.cff")
 
 
 def test_a_release_collects_the_notes_of_changes(copy: Path) -> None:
@@ -85,9 +83,6 @@ def test_a_file_that_was_forgotten_is_named(copy: Path) -> None:
     RELEASE.replace("CITATION.cff", r"^version: .+$", "version: 0.0.1", copy)
     version = RELEASE.versions(copy)["pyproject.toml"]
     assert RELEASE.disagreements(copy) == [f"CITATION.cff says 0.0.1, pyproject.toml {version}"]
-    RELEASE.replace("CITATION.cff", r"^version: .+$", f"version: {version}", copy)
-    RELEASE.replace("pyproject.toml", r"^version = .+$", 'version = "7.0.0"', copy)
-    assert any(line.startswith("CHANGELOG.md begins with") for line in RELEASE.disagreements(copy))
 
 
 def test_the_address_of_the_repository_is_written_once(copy: Path) -> None:
@@ -100,18 +95,7 @@ def test_the_address_of_the_repository_is_written_once(copy: Path) -> None:
             "Changelog": f"{address}/blob/main/CHANGELOG.md",
         }
         assert parsed(copy / "CITATION.cff")["repository-code"] == address
-        assert (copy / "mkdocs.yml").read_text(encoding="utf-8").count("repo_url:") == 1
     assert "https://git.example/a" not in "".join((copy / n).read_text(encoding="utf-8") for n in NAMED)
-    assert not any("no address" in line for line in RELEASE.missing(copy))
-
-
-def test_the_citation_says_what_pyproject_says() -> None:
-    citation = parsed(ROOT / "CITATION.cff")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert {"cff-version", "message", "title", "authors"} <= set(citation)
-    assert (citation["title"], citation["license"]) == (project["name"], project["license"])
-    assert citation["authors"] == project["authors"]
-    assert citation.get("repository-code") == project.get("urls", {}).get("Repository")
 
 
 # the lock file
@@ -183,17 +167,6 @@ def test_workflows_may_do_no_more_than_they_need() -> None:
             assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step["uses"]), (name, step["uses"])
 
 
-def test_the_tested_versions_of_python_are_those_that_are_promised() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    promised = [c.rpartition(" ")[2] for c in project["classifiers"] if re.search(r"Python :: 3\.\d+$", c)]
-    for name in ("test.yml", "wheels.yml"):
-        jobs = parsed(GITHUB / "workflows" / name)["jobs"].values()
-        matrices = [job["strategy"]["matrix"] for job in jobs if "strategy" in job]
-        assert [m["python"] for m in matrices if "python" in m] == [promised]
-    assert f"PYTHONS ?= {' '.join(f'python{v}' for v in promised)}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert f"| Python | {', '.join(promised)} |" in (ROOT / "docs" / "support.md").read_text(encoding="utf-8")
-
-
 def test_the_container_copies_what_is_there_and_runs_without_root() -> None:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -228,31 +201,10 @@ def archives(folder: Path, left_out: str) -> tuple[Path, Path]:
 def test_a_file_that_an_archive_lacks_is_named(tmp_path: Path) -> None:
     assert SMOKE.contents_missing(*archives(tmp_path, "")) == []
     data = {p.suffix: p for p in (ROOT / "fedcache").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
-    assert {".css", ".js", ".j2", ".toml", ".txt", ".md", ".safetensors"} <= set(data)
     for path in (*data.values(), ROOT / "fedcache" / "py.typed"):
         name = path.relative_to(ROOT).as_posix()
         assert SMOKE.contents_missing(*archives(tmp_path, name)) == [f"sdist: {name}", f"wheel: {name}"]
     assert SMOKE.contents_missing(*archives(tmp_path, "CITATION.cff")) == ["sdist: CITATION.cff"]
-
-
-def test_what_the_sdist_is_asked_for_is_in_the_repository_and_in_its_list() -> None:
-    assert [name for name in SMOKE.SDIST if not (ROOT / name).exists()] == []
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    listed = {*project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"], "pyproject.toml"}
-    assert {name for name in SMOKE.SDIST if name.split("/")[0] not in listed} == set()
-
-
-def test_the_packages_that_a_wheel_leads_to_are_those_of_its_extra_and_no_others() -> None:
-    found = SMOKE.needed(["rich>=14", "pandas>=2; extra == 'frames'", "pytest>=8; extra == 'dev'"], ["frames"])
-    assert {"rich", "markdown-it-py", "pandas", "numpy"} <= found
-    assert not {"pytest", "fedcache"} & found
-
-
-def test_an_interpreter_that_is_a_name_alone_is_passed_over(tmp_path: Path) -> None:
-    shim = tmp_path / "python3.99"
-    shim.write_text("#!/bin/sh\nexit 127\n", encoding="utf-8")
-    shim.chmod(0o755)
-    assert [SMOKE.runs(name) for name in (sys.executable, str(shim), str(tmp_path / "none"))] == [True, False, False]
 
 
 def requirement(line: str) -> tuple[str, str]:

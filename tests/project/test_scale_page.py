@@ -47,8 +47,3 @@ def test_a_store_has_the_files_and_bytes_that_the_page_multiplies_out(tool: Modu
     assert info.chunk_rows == rows
     assert len(chunks) == -(-1100 // rows) == 3
     assert {p.stat().st_size for p in chunks} == {tool.array_bytes((rows, 1, 16), info.dtype) + tool.CRC_BYTES}
-
-
-def test_bytes_in_words(tool: ModuleType) -> None:
-    for value, words in ((0, "0 B"), (999, "999 B"), (51325, "51 kB"), (2.56e12, "2.6 TB"), (1e16, "10,000 TB")):
-        assert tool.size(value) == words

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fedcache.report.caution_words import caution_lines, drawn_clients
-from fedcache.report.sections import caution_notes, drawn_notes
 
 
 def result(zero_shot: float | None = None, protocol: str = "global", tests: str = "balanced", **owned: Any) -> Any:
@@ -34,7 +32,6 @@ def test_a_model_below_its_class_texts_says_by_how_much() -> None:
 def test_clients_models_that_are_scored_on_classes_they_have_not_seen_say_so(owned: Any, typical: str) -> None:
     (line,) = caution_lines(result(protocol="personalised", **owned))
     assert f" {typical}. " in line
-    assert line.endswith("--option test_protocol=matched")
 
 
 def test_a_global_model_matched_tests_and_clients_with_most_classes_say_nothing_of_unseen_ones() -> None:
@@ -46,18 +43,6 @@ def test_a_global_model_matched_tests_and_clients_with_most_classes_say_nothing_
         result(protocol="everywhere", **few),  # on all rows is what that protocol asks
     ):
         assert caution_lines(fine) == []
-
-
-def test_many_runs_of_the_same_kind_are_one_note_with_the_words_on_the_lowest() -> None:
-    """Runs come ranked, so the last one is the lowest; up to four are named."""
-    named: Any = [(f"run {i}", SimpleNamespace(result=result(0.8 + i / 100))) for i in range(5)]
-    assert [note.partition(":")[0] for note in caution_notes(named[:4])] == ["run 0", "run 1", "run 2", "run 3"]
-    unseen: Any = ("own", SimpleNamespace(result=result(protocol="personalised", per_client=[2.0])))
-    below, other = caution_notes([named[0], unseen, *named[1:], ("fine", SimpleNamespace(result=result()))])
-    assert below.startswith("5 runs")
-    assert "run 4" in below
-    assert "9.00 points" in below
-    assert other.startswith("own: ")
 
 
 def drawn(scored: int, *errors: float | None, clients: int = 100_000, **more: int | None) -> Any:
@@ -76,20 +61,3 @@ def test_of_how_many_clients_an_accuracy_is_and_its_standard_error() -> None:
     none, _ = drawn_clients(drawn(500, None, trained=0)) or ("", [])
     assert "untrained" in none
     assert drawn_clients({"accuracy": {"mean": 0.5}}) is None
-
-
-def test_the_report_says_it_once_for_runs_that_were_scored_alike() -> None:
-    """The span is of numbers, so 9.5 comes before 10.2."""
-    results = {"solo": drawn(50, 0.095), "fedrep": drawn(50, 0.102), "fedavg": {"accuracy": {"mean": 0.5}},
-               "ditto": drawn(900, 0.01, 0.01)}  # fmt: skip
-    named: Any = [(name, SimpleNamespace(result=result)) for name, result in results.items()]
-    both, alone = drawn_notes(named)
-    assert both.startswith("solo, fedrep: 50 of 100,000 clients")
-    assert "9.50 to 10.20" in both
-    assert alone.startswith("ditto: 900 of 100,000 clients")
-    assert "1.00" in alone
-
-    (lone,) = drawn_notes([("solo", SimpleNamespace(result=drawn(1, None)))])
-    assert "no standard error" in lone
-    many: Any = [(f"run {i}", SimpleNamespace(result=drawn(50, 0.01))) for i in range(5)]
-    assert drawn_notes(many)[0].startswith("5 runs: 50 of 100,000 clients")

@@ -20,7 +20,6 @@ def result(method: str = "fedavg", accuracy: float = 0.1, rounds: int = 50, **hp
 def test_a_result_that_is_no_better_than_a_guess_says_so_with_what_to_do() -> None:
     said, hint = chance_lines(result(accuracy=0.2))
     assert "18.18 % on these 220 test rows of 10 classes" in said
-    assert "23.38 %" in said
     assert hint.endswith("--set lr=0.01")
     assert chance_lines(result(accuracy=0.3)) == []
 
@@ -40,12 +39,9 @@ def test_where_nobody_sent_anything_a_rate_is_not_what_is_missing() -> None:
     away = {**result(), "protocol": "global", "traffic": {"exact": {"up_bytes": 0, "down_bytes": 0}}}
     assert "rate" in next_step(away), "a method may send nothing by design"
     assert next_step({**away, "participants": {"availability": 0.1}}).startswith("no client sent anything")
-    assert "rate" in next_step({**heard, "protocol": "personalised"})  # such methods may send nothing by design
 
 
 def test_else_a_larger_rate_more_rounds_or_the_data() -> None:
     assert next_step(result("fedavg", lr=0.02)) == "the same command with a larger rate, --set lr=0.2"
     assert "--rounds 200" in next_step(result("fedavg", lr=0.5))
     assert "fedcache inspect" in next_step(result("fedncm", rounds=1))
-    gone = {**result("fedncm", rounds=4), "method": "nobody-has-this"}
-    assert "--rounds 16" in next_step(gone)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from scipy import stats
 
 import fedcache as fc
 from fedcache.errors import FedcacheError
-from fedcache.report.comparison_output import markdown
 from fedcache.report.find_runs import gather
 from fedcache.report.paired_blocks import PairedBlocks, across, complete, within
 from fedcache.report.paired_tests import Comparison, compared
@@ -28,7 +27,6 @@ from fedcache.report.statistics import (
     groups,
     holm,
     interval,
-    interval_words,
     mean_ranks,
     p_value,
     ranking,
@@ -115,8 +113,6 @@ def test_intervals_of_few_values_are_students_and_cover_what_they_say() -> None:
         assert interval(drawn[0], 0.95) == pytest.approx(found, abs=1e-12)
         reach = [interval(values, 0.95) for values in drawn]
         assert np.mean([r is not None and r[0] < 0 < r[1] for r in reach]) == pytest.approx(0.95, abs=0.015)
-    assert interval_words(9) == "Student's t intervals"
-    assert interval_words(10) == "percentile bootstrap intervals"
 
 
 def test_intervals_of_many_values_are_those_of_scipy_of_sorted_values() -> None:
@@ -148,8 +144,6 @@ def test_a_comparison_by_hand() -> None:
     # b - a is -0.1, 0.1: t = 0. c - a is -0.4 twice: no spread, no t.
     assert [p.p for p in made.pairs] == [pytest.approx(1.0), None]
     assert made.alike == ("b",)
-    assert any("a" in n and "no interval" in n for n in made.notes)
-    assert any("c and a not tested" in n for n in made.notes)
 
 
 def test_holm_by_hand() -> None:
@@ -169,30 +163,12 @@ def test_groups_by_hand() -> None:
 
 def test_all_pairs_are_one_family_and_a_reference_takes_the_place_of_the_best() -> None:
     every = four(pairs="all", test="ttest")
-    assert [(p.one, p.other) for p in every.pairs] == [
-        ("a", "b"),
-        ("a", "c"),
-        ("a", "d"),
-        ("b", "c"),
-        ("b", "d"),
-        ("c", "d"),
-    ]
+    assert [(p.one, p.other) for p in every.pairs] == list(combinations("abcd", 2))
     assert [p.holm for p in every.pairs] == holm([p.p for p in every.pairs])
     against = four(against="c")
     assert {p.other for p in against.pairs} == {"c"}
     assert against.best == ("a",)
     assert against.alike == ("d",)  # two-sided Wilcoxon 0.078
-
-
-def test_a_constant_is_no_evidence_however_often_it_is_repeated() -> None:
-    made = compared(
-        table(np.array([[0.5] * 8, [0.4] * 8, [0.1, 0.2, 0.3, 0.2, 0.1, 0.3, 0.2, 0.2]])),
-        over="seeds", metric="accuracy", test="wilcoxon",
-    )  # fmt: skip
-    assert [p.p is None for p in made.pairs] == [True, False]
-    assert made.pairs[1].holm == made.pairs[1].p  # a family of one
-    assert made.treatments[0].interval is None
-    assert any("t1 and t0 not tested: neither of the two varies" in n for n in made.notes)
 
 
 @pytest.mark.slow
@@ -203,10 +179,9 @@ def test_the_order_of_the_blocks_changes_nothing(values: np.ndarray, seed: int, 
     order = np.random.default_rng(seed).permutation(values.shape[1])
     one = compared(table(values), over="clients", metric="accuracy", test=test)
     two = compared(table(values[:, order]), over="clients", metric="accuracy", test=test)
-    assert [t.name for t in one.treatments] == [t.name for t in two.treatments]
-    assert [t.mean for t in one.treatments] == pytest.approx([t.mean for t in two.treatments])
+    assert {t.name: t.mean for t in one.treatments} == pytest.approx({t.name: t.mean for t in two.treatments})
     for a, b in zip(one.pairs, two.pairs, strict=True):
-        assert (a.difference, a.p, a.holm) == pytest.approx((b.difference, b.p, b.holm))
+        assert (a.difference, a.holm) == pytest.approx((b.difference, b.holm))
         assert a.interval == pytest.approx(b.interval)
     if one.ranking and two.ranking:
         assert one.ranking.p == pytest.approx(two.ranking.p)
@@ -216,6 +191,7 @@ def test_two_values_that_are_repeated_for_every_seed_have_no_ranks_and_no_test()
     still = np.array([[0.8] * 5, [0.7] * 5, [0.71, 0.74, 0.69, 0.73, 0.75]])
     found = compared(table(still), over="seeds", metric="accuracy")
     assert found.ranking is None
+    assert found.treatments[0].interval is None
     assert [p.p is None for p in found.pairs] == [p.other == "t0" and p.one == "t1" for p in found.pairs]
     # Settings are not repetitions; of one value without a spread, and of two equal ones, no order is counted twice.
     for values, over in ((still, "settings"), (still[1:].repeat(2, 0)[:3], "seeds"), (np.flipud(FOUR[:3]), "seeds")):
@@ -250,15 +226,8 @@ def test_differences_grow_with_treatments_and_corrections_only_raise(
 def test_few_blocks_are_called_few() -> None:
     one = compared(table(FOUR[:, :1]), over="seeds", metric="accuracy")
     assert (one.pairs[0].p, one.treatments[0].std, one.ranking) == (None, None, None)
-    assert any("--seeds 0-4" in n and "--over clients" in n for n in one.notes)
-    for seeds, without in ((2, True), (3, False)):
-        values = np.arange(2 * seeds).reshape(seeds, 2).T / 100
-        made = compared(table(values), over="seeds", metric="accuracy")
-        assert any("no interval" in n for n in made.notes) == without
     five = compared(table(FOUR[:, :5]), over="seeds", metric="accuracy", test="wilcoxon")
-    assert any("never below 0.0625, 3 times" in n for n in five.notes)
     assert min(p.p for p in five.pairs if p.p is not None) == 0.0625
-    assert not any("never below" in n for n in four().notes)
 
 
 # -- runs ----------------------------------------------------------------------------------------------------------
@@ -331,7 +300,6 @@ def test_clients_are_paired_by_name_and_unscored_ones_left_out(own_home: Path) -
     found = within(entries(own_home / "runs"), "here", "accuracy", "clients")
     assert found.blocks == ("north", "south")
     assert found.values.tolist() == [[0.1, 0.2], [0.3, 0.4]]
-    assert any("west, without a value in fedavg" in n for n in found.notes)
 
 
 def test_clients_of_one_order_are_paired_by_place(own_home: Path) -> None:
@@ -342,16 +310,6 @@ def test_clients_of_one_order_are_paired_by_place(own_home: Path) -> None:
     found = within(entries(own_home / "runs"), "here", "accuracy", "clients")
     assert found.blocks == ("a", "a #2"), "the second of a name is another client"
     assert found.values.tolist() == [[0.1, 0.3], [0.4, 0.6]]
-    assert len([n for n in found.notes if n.startswith("Left out")]) == 4, "solo, b, c and d"
-
-
-def test_runs_that_are_named_alike_are_told_apart_and_scoring_is_said(own_home: Path) -> None:
-    write("aa00000001", "fedavg", [0.1, 0.2])
-    write("bb00000002", "fedavg", [0.1, 0.2, 0.3])
-    write("cc00000003", "solo", [0.1, 0.2], protocol="personalised", fidelity="approx")
-    found = within(entries(own_home / "runs"), "here", "accuracy", "seeds")
-    assert found.names == ("fedavg (aa000000)", "fedavg (bb000000)", "solo")
-    assert any("Approximations of their method: solo." in n for n in found.notes)
 
 
 def test_settings_make_blocks_of_equal_runs_without_holes(own_home: Path) -> None:
@@ -364,7 +322,6 @@ def test_settings_make_blocks_of_equal_runs_without_holes(own_home: Path) -> Non
     assert found.names == ("fedavg", "fedprox")
     assert found.blocks == ("shapes, p0", "shapes, p1", "shapes, p2")
     assert found.values == pytest.approx(np.array([[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]]))
-    assert any("other, p0" in n and "fed3r" in n and "Left out" in n for n in found.notes)
     write("a9", "fedavg", [0.4], partition="p2")
     with pytest.raises(FedcacheError, match=r"a2 .*a9"):
         across(entries(own_home / "runs"), "accuracy")
@@ -381,23 +338,16 @@ def test_the_complete_part_of_a_table_by_hand() -> None:
 
 
 def test_the_command_gives_the_numbers_of_scipy(three: Path, tmp_path: Path) -> None:
-    (made,) = ok("compare").data["comparisons"]
+    (made,) = ok("compare", "--plot", tmp_path / "ranks.svg").data["comparisons"]
+    assert (tmp_path / "ranks.svg").read_text().count("fed3r")
     assert [t["name"] for t in made["treatments"]] == ["fed3r", "fedprox", "fedavg"]
     assert made["treatments"][0]["mean"] == pytest.approx(FOUR[0][:6].mean())
-    assert made["treatments"][0]["std"] == pytest.approx(FOUR[0][:6].std(ddof=1))
     expected = [float(stats.ttest_rel(FOUR[0][:6], row).pvalue) for row in (FOUR[2][:6], FOUR[3][:6])]
     assert [p["p"] for p in made["pairs"]] == pytest.approx(expected)
     assert made["ranking"]["p"] == pytest.approx(stats.friedmanchisquare(*FOUR[[0, 2, 3], :6]).pvalue)
     (made,) = ok("compare", "--test", "wilcoxon", "--against", "aa", "--metric", "macro_f1").data["comparisons"]
     expected = [float(stats.wilcoxon(FOUR[3][:6], row).pvalue) for row in (FOUR[0][:6], FOUR[2][:6])]
     assert [p["p"] for p in made["pairs"]] == pytest.approx(expected)
-    shown = fedcache("compare").out
-    assert re.search(r"fed3r +80\.67 ± 2\.11 .*highest", shown)
-    assert max(map(len, shown.split("accuracy in %", 1)[0].splitlines())) <= 80
-    one, two = tmp_path / "a.svg", tmp_path / "b.svg"
-    assert ok("compare", "--plot", one).data["files"] == [str(one)]
-    ok("compare", "cc", "bb", "aa", "--plot", two)
-    assert one.read_bytes() == two.read_bytes()
 
 
 def test_settings_are_never_averaged_unless_they_are_blocks(three: Path) -> None:
@@ -411,37 +361,15 @@ def test_settings_are_never_averaged_unless_they_are_blocks(three: Path) -> None
     assert made["blocks"] == ["shapes, p0", "shapes, p1"]
     means = {t["name"]: t["values"] for t in made["treatments"]}
     assert means["fed3r"] == pytest.approx([FOUR[0][:6].mean(), 0.5])
-    assert fedcache("compare", "--plot", "x.svg").code == 2
-    assert not Path("x.svg").exists()
-
-
-def test_what_cannot_be_read_is_a_warning_with_the_way_out(three: Path) -> None:
-    (three / "aa01" / "result.json").write_text("{}")
-    (three / "gg07").mkdir()
-    (three / "gg07" / "config.toml").write_text("[train]\n")
-    done = ok("compare")
-    warned = " ".join(done.envelope["warnings"])
-    assert "aa01" in warned
-    assert "gg07" in warned
-    assert "fedcache train --config" in warned
-    assert [t["name"] for t in done.data["comparisons"][0]["treatments"]] == ["fed3r", "fedprox"]
-    assert len(done.data["left_out"]) == 2
-    assert fedcache("compare", "bb02", "gg07").code == 2
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--over", "sites"), "--over"),
-        (("--metric", "acuracy"), "'accuracy'"),
         (("--metric", "worst10"), "mean over seeds"),
         (("--metric", "macro_f1", "--over", "clients"), "clients"),
-        (("--pairs", "all", "--against", "fedavg"), "reference"),
-        (("--against", "fedov"), "'fedavg'"),
         (("--against", "fedprox"), "2 runs"),
         (("--level", "nan"), "--level"),
-        (("--format", "latex", "--json"), "stdout"),
-        (("-o", "nowhere/table.md"), "nowhere"),
         (("aa01", "bb02", "--plot", "ranks.png"), "three"),
     ],
 )
@@ -462,31 +390,10 @@ def test_validation_chooses_where_all_runs_have_rows_to_choose_by(own_home: Path
         write(name, method, [accuracy, accuracy - 0.01, accuracy + 0.02], seeds=[0, 1, 2], validation=held)
     (made,) = fc.compare().tables
     assert (made.chosen, made.reference, made.best) == ("fed3r", "fed3r", ("fedprox",)), "of equals the first by method"
-    assert any(note.startswith("2 runs tie") for note in made.notes)
-    assert not any("flatters" in note for note in made.notes)
     assert {t.name: t.validation for t in made.treatments} == {"fedavg": 0.8, "fedprox": 0.6, "fed3r": 0.8}
-    assert "**75.33 ± 1.53**" in markdown(made)
-    assert "**90.33" not in markdown(made)
-    assert re.search(r"fed3r +75\.33 ± 1\.53 .* 80\.00 +chosen", fedcache("compare").out)
     write("dd", "fedntd", [0.5, 0.5, 0.6], seeds=[0, 1, 2])
     (again,) = fc.compare().tables
     assert (again.chosen, again.reference) == (None, "fedprox")
-    assert any("flatters" in note for note in again.notes)
-    assert all(t.validation is None for t in again.treatments)
-
-
-def test_from_python(three: Path, tmp_path: Path) -> None:
-    made = fc.compare()
-    assert repr(made).startswith("Comparisons(Comparison(shapes, p0: 3 treatments over 6 seeds")
-    assert made.to_dict()["comparisons"][0]["best"] == ["fed3r"]
-    assert "booktabs" in made.latex()
-    assert "<b>80.67 ± 2.11</b>" in made._repr_html_()
-    made.plot(tmp_path / "ranks.pdf")
-    assert (tmp_path / "ranks.pdf").read_bytes().startswith(b"%PDF")
-    two = fc.compare([three / "aa01", "bb"], over="clients", root=three)
-    assert [t.name for t in two.tables[0].treatments] == ["fedavg", "fedprox"]
-    with pytest.raises(FedcacheError):
-        fc.compare("aa01")
 
 
 # -- the diagram ---------------------------------------------------------------------------------------------------
@@ -526,26 +433,5 @@ def test_one_run_no_common_seed_and_no_accuracy_cannot_be_compared(own_home: Pat
     write("cc", "solo", [None, None])
     for words in (("aa",), ("aa", "bb"), ("aa", "cc"), ("--over", "settings")):
         assert fedcache("compare", *words).code == 2
-    assert "(fedavg: 0, 1; fed3r: 7)" in fedcache("compare", "aa", "bb").err
     write("dd", "fedprox", [0.4, 0.1])
-    some = ok("compare", "aa", "cc", "dd").data["comparisons"][0]
-    assert any("could be scored: solo" in n for n in some["notes"])
-    write("ee", "fedprox", [0.4], seeds=[7])
-    single = ok("compare", "bb", "ee").data["comparisons"][0]
-    assert single["treatments"][0]["interval"] is None
-
-
-def test_documents_have_as_many_cells_in_every_line_and_escape_names(own_home: Path, tmp_path: Path) -> None:
-    for name, method, rate in (("aa", "fedavg", 0.1), ("bb", "fedavg", "1_0|"), ("cc", "solo", 0.1)):
-        write(name, method, FOUR[0][:6], dataset="a|b_c&50%", hyperparameters={"lr": rate})
-    pages = {}
-    for ending in ("md", "tex"):
-        ok("compare", "-o", tmp_path / f"t.{ending}")
-        pages[ending] = (tmp_path / f"t.{ending}").read_text()
-    assert "### a\\|b\\_c&amp;50%" in pages["md"]
-    rows = [line for line in pages["md"].splitlines() if line.startswith("|")]
-    assert len({len(re.split(r"(?<!\\)\|", line)) for line in rows}) == 1
-    assert r"a\textbar{}b\_c\&50\%" in pages["tex"]
-    assert r"lr=1\_0\textbar{}" in pages["tex"]
-    assert fedcache("compare", "--format", "latex").out.strip() == pages["tex"].strip()
-    assert fedcache("compare", "--format", "markdown").out.strip() == pages["md"].strip()
+    ok("compare", "aa", "cc", "dd")

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import pytest
-from matplotlib.figure import Figure
-
-from fedcache.report import comparison_output
-from fedcache.report.comparison_output import as_html, caption, draw_ranks, latex, markdown, ranking_words, stacked
+from fedcache.report.comparison_output import latex, markdown, ranking_words, stacked
 from fedcache.report.paired_tests import Comparison, Pair, Treatment
 from fedcache.report.statistics import Ranking
 
@@ -84,31 +77,6 @@ def test_the_latex_of_a_comparison_of_all_pairs_has_two_tables() -> None:
     assert latex(EVERY) == LATEX
 
 
-def test_the_html_of_one_block_has_the_best_in_bold_and_no_test() -> None:
-    alone = replace(
-        THREE, over="clients", blocks=("north",), pairs=(), ranking=None, notes=("One.",),
-        treatments=(replace(A, std=None, interval=None), replace(C, std=None, interval=None)),
-    )  # fmt: skip
-    assert as_html(alone) == (
-        "<h4>x &amp; y</h4><table><thead><tr><th>run</th><th>accuracy %</th></tr></thead>"
-        "<tbody><tr><td>a_1</td><td><b>60.00</b></td></tr><tr><td>c</td><td>20.00</td></tr></tbody></table>"
-        "<p>x &amp; y: accuracy in %, client north. Bold: highest test accuracy (not a choice).</p><p>One.</p>"
-    )
-
-
-def test_a_caption_names_few_seeds_and_no_clients_and_only_what_is_there() -> None:
-    ten, eleven = (tuple(map(str, range(n))) for n in (10, 11))
-    assert "over 10 seeds (0, 1, 2, 3, 4, 5, 6, 7, 8, 9); " in caption(replace(THREE, blocks=ten))
-    assert "over 11 seeds; " in caption(replace(THREE, blocks=eleven))
-    assert "over 3 clients; " in caption(replace(THREE, over="clients"))
-    bare = replace(
-        THREE, treatments=(replace(A, interval=None), replace(B, interval=None)),
-        pairs=(Pair("b", "a_1", 0.0, None, None, None),),
-    )  # fmt: skip
-    assert "interval" not in caption(bare)
-    assert "t-test" not in caption(bare)
-
-
 def test_the_groups_of_a_ranking_in_words() -> None:
     assert THREE.ranking is not None
     for groups, words in ((((0, 1, 2),), "none is told"), (((1, 2),), "{b, c}"), ((), "all are told")):
@@ -116,64 +84,6 @@ def test_the_groups_of_a_ranking_in_words() -> None:
         assert said is not None
         assert words in said
     assert ranking_words(replace(THREE, ranking=None)) is None
-
-
-def drawn(c: Comparison, monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[float, float], Any]:
-    """Size in inches and axes of the diagram."""
-    made: list[Any] = []
-
-    def keep(path: Path, size: tuple[float, float], fill: Callable[[Any], None]) -> None:
-        axes = Figure(figsize=size).add_subplot()
-        fill(axes)
-        made.extend((size, axes))
-
-    monkeypatch.setattr(comparison_output, "write_drawing", keep)
-    draw_ranks(c, Path("ranks.svg"))
-    size, axes = made
-    return size, axes
-
-
-def lines(axes: Any) -> list[list[tuple[float, float]]]:
-    """The points of every line, in the order drawn."""
-    return [[(round(float(x), 9), round(float(y), 9)) for x, y in line.get_xydata()] for line in axes.lines]
-
-
-def test_the_diagram_of_three_runs_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    size, axes = drawn(THREE, monkeypatch)
-    texts = {t.get_text(): (pytest.approx(t.get_position()), t.get_ha(), t.get_va()) for t in axes.texts}
-    # The scale from 1 to 3 with its ticks, the critical difference of 1.6 from 1 on.
-    scale = [[(1, 0), (3, 0)], *([(i, 0), (i, -0.22)] for i in (1, 2, 3)), [(1, -1.35), (2.6, -1.35)],
-             [(1, -1.5), (1, -1.2)], [(2.6, -1.5), (2.6, -1.2)]]  # fmt: skip
-    # Bars of {a, b} (1.25 to 1.75) and {b, c} (1.75 to 3), which meet: two levels of .55 below the scale.
-    bars = [[(1.21, 0.55), (1.79, 0.55)], [(1.71, 1.1), (3.04, 1.1)]]
-    # Labels begin .8 below: 1.9. The better two are on the left (.9), the first above; the worst on the right (3.1).
-    labels = [
-        [(1.25, 0), (1.25, 1.9), (0.9, 1.9)],
-        [(1.75, 0), (1.75, 2.9), (0.9, 2.9)],
-        [(3, 0), (3, 1.9), (3.1, 1.9)],
-    ]
-    assert lines(axes) == [*scale, *bars, *labels]
-    assert texts == {
-        **{str(i): ((i, -0.32), "center", "bottom") for i in (1, 2, 3)},
-        "CD 1.60": ((1.8, -1.6), "center", "bottom"),
-        "a_1  1.25": ((0.86, 1.9), "right", "center"),
-        "b  1.75": ((0.86, 2.9), "right", "center"),
-        "c  3.00": ((3.14, 1.9), "left", "center"),
-    }
-    assert (axes.get_xlim(), axes.get_ylim()) == (pytest.approx((0.9, 3.1)), pytest.approx((3.5, -2.3)))
-    # 3.2 and two names of 9 letters of .062, and .12 a run; 2 lines of labels, 2 levels of .55, 3.2 above, .5 around.
-    assert size == pytest.approx((3.2 + 2 * 9 * 0.062 + 0.36, 0.26 * (2 + 1.1 + 3.2) + 0.5))
-
-
-def test_a_difference_longer_than_the_scale_ends_with_it_and_no_bar_leaves_no_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # c is best here: ranks need not be in the order of the means
-    told = replace(THREE, ranking=Ranking((3.0, 1.75, 1.25), 4.5, 0.0004, 7.25, (), 3))
-    size, axes = drawn(told, monkeypatch)
-    assert lines(axes)[4:7] == [[(1, -1.35), (3, -1.35)], [(1, -1.5), (1, -1.2)], [(3, -1.5), (3, -1.2)]]
-    assert "CD 7.25, longer than the scale" in [t.get_text() for t in axes.texts]
-    assert size[1] == pytest.approx(0.26 * (2 + 3.2) + 0.5)
 
 
 def test_bars_share_a_level_where_they_are_more_than_a_tenth_apart() -> None:

@@ -9,28 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heard import Heard
 from test_figure_drawings import Drawn
 
-from fedcache.commands import evaluate as terminal
-from fedcache.config import Home
-from fedcache.errors import StoreError
-from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.models.measures import (
     BINS,
     ClassMeasures,
     ClientSpread,
     LeftOutRows,
     Measures,
-    Mistakes,
     RightRows,
     RunEvaluation,
     Temperature,
 )
 from fedcache.report import evaluation
 from fedcache.report.figures import runs
-from fedcache.report.galleries import Gallery
-from fedcache.report.render import Section
 
 NO_ROWS = (0, 0.0, 0.0)
 FIGURES = Measures(
@@ -67,15 +59,6 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     return made
 
 
-def sections_of(monkeypatch: pytest.MonkeyPatch, *found: RunEvaluation, **how: Any) -> list[Section]:
-    kept: list[Any] = []
-    monkeypatch.setattr(evaluation, "render_page", lambda *page: kept.extend(page) or "")
-    evaluation.evaluation_page(found, **how)
-    assert (kept[0], kept[2]) == ("Evaluation of models", len(found))
-    sections: list[Section] = kept[1]
-    return sections
-
-
 def test_a_table_has_a_line_for_all_rows_and_for_each_domain_class_and_client(tmp_path: Path) -> None:
     evaluation.write_evaluations(tmp_path / "e.CSV", [evaluated(), OF_CLIENTS])
     with (tmp_path / "e.CSV").open(newline="") as file:
@@ -95,58 +78,6 @@ def test_a_table_has_a_line_for_all_rows_and_for_each_domain_class_and_client(tm
     assert clients == {"north": "0.5", "south": "0.75"}
 
 
-def test_a_row_of_the_page_says_what_was_measured_of_one_model_and_of_clients(
-    drawn: Drawn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lone = replace(OF_CLIENTS, clients=ClientSpread({"n": 1.0}))
-    (section,) = sections_of(monkeypatch, evaluated(), OF_CLIENTS, lone)
-    names = [c.name for c in section.columns]
-    one, other, alone = ({n: c.text for n, c in zip(names, row, strict=True)} for row in section.rows)
-    assert one == {
-        "method": "fedavg", "run": "r", "model": "one for all", "trained on": "=shapes", "rows": "8",
-        "accuracy %": "62.50", "macro F1 %": "61.90", "ECE %": "12.34", "NLL": "1.2346", "best temperature": "2.512",
-        "NLL there": "0.9877", "95 % interval": "30.57 to 86.32",
-    }  # fmt: skip
-    # 0.5 and 0.75: mean 0.625, deviation 0.25 / sqrt(2)
-    assert other["95 % interval"].endswith("17.68")
-    assert (other["best temperature"], other["NLL there"]) == ("-", "-")
-    assert alone["95 % interval"] == "-"
-
-
-def test_rows_of_one_kind_are_one_section_in_which_six_runs_are_drawn(
-    drawn: Drawn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = [evaluated(f"r{i}") for i in range(7)]
-    many, few = sections_of(monkeypatch, *found[:3], evaluated("x", "others, all rows"), *found[3:])
-    assert (many.title, few.title) == ("On shapes, split test", "On others, all rows")
-    assert [row[1].text for row in many.rows] == [f"r{i}" for i in range(7)]
-    assert {row[0] for row in many.plots[0].rows} == {f"fedavg r{i}" for i in range(6)}
-    assert [p.title for p in few.plots] == ["Reliability", "Classes of fedavg x", "Confusion of fedavg x"]
-
-
-def test_mistakes_are_shown_of_six_runs_and_what_is_missing_is_said(
-    drawn: Drawn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    wrong = Mistakes(tmp_path, (), 1, 8, 0)
-    found = [replace(evaluated(f"r{i}"), mistakes=None if i == 1 else wrong) for i in range(7)]
-
-    def gallery(ident: str, label: str, mistakes: Mistakes, on: tuple[str, str], _places: Any) -> list[Gallery]:
-        assert (mistakes, on) == (wrong, ("shapes, split test", "all of them"))
-        if label == "fedavg r2":
-            raise StoreError("No image is at hand.", "--data shapes=DIR")
-        return [Gallery(ident, label, "", (), lost=int(label == "fedavg r3"))]
-
-    monkeypatch.setattr(evaluation, "gallery", gallery)
-    heard, places = Heard(), ImagePlaces(Home(tmp_path), {})
-    (section,) = sections_of(monkeypatch, *found, images=places, observer=heard)
-    assert [(g.ident, g.title) for g in section.galleries] == [
-        (f"e0-mistakes{i}", f"fedavg r{i}") for i in (0, 3, 4, 5)
-    ]  # fmt: skip
-    assert len(heard.warnings) == 2
-    (without,) = sections_of(monkeypatch, *found)
-    assert without.galleries == []
-
-
 def test_reliability_is_drawn_of_the_bins_that_have_rows(drawn: Drawn) -> None:
     made: Any = evaluation.reliability("i", [evaluated()])
     assert made.rows == [["fedavg r", 5, 0.85, 0.6], ["fedavg r", 3, 0.97, 2 / 3]]
@@ -155,34 +86,6 @@ def test_reliability_is_drawn_of_the_bins_that_have_rows(drawn: Drawn) -> None:
     assert drawn.told == [[
         "fedavg r: 0.600 right at confidence 0.850, 5 rows", "fedavg r: 0.667 right at confidence 0.970, 3 rows",
     ]]  # fmt: skip
-
-
-def test_of_many_classes_the_24_that_are_right_least_often_are_drawn(drawn: Drawn) -> None:
-    made: Any = evaluation.accuracy_of_classes("i", evaluated())
-    assert [row[0] for row in made.rows] == ["b", "a"]
-    assert [bar.get_width() for bar in drawn.axes.patches] == [50.0, 75.0]
-    assert drawn.told == [["b: 2 of 4 right, F1 66.67 %"], ["a: 3 of 4 right, F1 66.67 %"]]
-    classes = tuple(ClassMeasures(f"c{i:02}", 25, 25, 25 - i) for i in range(26))  # c25 is never right
-    of_26: Any = evaluation.accuracy_of_classes("i", evaluated(by_class=classes))
-    assert "24 lowest of 26" in of_26.says
-    assert len(of_26.rows) == 26
-    assert drawn.ticks()[1] == [f"c{i:02}" for i in range(25, 1, -1)]
-
-
-def test_the_terminal_shows_the_same_figures_and_of_one_run_its_domains_and_classes() -> None:
-    answer = terminal.evaluation_answer([evaluated()], Path("e.html"))
-    runs_, domains, classes = answer.renderables
-    assert runs_.rows == [[
-        "r", "fedavg", "one for all", "8", "62.50", "30.57 to 86.32", "61.90", "12.34", "1.2346", "2.512",
-    ]]  # fmt: skip
-    assert domains.rows == [("ink", "5", "80.00"), ("chalk", "3", "33.33")]
-    assert classes.rows == [("b", "4", "50.00", "100.00", "66.67"), ("a", "4", "75.00", "60.00", "66.67")]
-    thirteen = tuple(ClassMeasures(f"c{i:02}", 20, 20, i) for i in range(13))
-    few = evaluated(by_domain={"all": FIGURES.all}, by_class=thirteen)
-    _, classes = terminal.evaluation_answer([few], None).renderables
-    assert [row[0] for row in classes.rows] == [f"c{i:02}" for i in range(12)]
-    (table,) = terminal.evaluation_answer([evaluated(), OF_CLIENTS], None).renderables
-    assert [row[5] for row in table.rows] == ["30.57 to 86.32", "std 17.68"]
 
 
 def test_a_table_and_json_have_no_infinity(tmp_path: Path) -> None:

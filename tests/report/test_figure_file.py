@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command import fedcache, ok
 from pictures import folder
 
-from fedcache.report.drawing import NAMES, PAPER, SERIES, Plot, write_plot
 from fedcache.report.figure_file import LISTED
 
 
@@ -84,9 +82,7 @@ def test_a_figure_is_as_wide_as_a_column_or_two_and_comes_again_byte_by_byte(run
     [
         (("curve",), "Unknown kind of figure 'curve'.*curves: accuracy per round"),
         (("curves", "-o", "x.gif"), ".svg"),
-        (("curves", "-o", "nowhere/x.pdf"), "nowhere"),
         (("curves", "--columns", "3"), "--columns 3"),
-        (("curves", "--score", "mean"), "client-mean"),
     ],
 )
 def test_wrong_words_are_answered(
@@ -97,17 +93,3 @@ def test_wrong_words_are_answered(
     assert done.code == 2
     assert re.search(said, str(done.envelope["error"]))
     assert list(tmp_path.glob("*.pdf")) == []
-
-
-def test_colours_that_a_page_names_become_those_of_its_light_theme(tmp_path: Path) -> None:
-    def fill(axes: Any, _marks: Any) -> None:
-        axes.plot([0, 1], [0, 1], color=SERIES[3], alpha=0.5)
-        axes.scatter([0], [0], facecolors="none", edgecolors=SERIES[1])
-        axes.bar([0], [1], color=SERIES[0])
-        axes.annotate("word", (0, 0), color=SERIES[2], bbox={"facecolor": PAPER, "edgecolor": SERIES[5]})
-
-    write_plot(tmp_path / "f.svg", Plot("f", "", "", (), (), fill))
-    text = (tmp_path / "f.svg").read_text()
-    assert "#0f00" not in text
-    for name in (SERIES[3], SERIES[1], SERIES[0], SERIES[2], PAPER, SERIES[5]):
-        assert NAMES[name].rpartition(", ")[2].rstrip(")") in text

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from partition_rows import even_columns
 
-from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.partition.partition import make
 from fedcache.report import partition_dots
 from fedcache.report.partition_dots import client_domains, dot_scale, draw
@@ -68,19 +66,3 @@ def test_names_are_drawn_as_they_are(tmp_path):
     draw(make("feature-shift", odd), odd, tmp_path / "p.svg")
     text = (tmp_path / "p.svg").read_text()
     assert "<script>" not in text
-
-
-def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(FedcacheError, match="matplotlib") as error:
-        draw(make("iid", COLUMNS, clients=2), COLUMNS, tmp_path / "p.png")
-    assert error.value.code == Exit.ENVIRONMENT
-
-
-@pytest.mark.parametrize(("name", "hint"), [("p", "p.png"), ("p.sgv", "p.svg"), ("none/p.png", "none")])
-def test_another_ending_and_a_missing_folder_are_refused(name, hint, tmp_path):
-    with pytest.raises(FedcacheError) as error:
-        draw(make("iid", COLUMNS, clients=2), COLUMNS, tmp_path / name)
-    assert error.value.code == Exit.USAGE
-    assert hint in f"{error.value.message} {error.value.hint}"
-    assert not list(tmp_path.iterdir())

@@ -20,9 +20,6 @@ from command import fedcache, ok
 from pictures import folder
 
 import fedcache as fc
-from fedcache.errors import MachineError
-from fedcache.report import page
-from fedcache.report.drawing import draw
 from fedcache.report.find_runs import gather
 from fedcache.report.run_origin import command_of
 from fedcache.runs.directory import read_result, write_result
@@ -95,10 +92,10 @@ def made(tmp_path: Path, *words: object) -> tuple[Page, str, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("store")
-def test_a_report_is_whole_escaped_and_asks_for_nothing(tmp_path: Path) -> None:
-    ok("train", "--method", "fedavg", "--backbones", "random-projection", *IID, "--rounds", 3, "--eval-every", 1,
-       "--seeds", "0,1")  # fmt: skip
-    ok("train", "--method", "fed3r", "--backbones", "random-projection,random-projection:16", *IID)
+def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path: Path) -> None:
+    run = ok("train", "--method", "fedavg", "--backbones", "random-projection", *IID, "--rounds", 3, "--eval-every", 1,
+             "--seeds", "0,1").data  # fmt: skip
+    closed = ok("train", "--method", "fed3r", "--backbones", "random-projection,random-projection:16", *IID).data
     page, text, _ = made(tmp_path)
     assert "<img" not in text
     assert "&lt;img src=x onerror=alert(1)&gt;" in text
@@ -107,21 +104,10 @@ def test_a_report_is_whole_escaped_and_asks_for_nothing(tmp_path: Path) -> None:
     assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org/)", text)
     policy = next(a["content"] for t, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert "default-src 'none'" in policy
-    assert "unsafe-inline" not in policy.split("script-src")[1].split(";")[0]
-    assert [t for t, _ in page.tags].count("script") == 1
     ids = [a["id"] for _, a in page.tags if "id" in a]
     assert len(ids) == len(set(ids))
     assert all(v[1:] in ids for v in links)
     assert made(tmp_path)[1] == text  # the same runs give the same bytes
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("store")
-def test_the_data_behind_figures_are_the_results(tmp_path: Path) -> None:
-    run = ok("train", "--method", "fedavg", "--backbones", "random-projection", *IID, "--rounds", 3, "--eval-every", 1,
-             "--seeds", "0,1").data  # fmt: skip
-    closed = ok("train", "--method", "fed3r", "--backbones", "random-projection,random-projection:16", *IID).data
-    page, _, _ = made(tmp_path)
     found = page.figures()
     curves = found["s0-curves"][1:]
     last = {int(s): float(a) for _, s, r, a in curves if r == "3"}
@@ -129,9 +115,7 @@ def test_the_data_behind_figures_are_the_results(tmp_path: Path) -> None:
     confusion = next(rows for i, rows in found.items() if "confusion" in i)[1:]
     best = max(closed, run, key=lambda r: r["accuracy"]["mean"])  # of equals fed3r, the first by name
     assert sum(int(n) for *_, n in confusion) == sum(map(sum, best["confusion"]))
-    dots = found["s0-dots"][1:]
-    assert sum(int(n) for *_, n in dots) == 36  # training rows: 3 classes of 12
-    assert {"s0-plane0", "s0-plane1", "s0-fusion"} <= found.keys()
+    assert sum(int(row[-1]) for row in found["s0-dots"][1:]) == 36  # training rows: 3 classes of 12
     cost = {row[0]: float(row[1]) for row in found["s0-bytes"][1:]}
     exact = closed["traffic"]["exact"]
     assert cost["fed3r"] == exact["up_bytes"] + exact["down_bytes"]
@@ -204,12 +188,9 @@ def test_rows_and_features_are_drawn_of_a_private_run_only_where_it_is_a_simulat
     ("words", "code", "said"),
     [
         (("nothing-like-it",), 2, "nothing-like-it"),
-        (("-o", "away/r.html"), 2, "away"),
         (("-o", "r.pdf"), 2, "r.pdf"),
         (("--embed", "tnse"), 2, "'tsne'"),
         (("--embed", "umap"), 6, "umap-learn"),
-        (("--runs", "nowhere"), 2, "nowhere"),
-        (("",), 2, "empty"),
     ],
 )
 def test_wrong_words_are_answered(
@@ -232,32 +213,3 @@ def test_python_takes_runs_grids_points_and_paths(tmp_path: Path, store: Path) -
     done = fc.report([run, grid.best(), grid, run.path], out, title="Mine & yours", embed="tsne")
     assert done.runs == 3
     assert "<h1>Mine &amp; yours</h1>" in out.read_text()
-    for wrong in ([3], []):
-        with pytest.raises(fc.FedcacheError):
-            fc.report(wrong, out)  # type: ignore[arg-type]
-    assert fc.report(iter([run]), out).runs == 1
-
-
-def test_a_drawing_has_named_colours_own_ids_words_and_whole_numbers() -> None:
-    def fill(axes: Any, marks: Any) -> None:
-        marks(axes.scatter([0, 1], [0.123456789, 1]), ["a < b", "second & last"])
-        axes.set_xticks([0, 1], ["0.00012345", "<b>"])
-
-    svg = draw("f7", fill, says="of <two>")
-    assert "#0f00" not in svg
-    assert "var(--s0, #2563eb)" in svg
-    assert svg.count("<title>") == 2
-    assert "<title>a &lt; b</title>" in svg
-    assert "0.00012345" in svg  # numbers of the drawing are cut, those that are read are not
-    ids = re.findall(r'id="([^"]*)"', svg)
-    assert all(i.startswith("f7-") for i in ids)
-    meant = re.findall(r'url\(#([^)]*)\)|href="#([^"]*)"', svg)
-    assert meant
-    assert {one or other for one, other in meant} <= set(ids), "what clips and what is used are its own"
-    assert 'aria-label="of &lt;two&gt;"' in svg
-
-
-def test_a_report_needs_a_folder_it_may_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page.os, "access", lambda *_: False)
-    with pytest.raises(MachineError):
-        page.write_report([], tmp_path / "r.html", tmp_path)

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +88,6 @@ def fail() -> None:
 
 FAULTS = {
     "all end well": None,
-    "an error": fail,
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
 }
@@ -125,17 +123,6 @@ def test_where_there_is_no_room_for_a_process_figures_are_drawn_all_the_same(mon
     assert [("svg" in vars(p)) for p in many] == [True, False, False] * 2
     assert [p.svg for p in many] == [p.svg for p in plots(6)]
     assert len(list(Path("/proc/self/fd").iterdir())) == open_files
-
-
-@pytest.mark.slow
-def test_few_figures_one_core_and_other_systems_take_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fork", lambda: pytest.fail("a process was made"))
-    for cores, platform, count in ((1, "linux", 6), (8, "darwin", 6), (8, "linux", 3), (8, "linux", 0)):
-        monkeypatch.setattr(side_by_side, "cores", partial(int, cores))
-        monkeypatch.setattr(side_by_side.sys, "platform", platform)
-        many = plots(count)
-        draw_all(many, Silent())
-        assert all("svg" in vars(p) for p in many)
 
 
 @pytest.mark.slow

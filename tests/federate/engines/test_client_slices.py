@@ -10,8 +10,6 @@ import torch
 from federation import cases, fitted, ids, tiny
 from methods_tried import tried
 
-from fedcache.config import TrainConfig
-from fedcache.errors import UsageError
 from fedcache.federate.engine.run import TrainingRun, new_run, run
 from fedcache.federate.engine.simulated_time import parse_timing
 from fedcache.federate.engines.ray import client_slices
@@ -92,21 +90,6 @@ def test_what_looks_at_uploads_looks_at_them_here(trust):
     hp = METHODS["fedavg"].resolve("paper", {"lr": 0.1, "bn": False})
     spec = TrainingRun(METHODS["fedavg"], data, clients, 2, trust=trust, execution="sequential")
     same(over_workers(spec, hp)[0], run(spec, hp))
-
-
-def test_slices_are_all_groups_in_order_small_enough_to_wait_for():
-    groups = [[i] for i in range(1000)]
-    made = client_slices.slices(groups, 4)
-    assert [g for piece in made for g in piece] == groups
-    assert max(map(len, made)) == client_slices.SLICE_CLIENTS
-    assert [len(piece) for piece in client_slices.slices(groups[:6], 4)] == [2, 2, 2]
-    assert client_slices.slices([], 4) == []
-
-
-def test_another_execution_than_client_by_client_is_refused():
-    assert client_slices.check_execution(TrainConfig(method="fedavg")).execution == "sequential"
-    with pytest.raises(UsageError, match="--execution sequential, and not gram"):
-        client_slices.check_execution(TrainConfig(method="fedavg", execution="gram"))
 
 
 def test_an_asynchronous_server_gets_the_same_updates_from_workers():

@@ -79,7 +79,6 @@ METHODS: dict[str, Mapping[str, Any]] = {
     "gh-ofl": {},
     "gh-ofl lda": {"head": "lda"},
     "gh-ofl qda": {"head": "qda"},
-    "gh-ofl pooled": {"variance": "pooled"},
     "fedncm": {},
     "fedproto": {"epochs": 1, "dim": 8},
     "fedavg": {"epochs": 1, "head": "linear"},
@@ -110,37 +109,10 @@ for added in METHOD_TABLE.values():
         (METHODS if added.one_shot else TRAINED)[added.name] = {}
 
 
-def one_number(value: float) -> Callable[[Tree], Tree]:
-    """The first number of the last tensor of floats."""
-
-    def lie(up: Tree) -> Tree:
-        name = [k for k, t in up.items() if t.is_floating_point() and k != "count"][-1]
-        changed = up[name].clone()
-        changed.view(-1)[0] = value
-        return {**up, name: changed}
-
-    return lie
-
-
-def all_alike(value: float) -> Callable[[Tree], Tree]:
-    """The same value for every number that is no count."""
-    return lambda up: {
-        k: torch.full_like(t, value) if t.is_floating_point() and k != "count" else t for k, t in up.items()
-    }
-
-
-HUGE: Mapping[str, Callable[[Tree], Tree]] = {
-    "x 1e9": times(1e9),
-    "x -1e15": times(-1e15),
-    "one number 1e18": one_number(1e18),
-}
+HUGE: Mapping[str, Callable[[Tree], Tree]] = {"x 1e9": times(1e9), "x -1e15": times(-1e15)}
 """Lies below the largest number that may be sent, from which honest sites could train no further."""
 
-GROWING: Mapping[str, Callable[[Tree], Tree]] = {
-    "x 1e3": times(1e3),
-    "x -10": times(-10.0),
-    "all numbers 6e4": all_alike(6e4),
-}
+GROWING: Mapping[str, Callable[[Tree], Tree]] = {"x 1e3": times(1e3), "x -10": times(-10.0)}
 """Lies that are unremarkable in one round."""
 
 
@@ -335,10 +307,8 @@ def test_what_no_single_upload_explains_ends_the_run_and_names_the_suspects(site
 
 
 def test_a_quorum_counts_the_uploads_that_the_server_can_aggregate(sites: Path, tmp_path: Path) -> None:
-    grid = grid_of(sites, tmp_path / "state")
-    grid.meddle[LIAR] = lying(drowning)
     with pytest.raises(FedcacheError, match="5 of 6 sites"):
-        run_on(grid, "fed3r with a bias", tmp_path, quorum=SITES)
+        run_of("fed3r with a bias", sites, tmp_path, drowning, quorum=SITES)
 
 
 WATCHED = ("fed3r", "fedncm", "gh-ofl qda", "fedpft full", "fedavg", "scaffold")

@@ -67,25 +67,13 @@ def test_a_method_whose_server_keeps_single_uploads_is_refused_by_name() -> None
 def test_what_looks_at_single_uploads_or_hides_nothing_is_refused() -> None:
     for words, said in (
         ({"aggregate": "median"}, "--aggregate"),
-        ({"on_bad_update": "reject"}, "--on-bad-update"),
         ({"max_update_norm": 1.0}, "--max-update-norm"),
-        ({"max_row_norm": 1.0}, "--max-row-norm"),
-        ({"sites": 2}, "3 sites"),
         ({"participation": "2"}, "3 sites"),
         ({"secure_bound": float("nan")}, "--secure-bound nan"),
     ):
         with pytest.raises(FedcacheError, match=said) as caught:
             secure("fedavg", **words)
         assert caught.value.code is Exit.USAGE
-
-
-def test_points_of_the_same_sites_travel_as_one_vector(sites: Path, tmp_path: Path) -> None:
-    grid = grid_of(sites, tmp_path / "state")
-    runs = together(secure("fedavg", sweep={"lr": ("0.1", "0.01")}, seeds="0,1", rounds=1), grid, tmp_path)
-    assert [kind for kind, _ in grid.log] == ["facts", "fit", "score"]
-    for run, lr in zip(runs, (0.1, 0.01), strict=True):
-        reference = alone("fedavg", sites, tmp_path, seeds="0,1", rounds=1, set={"lr": lr})
-        assert run.result["accuracy"]["per_seed"] == pytest.approx(reference.result["accuracy"]["per_seed"])
 
 
 def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named(sites: Path, tmp_path: Path) -> None:
