@@ -163,14 +163,6 @@ def test_a_cold_queue_takes_no_step_until_it_is_full():
     assert moved[True, 12] > 0.0
 
 
-def test_a_queue_overwrites_its_oldest_keys():
-    q = distil.Queue(torch.zeros(4, 1), torch.full((4,), -1))
-    for k in range(3):
-        q.push(torch.full((2, 1), float(k)), torch.tensor([2 * k, 2 * k + 1]))
-    assert q.places.tolist() == [4, 5, 2, 3]
-    assert q.keys.flatten().tolist() == [2.0, 2.0, 1.0, 1.0]
-
-
 @pytest.mark.parametrize(("name", "encoder", "wrong", "right"), [("flesd", "conv", None, (8, 8)),
                                                                   ("flesd-head", "mlp", (8, 8), None)])  # fmt: skip
 def test_an_encoder_reads_either_images_or_features(name, encoder, wrong, right):

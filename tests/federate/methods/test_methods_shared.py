@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import Rows, difference, federation, fitted, gap, go, run, run_points, spread
+from federation import Rows, difference, federation, fitted, gap, go_all, run, run_points, spread
 from methods_tried import tried
 
 from fedcache.errors import Exit, FedcacheError
@@ -129,5 +129,5 @@ def test_one_singular_ridge_of_a_grid_ends_alone():
     hps = [fed3r.resolve("paper", {"lam": lam}) for lam in (0.1, 0.0, 1.0, 2.0)]
     found = run_points(fed3r, hps, data, clients, rounds=1, dtype=torch.float64)
     assert [isinstance(out, FedcacheError) for out in found] == [False, True, False, False]
-    alone = go("fed3r", {"lam": 1.0}, data, clients, rounds=1, participation=None)
+    alone = go_all("fed3r", {"lam": 1.0}, data, clients, rounds=1)
     assert gap(found[2].server, alone.server) < 1e-10
