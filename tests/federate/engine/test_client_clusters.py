@@ -91,8 +91,8 @@ def test_clusters_are_of_names_whatever_the_order_of_clients(names, asked, each)
 )
 def test_one_cluster_and_all_clusters_are_the_plain_run(clusters, more):
     plain = more.get("sampling", SamplingRule())
-    one = go("fedrep", {}, **more)
-    other = go("fedrep", {}, **{**more, "sampling": replace(plain, clusters=clusters)})
+    one = go("fedrep", **more)
+    other = go("fedrep", **{**more, "sampling": replace(plain, clusters=clusters)})
     assert difference(one, other) == 0.0
     assert one.traffic == other.traffic
     assert one.warnings == other.warnings
@@ -101,7 +101,7 @@ def test_one_cluster_and_all_clusters_are_the_plain_run(clusters, more):
 @pytest.mark.parametrize("trust", [parse_policy(), parse_policy("median")])
 def test_executions_agree_on_rounds_of_clusters(trust, uneven):
     how = {"sampling": parse_sampling("uniform", None, 0.0, uneven), "trust": trust, "rounds": 6}
-    one, other = (go("fedavg", {}, execution=e, **how) for e in ("sequential", "batched"))
+    one, other = (go("fedavg", execution=e, **how) for e in ("sequential", "batched"))
     assert difference(one, other) < 1e-10
     rounds = [set(r.clients) for r in one.records]
     assert all(found <= cluster for found in rounds for cluster in ({0}, {1, 2}, set(range(3, 9))) if found & cluster)

@@ -9,6 +9,7 @@ from federation import federation, gap, go
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from method_calls import lanes
+from refusal import refused
 from sklearn.metrics import f1_score
 
 from fedcache.errors import Exit, FedcacheError
@@ -48,10 +49,7 @@ def test_presets_are_legal_and_written_as_they_are_read(preset):
     ],
 )
 def test_an_illegal_setting_is_refused(settings, named):
-    with pytest.raises(FedcacheError) as info:
-        METHODS["fedavg"].resolve("paper", settings)
-    assert named in info.value.message
-    assert info.value.code == Exit.USAGE
+    refused(lambda: METHODS["fedavg"].resolve("paper", settings), named)
 
 
 def test_unknown_names_are_guessed():
@@ -64,9 +62,7 @@ def test_unknown_names_are_guessed():
 def test_a_text_start_needs_text_and_a_linear_head():
     data, clients = federation()
     without = Data(data.x, data.y, data.classes)
-    with pytest.raises(FedcacheError) as info:
-        go("fedavg", {"head": "linear", "init": "text"}, without, clients)
-    assert info.value.code == Exit.STORE
+    refused(lambda: go("fedavg", {"head": "linear", "init": "text"}, without, clients), code=Exit.STORE)
     with pytest.raises(FedcacheError, match="head=mlp"):
         go("fedavg", {"init": "text"})
     start = go("fedavg", {"head": "linear", "epochs": 0}, rounds=1).server

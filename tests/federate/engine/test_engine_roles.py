@@ -57,7 +57,7 @@ def test_prototypes_of_one_width_travel_between_clients_of_different_backbones(n
 )
 def test_differences_a_method_cannot_bear_are_refused(name, own, message):
     with pytest.raises(FedcacheError, match=message) as info:
-        go(name, {}, own=own)
+        go(name, own=own)
     assert info.value.code == Exit.USAGE
 
 

@@ -168,6 +168,6 @@ def test_a_run_that_goes_on_computes_as_many_clients_at_once():
     """As many as the first round has, though another may have fewer: the number is part of the result."""
     saved = {}
     how = {"sampling": SamplingRule(available=0.5), "rounds": 6, "execution": "batched"}
-    whole = go("fedavg", {}, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}), **how)
+    whole = go("fedavg", on_round=lambda r, _m, _t, snap: saved.update({r: snap()}), **how)
     assert len({len(r.clients) for r in whole.records}) > 1, "rounds differ"
-    assert {go("fedavg", {}, state=snap, **how).chunk for snap in saved.values()} == {whole.chunk}
+    assert {go("fedavg", state=snap, **how).chunk for snap in saved.values()} == {whole.chunk}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from heard import Heard
 from pretend_gpu import pretended_gpu
+from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import Data
@@ -87,11 +88,12 @@ def test_features_that_a_gpu_has_no_room_for_are_refused_with_both_numbers(monke
     monkeypatch.setattr(training_device, "free_memory", lambda device: 5 << 20 if device == "cuda" else 1 << 60)
 
     inputs = Inputs(data)
-    with pytest.raises(FedcacheError) as caught:
-        training_device.on_device(inputs, "cuda")
-    assert caught.value.code is Exit.ENVIRONMENT
-    assert f"{6 if stored else 12} MiB" in caught.value.message
-    assert "--device cpu" in caught.value.hint
+    refused(
+        lambda: training_device.on_device(inputs, "cuda"),
+        f"{6 if stored else 12} MiB",
+        "--device cpu",
+        code=Exit.ENVIRONMENT,
+    )
     assert training_device.on_device(inputs, "cpu") is inputs
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from federation import federation, go, go_all
 from method_calls import lanes
+from refusal import refused
 from sklearn.mixture import GaussianMixture
 
 from fedcache.errors import Exit, FedcacheError
@@ -174,9 +175,7 @@ def test_a_feature_that_is_not_finite_names_its_client(k_mix):
 
 
 def test_features_beyond_sixteen_bits_are_refused():
-    with pytest.raises(FedcacheError, match="65504") as info:
-        go("fedpft", {}, replace(DATA, x=1e6 * DATA.x, text=None), CLIENTS)
-    assert info.value.code == Exit.FEDERATED
+    refused(lambda: go("fedpft", {}, replace(DATA, x=1e6 * DATA.x, text=None), CLIENTS), "65504", code=Exit.FEDERATED)
 
 
 def test_no_more_gaussians_are_sent_than_a_class_has_rows():

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from federation import federation, fitted, gap, go, go_all
+from refusal import refused
 from test_methods_prompt import context, one_client
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.methods import METHODS, fedtpg
 from fedcache.federate.methods.common import prompts
 from fedcache.testing.towers import E
@@ -153,7 +153,4 @@ def test_at_clips_width_it_has_the_released_number_of_parameters():
 
 
 def test_heads_that_do_not_divide_a_token_are_refused():
-    with pytest.raises(FedcacheError, match="heads=3") as caught:
-        go("fedtpg", {"heads": 3}, *federation())
-    assert caught.value.code is Exit.USAGE
-    assert "heads=4" in caught.value.hint
+    refused(lambda: go("fedtpg", {"heads": 3}, *federation()), "heads=3", "heads=4")

@@ -10,9 +10,9 @@ import pytest
 import torch
 from federation import difference, federation, gap, small
 from federation import go as go_on
+from refusal import refused
 from torch import nn
 
-from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
 from fedcache.federate.engine.method import ClientOverrides
 from fedcache.federate.methods import METHODS
@@ -167,9 +167,7 @@ def test_a_cold_queue_takes_no_step_until_it_is_full():
                                                                   ("flesd-head", "mlp", (8, 8), None)])  # fmt: skip
 def test_an_encoder_reads_either_images_or_features(name, encoder, wrong, right):
     ctx = server({**METHODS[name].resolve(), "encoder": encoder}, units(3, 12, 1, 6))
-    with pytest.raises(FedcacheError, match=f"encoder={encoder}") as info:
-        METHODS[name].check(ctx.hp, replace(ctx, env=replace(ctx.env, image=wrong)))
-    assert info.value.code == Exit.USAGE
+    refused(lambda: METHODS[name].check(ctx.hp, replace(ctx, env=replace(ctx.env, image=wrong))), f"encoder={encoder}")
     METHODS[name].check(ctx.hp, replace(ctx, env=replace(ctx.env, image=right)))
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from method_calls import lanes
 from pooled_rows import CLIENTS, DATA, POOL, TEST, X, Y, parts
+from refusal import refused
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
@@ -192,9 +193,7 @@ def test_automatic_shrinkage_is_a_thousandth_of_the_mean_diagonal():
 def test_a_covariance_needs_more_rows_than_means():
     data, clients = federation(sizes=(30,), per_client=3)
     clients[0] = replace(clients[0], train=np.array([int((data.y == c).nonzero()[0]) for c in data.y.unique()]))
-    with pytest.raises(FedcacheError, match="3 rows") as info:
-        go("fedcgs", {}, data, clients)
-    assert info.value.code == Exit.FEDERATED
+    refused(lambda: go("fedcgs", {}, data, clients), "3 rows", code=Exit.FEDERATED)
 
 
 # fedcof

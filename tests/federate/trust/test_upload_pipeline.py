@@ -9,8 +9,8 @@ import pytest
 import torch
 from federation import difference, federation, gap, go, go_all, run, run_points, small
 from methods_tried import tried
+from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.buffered_uploads import UploadLayout
 from fedcache.federate.trust.policy import parse_policy
@@ -122,11 +122,7 @@ def test_no_honest_client_is_rejected_whatever_the_scale_of_its_features(name, s
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(name, how, word):
-    with pytest.raises(FedcacheError) as error:
-        go(name, {}, trust=parse_policy(**how), participation=5)
-    assert error.value.code is Exit.USAGE
-    assert word in str(error.value)
-    assert error.value.hint
+    refused(lambda: go(name, trust=parse_policy(**how), participation=5), word)
 
 
 def test_without_noise_and_with_a_wide_bound_privacy_is_the_mean_of_clients():
@@ -151,10 +147,7 @@ def test_without_noise_and_with_a_wide_bound_privacy_is_the_mean_of_clients():
     ],
 )
 def test_words_that_are_no_privacy(words, message):
-    with pytest.raises(FedcacheError) as error:
-        parse_privacy(*words)
-    assert error.value.code is Exit.USAGE
-    assert message in str(error.value)
+    refused(lambda: parse_privacy(*words), message)
 
 
 def test_a_method_that_cannot_count_what_it_sends_ends_the_run_unless_uploads_are_judged():
