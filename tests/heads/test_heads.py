@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
+from float64 import doubles, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,24 +20,20 @@ from fedcache.heads.prototype import class_means, merge, scores
 G, M, B, D, P, C = 2, 3, 4, 5, 6, 7  # all different, so that a wrong axis is an error
 
 
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 @pytest.mark.parametrize("lead_x", [(), (M,), (G, M)])
 @pytest.mark.parametrize("lead_w", ["none", "full", "shared"])
 def test_affine_is_the_same_on_every_lane(lead_x, lead_w):
     full = (G, M) if len(lead_x) == 2 else lead_x
     lead = {"none": (), "full": full, "shared": (*full[:-1], 1)[: len(full)]}[lead_w]
-    x, W, b = draw(*lead_x, B, D), draw(*lead, C, D, seed=1), draw(*lead, C, seed=2)
+    x, W, b = normal(*lead_x, B, D), normal(*lead, C, D, seed=1), normal(*lead, C, seed=2)
     assert torch.allclose(affine(x, W, b), torch.einsum("...bd,...cd->...bc", x, W) + b[..., None, :], atol=1e-12)
     assert torch.allclose(affine(x, W), torch.einsum("...bd,...cd->...bc", x, W), atol=1e-12)
 
 
 def test_cross_entropy_weighs_rows_and_ignores_padding():
-    u, y = draw(M, B, C), torch.arange(M * B).view(M, B) % C
-    w = torch.tensor([[0.25] * 4, [0.5, 0.5, 0, 0], [1, 0, 0, 0]], dtype=torch.float64)
-    by_torch = [torch.nn.functional.cross_entropy(u[i, :k], y[i, :k]) for i, k in enumerate((4, 2, 1))]
+    u, y = normal(M, B, C), torch.arange(M * B).view(M, B) % C
+    w = doubles([[0.25] * 4, [0.5, 0.5, 0, 0], [1, 0, 0, 0]])
+    by_torch = [F.cross_entropy(u[i, :k], y[i, :k]) for i, k in enumerate((4, 2, 1))]
     assert torch.allclose(cross_entropy(u, y, w), torch.stack(by_torch))
 
 
@@ -52,16 +50,16 @@ def reference_contrast(u, y, candidate, include):
 @pytest.mark.parametrize("seed", range(2))
 def test_proto_contrast_is_equation_8(include, seed):
     g = torch.Generator().manual_seed(seed)
-    u, y = draw(20, C, seed=seed), torch.randint(0, C, (20,), generator=g)
+    u, y = normal(20, C, seed=seed), torch.randint(0, C, (20,), generator=g)
     candidate = torch.rand(20, C, generator=g) < 0.6
     candidate.scatter_(1, y[:, None], True)
     value = proto_contrast(u, y, candidate, include)
-    assert torch.allclose(value, torch.tensor(reference_contrast(u, y, candidate, include), dtype=torch.float64))
+    assert torch.allclose(value, doubles(reference_contrast(u, y, candidate, include)))
 
 
 def test_a_single_available_class_has_no_negative_and_no_loss():
     only = torch.tensor([[True, False, False]])
-    u = draw(1, 3).requires_grad_()
+    u = normal(1, 3).requires_grad_()
     for include in (False, True):
         value = proto_contrast(u, torch.tensor([0]), only, include)
         assert value.tolist() == [0.0]
@@ -83,7 +81,7 @@ def reference_anchor(sim, y, real):
 def test_anchor_contrast_is_the_released_formula(seed):
     g = torch.Generator().manual_seed(seed)
     L = 12
-    sim, y = draw(M, L, L, seed=seed), torch.randint(0, 4, (M, L), generator=g)
+    sim, y = normal(M, L, L, seed=seed), torch.randint(0, 4, (M, L), generator=g)
     real = torch.rand(M, L, generator=g) < 0.8
     expected = [reference_anchor(sim[i].numpy(), y[i].numpy(), real[i].numpy()) for i in range(M)]
     assert anchor_contrast(sim, y, real).tolist() == pytest.approx(expected)
@@ -106,7 +104,7 @@ def test_a_prototype_weighs_each_example_once():
 @settings(max_examples=30)
 def test_class_means_are_means(labels, padding):
     y = torch.tensor(labels + [0] * padding)
-    z, mask = draw(len(y), 2), torch.tensor([1.0] * len(labels) + [0.0] * padding, dtype=torch.float64)
+    z, mask = normal(len(y), 2), doubles([1.0] * len(labels) + [0.0] * padding)
     mean, count = class_means(z, y, mask, 4)
     for c in range(4):
         rows = [i for i, k in enumerate(labels) if k == c]
@@ -117,43 +115,47 @@ def test_class_means_are_means(labels, padding):
 
 def test_mse_is_the_nearest_prototype_and_all_rules_agree_on_equal_norms():
     # T-L8.
-    z, proto, has = draw(50, P), draw(C, P, seed=1), torch.ones(C, dtype=torch.bool)
+    z, proto, has = normal(50, P), normal(C, P, seed=1), torch.ones(C, dtype=torch.bool)
     nearest = torch.cdist(z, proto).argmin(-1)
     assert torch.equal(scores(z, proto, has, "mse").argmax(-1), nearest)
-    even = torch.nn.functional.normalize(proto, dim=-1)
+    even = F.normalize(proto, dim=-1)
     by_rule = [scores(z, even, has, rule).argmax(-1) for rule in ("dot", "cos", "mse")]
     assert torch.equal(by_rule[0], by_rule[1])
     assert torch.equal(by_rule[0], by_rule[2])
 
 
+def with_weights(kind, z_norm):
+    """A head with BatchNorm, and weights for it."""
+    head = Head(kind, dim=P, bn=True, z_norm=z_norm)
+    return head, head.init(lambda shape: 2 * torch.rand(shape, dtype=torch.float64) - 1, D, C)
+
+
 def test_projection_is_what_torch_computes_and_batchnorm_too():
-    head = Head("mlp", dim=P, bn=True, z_norm=True)
-    p = head.init(lambda shape: 2 * torch.rand(shape, dtype=torch.float64) - 1, D, C)
-    x, w = draw(B, D), torch.full((B,), 1 / B, dtype=torch.float64)
+    head, p = with_weights("mlp", z_norm=True)
+    x, w = normal(B, D), torch.full((B,), 1 / B, dtype=torch.float64)
     norm = torch.nn.BatchNorm1d(P).double()
-    hidden = torch.relu(torch.nn.functional.linear(x, p["P.W"], p["P.b"]))
-    expected = torch.nn.functional.normalize(norm(hidden), dim=-1)
+    hidden = torch.relu(F.linear(x, p["P.W"], p["P.b"]))
+    expected = F.normalize(norm(hidden), dim=-1)
     z, updates = embed(head, p, x, w)
     assert torch.allclose(z, expected)
     assert torch.allclose(updates["P.mean"], norm.running_mean)
     assert torch.allclose(updates["P.var"], norm.running_var)
     norm.eval()
-    assert torch.allclose(embed(head, {**p, **updates}, x)[0], torch.nn.functional.normalize(norm(hidden), dim=-1))
-    norm.weight.data, norm.bias.data = 0.5 + torch.rand(P, dtype=torch.float64), draw(P)
+    assert torch.allclose(embed(head, {**p, **updates}, x)[0], F.normalize(norm(hidden), dim=-1))
+    norm.weight.data, norm.bias.data = 0.5 + torch.rand(P, dtype=torch.float64), normal(P)
     trained = {**p, **updates, "P.gain": norm.weight.data, "P.shift": norm.bias.data}
-    assert torch.allclose(embed(head, trained, x)[0], torch.nn.functional.normalize(norm(hidden), dim=-1))
-    u = torch.nn.functional.linear(z, p["Q.W"], p["Q.b"])
+    assert torch.allclose(embed(head, trained, x)[0], F.normalize(norm(hidden), dim=-1))
+    u = F.linear(z, p["Q.W"], p["Q.b"])
     assert torch.allclose(classify(head, p, z), u)
     relu_l2 = Head("mlp", dim=P, relu_l2=True)
-    assert torch.allclose(classify(relu_l2, p, z), torch.nn.functional.normalize(torch.relu(u), dim=-1))
+    assert torch.allclose(classify(relu_l2, p, z), F.normalize(torch.relu(u), dim=-1))
 
 
 def test_batchnorm_ignores_padding():
-    head = Head("projection", dim=P, bn=True, z_norm=False)
-    p = head.init(lambda shape: 2 * torch.rand(shape, dtype=torch.float64) - 1, D, C)
-    x = draw(3, D)
-    padded = torch.cat([x, 100 * draw(2, D, seed=3)])
-    w = torch.tensor([1 / 3] * 3 + [0.0] * 2, dtype=torch.float64)
+    head, p = with_weights("projection", z_norm=False)
+    x = normal(3, D)
+    padded = torch.cat([x, 100 * normal(2, D, seed=3)])
+    w = doubles([1 / 3] * 3 + [0.0] * 2)
     alone, with_padding = embed(head, p, x, w[:3]), embed(head, p, padded, w)
     assert torch.allclose(alone[0], with_padding[0][:3])
     assert torch.allclose(alone[1]["P.var"], with_padding[1]["P.var"])
@@ -161,9 +163,8 @@ def test_batchnorm_ignores_padding():
 
 def test_a_variance_below_zero_counts_as_zero():
     # A robust rule or an average over liars may make one; nothing that is scored may become NaN of it.
-    head = Head("projection", dim=P, bn=True, z_norm=False)
-    p = head.init(lambda shape: 2 * torch.rand(shape, dtype=torch.float64) - 1, D, C)
-    x = draw(3, D)
+    head, p = with_weights("projection", z_norm=False)
+    x = normal(3, D)
     zero, below = (embed(head, {**p, "P.var": torch.full((P,), v).double()}, x)[0] for v in (0.0, -4.0))
     assert torch.equal(zero, below)
     assert torch.isfinite(below).all()
@@ -176,7 +177,7 @@ def test_a_variance_below_zero_counts_as_zero():
 @settings(max_examples=50)
 def test_synthetic_rows_fill_every_class_to_the_same_size(rows, gamma):
     # T-F3: m_k + n_k == round((1 + gamma) max m), n_k >= 0; gamma = 0 leaves the largest class alone.
-    q = torch.tensor(rows, dtype=torch.float64)
+    q = doubles(rows)
     m = votes(q, torch.ones(len(rows)))
     n = deficits(m, gamma)
     assert int(m.sum()) == len(rows)

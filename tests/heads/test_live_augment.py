@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms.functional as F  # noqa: N812 - as torchvision's own documentation calls it
+from float64 import doubles
 from scipy.ndimage import gaussian_filter
 from torchvision.transforms import RandomResizedCrop
 
 from fedcache.heads.augment import DRAWS, TRIES, Policy, augment
 
 #                ten areas and shapes         x    y    flip jitter bright contrast saturation hue
-STILL = torch.tensor([1.0] * TRIES + [0.5] * TRIES + [0.5, 0.5, 0.9, 0.9, 0.5, 0.5, 0.5, 0.5]
+STILL = doubles([1.0] * TRIES + [0.5] * TRIES + [0.5, 0.5, 0.9, 0.9, 0.5, 0.5, 0.5, 0.5]
                      # order of the four        grey blur width
-                     + [0.1, 0.2, 0.3, 0.4] + [0.9, 0.9, 0.5], dtype=torch.float64)  # fmt: skip
+                     + [0.1, 0.2, 0.3, 0.4] + [0.9, 0.9, 0.5])  # fmt: skip
 PLACES = {"x": 20, "y": 21, "flip": 22, "jitter": 23, "bright": 24, "contrast": 25, "saturation": 26, "hue": 27,
           "grey": 32, "blur": 33, "width": 34}  # fmt: skip
 FULL = Policy("resized", jitter=0.8, hue=0.4, grey=0.5, blur=0.5)
@@ -145,7 +146,7 @@ def test_hue_is_torchvisions():
 
 def test_grey_takes_the_colour_of_its_share():
     x, policy = image(1, 3, 5, 5), Policy(grey=0.2)
-    weights = torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64).view(3, 1, 1)
+    weights = doubles([0.299, 0.587, 0.114]).view(3, 1, 1)
     assert gap(augment(x, drawn(grey=0.19), policy), (x * weights).sum(1, keepdim=True).expand_as(x)) < 1e-12
     assert gap(augment(x, drawn(grey=0.21), policy), x) == 0.0
 

@@ -6,6 +6,7 @@ import json
 import pickle
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,10 +98,10 @@ def cifar100(tree: Tree) -> None:
 DIGITS = {"mnist": "MNIST", "svhn": "SVHN", "usps": "USPS", "synth": "SynthDigits", "mnistm": "MNIST_M"}
 
 
-def _digits(tree: Tree, parts: bool, train: int = 40, test: int = 30) -> None:
+def _digits(tree: Tree, *, parts: bool) -> None:
     for d, (domain, folder) in enumerate(DIGITS.items()):
         side = 16 if domain == "usps" else 28
-        for split, count in (("train", train), ("test", test)):
+        for split, count in (("train", 40), ("test", 30)):
             rng = np.random.default_rng([d, count])
             shape = (count, side, side) if domain in ("mnist", "usps") else (count, side, side, 3)
             images = rng.integers(0, 256, shape, dtype=np.uint8)
@@ -114,14 +115,6 @@ def _digits(tree: Tree, parts: bool, train: int = 40, test: int = 30) -> None:
             write_directory(tree.root / folder, held)
             for i in range(count):
                 tree.row(f"{domain}/{split}/{i:05d}", int(labels[i]), split, images[i], domain)
-
-
-def digit5(tree: Tree) -> None:
-    _digits(tree, parts=True)
-
-
-def digit5_whole(tree: Tree) -> None:
-    _digits(tree, parts=False)
 
 
 def _pairs(tree: Tree, name: str, top: str, per_class: int, arrays: bool) -> None:
@@ -140,10 +133,6 @@ def _pairs(tree: Tree, name: str, top: str, per_class: int, arrays: bool) -> Non
             write_directory(tree.root, {f"{domain}_{split}.pkl": pickle.dumps(lists, pickle.HIGHEST_PROTOCOL)})
 
 
-def office10(tree: Tree) -> None:
-    _pairs(tree, "office10", "office_caltech_10", 3, arrays=False)
-
-
 def office10_tree(tree: Tree) -> None:
     held = paper.read("office10")
     for domain in held.domains:
@@ -151,10 +140,6 @@ def office10_tree(tree: Tree) -> None:
             for i in range(2):
                 path = f"{domain}/{folder}/frame_{i:04d}.jpg"
                 tree.row(path, label, "train", tree.image(path), domain)
-
-
-def domainnet10(tree: Tree) -> None:
-    _pairs(tree, "domainnet10", "DomainNet", 2, arrays=True)
 
 
 def domainnet10_lists(tree: Tree) -> None:
@@ -306,32 +291,24 @@ def ucf101_official(tree: Tree) -> None:
         write_directory(tree.root, {f"ucfTrainTestlist/{file}.txt": ("\r\n".join(lines) + "\r\n").encode()})
 
 
-TREES: dict[tuple[str, int], Callable[[Tree], None]] = {
-    ("digit5", 0): digit5,
-    ("digit5", 1): digit5_whole,
-    ("office10", 0): office10,
-    ("office10", 1): office10_tree,
-    ("domainnet10", 0): domainnet10,
-    ("domainnet10", 1): domainnet10_lists,
-    ("cifar10", 0): cifar10,
-    ("cifar100", 0): cifar100,
-    ("cinic10", 0): cinic10,
-    ("tiny-imagenet", 0): tiny_imagenet,
-    ("tiny-imagenet", 1): tiny_imagenet_sorted,
-    ("imagenet100", 0): imagenet100,
-    ("caltech101", 0): caltech101,
-    ("flowers102", 0): flowers102,
-    ("flowers102", 1): flowers102_official,
-    ("pets", 0): pets,
-    ("pets", 1): pets_official,
-    ("dtd", 0): dtd,
-    ("dtd", 1): dtd_official,
-    ("eurosat", 0): eurosat,
-    ("cars", 0): cars,
-    ("cars", 1): cars_official,
-    ("ucf101", 0): ucf101,
-    ("ucf101", 1): ucf101_official,
+LAYOUTS: dict[str, list[Callable[[Tree], None]]] = {
+    "digit5": [partial(_digits, parts=True), partial(_digits, parts=False)],
+    "office10": [partial(_pairs, name="office10", top="office_caltech_10", per_class=3, arrays=False), office10_tree],
+    "domainnet10": [partial(_pairs, name="domainnet10", top="DomainNet", per_class=2, arrays=True), domainnet10_lists],
+    "cifar10": [cifar10],
+    "cifar100": [cifar100],
+    "cinic10": [cinic10],
+    "tiny-imagenet": [tiny_imagenet, tiny_imagenet_sorted],
+    "imagenet100": [imagenet100],
+    "caltech101": [caltech101],
+    "flowers102": [flowers102, flowers102_official],
+    "pets": [pets, pets_official],
+    "dtd": [dtd, dtd_official],
+    "eurosat": [eurosat],
+    "cars": [cars, cars_official],
+    "ucf101": [ucf101, ucf101_official],
 }
+TREES = {(name, i): write for name, layouts in LAYOUTS.items() for i, write in enumerate(layouts)}
 """How to write (dataset, number of its layout)."""
 
 

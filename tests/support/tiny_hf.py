@@ -48,10 +48,8 @@ def folder(path: Path, kind: str, seed: int = 0) -> Path:
     return path
 
 
-def tokenizer(path: Path) -> None:
-    """A tokenizer of whole words, with [CLS] before and [SEP] after a text."""
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+def save_tokenizer(made: Tokenizer, path: Path) -> None:
+    """Saved as one with [CLS] before and [SEP] after a text."""
     made.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
@@ -59,6 +57,13 @@ def tokenizer(path: Path) -> None:
         tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
     )
     fast.save_pretrained(path)
+
+
+def tokenizer(path: Path) -> None:
+    """A tokenizer of whole words, with [CLS] before and [SEP] after a text."""
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    save_tokenizer(made, path)
 
 
 def sentence_encoder(path: Path, words: list[str], seed: int = 0, tokens: int = 12) -> Path:
@@ -75,11 +80,5 @@ def sentence_encoder(path: Path, words: list[str], seed: int = 0, tokens: int = 
     made = Tokenizer(models.WordPiece({word: i for i, word in enumerate(vocabulary)}, unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
-    )
-    fast.save_pretrained(path)
+    save_tokenizer(made, path)
     return path

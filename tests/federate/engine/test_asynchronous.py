@@ -73,10 +73,7 @@ def test_equal_durations_and_a_buffer_of_all_in_training_are_rounds_to_the_bit(c
 @served(EACH, ["batched", "gram"])
 def test_executions_agree_on_stale_updates(case, execution):
     pair = pair_for(execution)
-    one, other = (
-        go_tiny(*case, *pair, execution="sequential", **STALE),
-        go_tiny(*case, *pair, execution=execution, **STALE),
-    )
+    one, other = (go_tiny(*case, *pair, execution=e, **STALE) for e in ("sequential", execution))
     assert difference(one, other) < close(case[0])
     assert one.traffic == other.traffic
     assert max(r.diagnostics["staleness_max"] for r in one.records) > 0
@@ -153,12 +150,10 @@ def test_two_clients_by_hand():
     out, steps = toy([(1, 1.0), (3, 8.0)], (1.0, 2.5))
     w3 = 3.0 + 8.0 / math.sqrt(3.0)
     assert steps == pytest.approx([1.0, 3.0, w3, w3 + 4.0 / math.sqrt(2.0)], abs=1e-14)
-    assert [r.clients for r in out.records] == [(0,), (0,), (1,), (0,)]
-    assert [r.diagnostics["simulated_time"] for r in out.records] == [1.0, 2.0, 2.5, 3.0]
-    assert [r.diagnostics["staleness_max"] for r in out.records] == [0.0, 0.0, 2.0, 1.0]
     # Broadcasts: two at 0, a's at 1, 2 and b's at 2.5; whoever is in training at the end has got one too.
-    assert [r.traffic.down for r in out.records] == [2, 1, 1, 1]
-    assert [r.traffic.up for r in out.records] == [1, 1, 1, 1]
+    assert [(r.clients, r.diagnostics["simulated_time"], r.diagnostics["staleness_max"], r.traffic.down, r.traffic.up)
+            for r in out.records] == [((0,), 1.0, 0.0, 2, 1), ((0,), 2.0, 0.0, 1, 1), ((1,), 2.5, 2.0, 1, 1),
+                                      ((0,), 3.0, 1.0, 1, 1)]  # fmt: skip
     assert toy([(1, 1.0), (3, 8.0)], (1.0, 2.5), power=0.0)[1] == [1.0, 3.0, 11.0, 15.0]
     # Half the step: 0.5; 0.5 + (0.5 + 1) / 2 = 1.25; 1.25 + 4 / sqrt(3); and (1.25 + 1) / 2 / sqrt(2) on top.
     w3 = 1.25 + 4.0 / math.sqrt(3.0)
@@ -215,8 +210,7 @@ def test_what_a_schedule_keeps(clients, concurrency, buffer, durations, sampling
 
 
 def test_who_drops_out_frees_its_place_and_is_never_in_a_buffer():
-    data, clients = tiny()
-    out = go_tiny("fedavg", {"opt": "sgd", "bn": False}, data, clients, rounds=12, timing=TimingRule(buffer=2),
+    out = go_tiny("fedavg", {"opt": "sgd", "bn": False}, rounds=12, timing=TimingRule(buffer=2),
                   sampling=SamplingRule(dropout=0.5))  # fmt: skip
     assert all(len(r.clients) == 2 for r in out.records)
     received, sent = (sum(getattr(r.traffic, k) for r in out.records) for k in ("down", "up"))
@@ -224,15 +218,15 @@ def test_who_drops_out_frees_its_place_and_is_never_in_a_buffer():
     each = out.traffic.per_client_round()
     assert each["up"] == each["down"]
     never = SamplingRule(trace=None, available=1e-9)
-    nobody = go_tiny("fedavg", {"opt": "sgd"}, data, clients, timing=TimingRule(buffer=2), sampling=never)
+    nobody = go_tiny("fedavg", {"opt": "sgd"}, timing=TimingRule(buffer=2), sampling=never)
     assert [r.clients for r in nobody.records] == [(), ()]
     assert [r.diagnostics for r in nobody.records] == [{"simulated_time": 0.0}] * 2
 
 
 def test_a_round_that_waits_takes_as_long_as_its_slowest_client():
-    data, clients = tiny()
+    _, clients = tiny()
     timing = TimingRule("by hand", tuple(c.name for c in clients), (1.0, 2.0, 3.0, 4.5))
-    plain, timed = (go_tiny("fedavg", {}, data, clients, timing=t) for t in (None, timing))
+    plain, timed = (go_tiny("fedavg", timing=t) for t in (None, timing))
     assert difference(plain, timed) == 0.0
     assert timed.traffic == plain.traffic
     ends = np.cumsum([max(timing.given[c] for c in r.clients) for r in timed.records]).tolist()
@@ -241,12 +235,11 @@ def test_a_round_that_waits_takes_as_long_as_its_slowest_client():
 
 @pytest.mark.parametrize("name", ["fedavg", "fedrep"])
 def test_variances_of_batchnorm_stay_variances(name):
-    data, clients = tiny()
     words = {"bn": True, "batch": 4, "opt": "sgd", "lr": 0.5, "dim": 5}
-    out = go_tiny(name, words, data, clients, rounds=30, timing=TimingRule(buffer=1, power=0.0))
+    out = go_tiny(name, words, rounds=30, timing=TimingRule(buffer=1, power=0.0))
     assert float(out.server["P.var"].min()) > 0.0
     with pytest.raises(FedcacheError, match="--server-step"):
-        go_tiny(name, words, data, clients, timing=TimingRule(buffer=1, step=1.5))
+        go_tiny(name, words, timing=TimingRule(buffer=1, step=1.5))
 
 
 def test_uploads_that_are_no_updates_of_the_broadcast_are_refused():
@@ -261,9 +254,7 @@ def test_uploads_that_are_no_updates_of_the_broadcast_are_refused():
     ("text", "why"),
     [
         ("client,seconds\n", "client,duration"),
-        ("client,duration\na,slow\n", "line 2"),
         ("client,duration\na,1\nb,0\n", "line 3"),
-        ("client,duration\na,nan\n", "line 2"),
         ("client,duration\na,1\na,2\n", "line 3"),
     ],
 )
@@ -298,7 +289,6 @@ def test_half_normal_durations_are_those_of_a_client_and_a_round():
 
 
 def test_a_server_steps_after_one_update_or_more():
-    assert parse_timing(1, 1.0, 0.5, "equal").buffer == 1
     with pytest.raises(FedcacheError, match="--asynchronous 0"):
         parse_timing(0, 1.0, 0.5, "equal")
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from float64 import normal
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
@@ -21,12 +22,8 @@ from fedcache.federate.engine.result_diagnostics import (
 )
 
 
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def unit(*shape, seed=0):
-    return torch.nn.functional.normalize(draw(*shape, seed=seed), dim=-1)
+    return torch.nn.functional.normalize(normal(*shape, seed=seed), dim=-1)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +95,7 @@ def test_zero_shot_labels_are_nearly_uniform():  # T-X7
 
 def test_fusion_similarity_by_loops():
     K, M, C, P = 3, 4, 5, 6
-    single, fused = draw(K, M, C, P).abs(), draw(M, C, P, seed=1).abs()
+    single, fused = normal(K, M, C, P).abs(), normal(M, C, P, seed=1).abs()
     owned = torch.rand(M, C, generator=torch.Generator().manual_seed(2)) < 0.6
     owned[:, 0] = True
     want = np.zeros((K, M))
@@ -117,8 +114,8 @@ def test_fusion_similarity_by_loops():
 
 
 def test_one_backbone_has_all_the_similarity():  # T-X8
-    fused, owned = draw(4, 5, 6).abs(), torch.ones(4, 5, dtype=torch.bool)
-    assert fusion_similarity(draw(1, 4, 5, 6, seed=1).abs(), fused, owned).tolist() == [[1.0] * 4]
+    fused, owned = normal(4, 5, 6).abs(), torch.ones(4, 5, dtype=torch.bool)
+    assert fusion_similarity(normal(1, 4, 5, 6, seed=1).abs(), fused, owned).tolist() == [[1.0] * 4]
     assert fusion_similarity(2 * fused[None], fused, owned, "none").numpy() == pytest.approx(np.ones((1, 4)))
     owned[2] = False
     assert fusion_similarity(fused[None], fused, owned).isnan().tolist() == [[False, False, True, False]]
@@ -128,13 +125,13 @@ def test_one_backbone_has_all_the_similarity():  # T-X8
 
 
 def test_alignment_is_hsic_and_blind_to_rotation_and_scale():  # T-X8
-    x, y = draw(40, 6), draw(40, 9, seed=1) + 3.0
+    x, y = normal(40, 6), normal(40, 9, seed=1) + 3.0
     centre = torch.eye(40, dtype=torch.float64) - 1 / 40
     a, b = centre @ x @ x.T @ centre, centre @ y @ y.T @ centre
     hsic = float((a * b).sum() / math.sqrt(float((a * a).sum() * (b * b).sum())))
     assert linear_cka(x, y) == pytest.approx(hsic)
     assert linear_cka(y, x) == pytest.approx(hsic)
-    turn = torch.linalg.qr(draw(6, 6, seed=2))[0]
+    turn = torch.linalg.qr(normal(6, 6, seed=2))[0]
     assert linear_cka(x, 5.0 * x @ turn + 1.0) == pytest.approx(1.0)
     assert linear_cka(x @ turn, y) == pytest.approx(hsic)
     assert math.isnan(linear_cka(torch.ones(40, 2), y))

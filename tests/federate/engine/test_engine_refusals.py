@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,14 +13,13 @@ from federation import Rows, go_tiny, run, run_points, small, tiny
 from fedcache.errors import FedcacheError, FederatedRunError, InternalError, UsageError
 from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.engine.deployed import no_training_rows
-from fedcache.federate.engine.method import UploadTensor
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution import memory_estimate
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.checks import beyond
 from fedcache.federate.partition.client_table import ClientTable
 from fedcache.federate.trust.attacks import flipped_labels
-from fedcache.federate.trust.pipeline import UploadPipeline, UploadPool
+from fedcache.federate.trust.pipeline import UploadPool
 
 FEDAVG = METHODS["fedavg"]
 
@@ -30,15 +28,15 @@ def test_a_run_is_told_everything_and_has_rounds_and_clients():
     data, clients = tiny()
     hp = FEDAVG.resolve("paper", small("fedavg"))
     less = {k: v for k, v in hp.items() if k not in ("lr", "epochs")}
-    with pytest.raises(UsageError, match="epochs, lr"):
-        run(FEDAVG, less, data, clients, rounds=1)
-    with pytest.raises(UsageError, match="rounds"):
-        run(FEDAVG, hp, data, clients, rounds=0)
-    with pytest.raises(FederatedRunError):
-        run(FEDAVG, hp, data, [], rounds=1)
-    a, b, c, d = clients
-    with pytest.raises(FederatedRunError, match="client-2"):
-        run(FEDAVG, hp, data, [a, replace(b, name=c.name), c, d], rounds=1)
+    twice = [replace(clients[1], name=clients[2].name), *clients[2:]]
+    for given, who, rounds, error, named in (
+        (less, clients, 1, UsageError, "epochs, lr"),
+        (hp, clients, 0, UsageError, "rounds"),
+        (hp, [], 1, FederatedRunError, "client"),
+        (hp, twice, 1, FederatedRunError, "client-2"),
+    ):
+        with pytest.raises(error, match=named):
+            run(FEDAVG, given, data, who, rounds=rounds)
     others = [hp, {**hp, "head": "linear" if hp["head"] != "linear" else "mlp"}]
     with pytest.raises(InternalError):
         run_points(FEDAVG, others, data, clients, rounds=1)
@@ -68,18 +66,18 @@ def test_a_run_that_fails_raises_and_points_beside_it_end(monkeypatch):
 
 
 def test_a_state_of_an_earlier_release_names_its_clients_one_by_one():
-    data, clients = tiny()
+    _, clients = tiny()
     saved = []
-    go_tiny("solo", {}, data, clients, rounds=1, on_round=lambda _r, _m, _t, snap: saved.append(snap()))
+    go_tiny("solo", rounds=1, on_round=lambda _r, _m, _t, snap: saved.append(snap()))
     (snapshot,) = saved
     names = [c.name for c in clients]
-    whole = go_tiny("solo", {}, data, clients)
+    whole = go_tiny("solo")
     former = snapshot._replace(meta={**snapshot.meta, "clients": names})
-    again = go_tiny("solo", {}, data, clients, state=former)
+    again = go_tiny("solo", state=former)
     assert np.array_equal(again.client_accuracy, whole.client_accuracy, equal_nan=True)
     other = snapshot._replace(meta={**snapshot.meta, "clients": names[::-1]})
     with pytest.raises(FedcacheError, match="clients"):
-        go_tiny("solo", {}, data, clients, state=other)
+        go_tiny("solo", state=other)
 
 
 def test_uploads_are_pooled_by_the_longest_name_and_have_one_shape():
@@ -90,21 +88,6 @@ def test_uploads_are_pooled_by_the_longest_name_and_have_one_shape():
     pool.add({"W": torch.zeros(2, 3)}, 1.0, 7)
     with pytest.raises(FederatedRunError, match="lient 8"):
         pool.add({"W": torch.zeros(2, 4)}, 1.0, 8)
-
-
-@pytest.mark.parametrize(
-    ("total", "dtype"), [(torch.zeros(5, 2, 4), torch.float64), (torch.zeros(2, 3), torch.float32)]
-)
-def test_a_sum_of_uploads_is_of_what_is_declared(total, dtype):
-    taken = []
-    pipeline = SimpleNamespace(
-        expected={"W": UploadTensor((2, 3), torch.float64)}, round=SimpleNamespace(number=4),
-        _pool=SimpleNamespace(add_sum=lambda *given: taken.append(given)),
-    )  # fmt: skip
-    with pytest.raises(FederatedRunError, match="Round 4: sums of W"):
-        UploadPipeline.add_sum(pipeline, "W", total, dtype)
-    UploadPipeline.add_sum(pipeline, "W", torch.zeros(5, 2, 3), torch.float64)
-    assert len(taken) == 1
 
 
 def test_free_memory_is_what_the_system_says_or_half_of_what_there_is(monkeypatch):
@@ -122,28 +105,14 @@ def test_free_memory_is_what_the_system_says_or_half_of_what_there_is(monkeypatc
     assert memory_estimate.free_memory() == 2 << 30
 
 
-def table(train, test, common=()):
-    rows = [np.array(r, np.int64) for r in (*train, *test)]
-    clients = [Rows(f"c{i}", rows[i], rows[len(train) + i]) for i in range(len(train))]
-    return ClientTable.of(clients, np.array(common, np.int64))
-
-
-@pytest.mark.parametrize(
-    ("train", "test", "common", "said"),
-    [
-        ([[0, 1], [2]], [[3], [4]], (), None),
-        ([[0, 1], [2, 7, 9]], [[3], [4]], (), "client 'c1' holds 9"),
-        ([[0, 1], [2, 8]], [[3, 6], [4]], (), "client 'c0' holds 6"),
-        ([[0, 8]], [[3]], (2, 6), "test holds 6"),
-    ],
-)
-def test_the_first_client_with_a_row_that_there_is_not_is_named(train, test, common, said):
-    assert beyond(table(train, test, common), 5) == said
+@pytest.mark.parametrize(("row", "said"), [(4, None), (9, "client 'c1' holds 9")])
+def test_the_first_client_with_a_row_that_there_is_not_is_named(row, said):
+    clients = [Rows(f"c{i}", np.array(rows), np.array([3])) for i, rows in enumerate(([0, 1], [2, row]))]
+    assert beyond(ClientTable.of(clients, np.array([3])), 5) == said
 
 
 def test_attackers_that_share_rows_with_honest_clients_are_refused():
     y, rows = torch.tensor([0, 1, 2, -1]), {0: np.array([0, 3]), 1: np.array([1]), 2: np.array([0, 2])}
-    assert flipped_labels(y, {0: rows[0], 1: rows[1]}, frozenset([0]), 3).tolist() == [2, 1, 2, -1]
     with pytest.raises(UsageError, match="--attack label-flip"):
         flipped_labels(y, rows, frozenset([0]), 3)
     assert flipped_labels(y, rows, frozenset([0, 2]), 3).tolist() == [2, 1, 0, -1]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import C, D, difference, federation, gap, go, run, small
+from federation import C, D, difference, federation, gap, go, go_all, run, small
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import ClientOverrides, everywhere
@@ -20,18 +20,17 @@ ENDS = ClientOverrides(columns=((8, D), (0, 2)))
 
 @pytest.mark.parametrize("name", [n for n, m in METHODS.items() if "backbones" in m.mixed])
 def test_all_columns_by_name_are_all_columns(name):
-    data, clients = federation()
     same = {1: ClientOverrides(columns=((0, D),)), 3: ClientOverrides()}
-    a, b = go(name, small(name), data, clients, execution="sequential"), go(name, small(name), data, clients, own=same)
+    a, b = go(name, small(name), execution="sequential"), go(name, small(name), own=same)
     assert difference(a, b) == 0.0
 
 
 def test_a_client_with_some_backbones_trains_as_on_a_store_that_has_only_those():
     data, clients = federation()
-    out = go("solo", {"dim": 5}, data, clients, own={1: LEFT, 3: ENDS}, participation=None)
+    out = go_all("solo", {"dim": 5}, own={1: LEFT, 3: ENDS})
     ends = torch.cat([data.x[..., 8:D], data.x[..., :2]], -1)
     for client, x in ((1, data.x[..., :4]), (3, ends), (0, data.x)):
-        alone = go("solo", {"dim": 5}, replace(data, x=x, text=None), clients, participation=None,
+        alone = go_all("solo", {"dim": 5}, replace(data, x=x, text=None), clients,
                    execution="sequential")  # fmt: skip
         assert gap(out.states[client], alone.states[client]) == 0.0
         assert out.client_accuracy[client] == alone.client_accuracy[client]
@@ -39,19 +38,12 @@ def test_a_client_with_some_backbones_trains_as_on_a_store_that_has_only_those()
 
 @pytest.mark.parametrize("name", ["fedproto", "fedpcl"])
 def test_prototypes_of_one_width_travel_between_clients_of_different_backbones(name):
-    out = go(name, {"dim": 5, "batch": 16}, own={1: LEFT, 3: ENDS}, participation=None)
+    out = go_all(name, {"dim": 5, "batch": 16}, own={1: LEFT, 3: ENDS})
     assert {t.shape[-1] for c in (1, 3) for t in (out.states[c]["proto"],)} == {5}
     weights = next(k for k, t in out.states[0].items() if t.dim() == 2 and t.shape[-1] == D)
     assert out.states[1][weights].shape[-1] == 4
     assert out.states[3][weights].shape[-1] == D - 8 + 2
     assert not np.isnan(out.client_accuracy).any()
-
-
-def test_clients_may_have_heads_of_their_own_size_where_nothing_but_scores_compare():
-    out = go("solo", {"dim": 5}, own={2: ClientOverrides(hp={"dim": 9})}, participation=None)
-    shapes = {c: {t.shape[0] for t in s.values()} for c, s in out.states.items()}
-    assert 9 in shapes[2]
-    assert 9 not in shapes[1]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +57,7 @@ def test_clients_may_have_heads_of_their_own_size_where_nothing_but_scores_compa
 )
 def test_differences_a_method_cannot_bear_are_refused(name, own, message):
     with pytest.raises(FedcacheError, match=message) as info:
-        go(name, {}, own=own)
+        go(name, own=own)
     assert info.value.code == Exit.USAGE
 
 
@@ -130,10 +122,10 @@ def test_what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no
     assert torch.equal(b.predict(data.x[test]), torch.from_numpy(b.evaluation.predictions))
 
 
-@pytest.mark.parametrize("need", ["pixels", "text tower"])
-def test_what_only_images_bring_is_asked_for(need):
+@pytest.mark.parametrize("need", ["pixels", "text tower", "text"])
+def test_what_the_data_lack_is_asked_for(need):
     data, clients = federation()
     method = replace(METHODS["fedncm"], needs=frozenset({"labels", need}))
     with pytest.raises(FedcacheError, match=need) as info:
-        run(method, method.resolve(), data, clients, rounds=1)
+        run(method, method.resolve(), replace(data, text=None), clients, rounds=1)
     assert info.value.code == Exit.STORE

@@ -12,7 +12,6 @@ from methods_tried import tried
 from pairs import parametrize, served
 from pretend_gpu import pretended_gpu
 
-from fedcache.errors import FedcacheError
 from fedcache.federate.engine import run as engine
 from fedcache.federate.engine.run import TrainingRun
 from fedcache.federate.engine.simulated_time import TimingRule
@@ -83,13 +82,6 @@ def test_ways_to_pool_and_wait_are_those_of_the_cpu(way):
     with pretended_gpu():
         there = trial.run((data.to("cuda"), clients), **WAYS[way])
         assert difference(here, on_cpu(there)) <= trial.closeness
-
-
-def test_noise_is_refused_for_clients_that_send_nothing():
-    trial = trial_of_case(("min-local", {}), "batched")
-    data, clients = trial.federation()
-    with pretended_gpu(), pytest.raises(FedcacheError, match="min-local"):
-        trial.run((fitted(trial.method, data).to("cuda"), clients), **WAYS["noise"])
 
 
 @served(FEW, ["sequential", "batched", "gram"], in_turn=True)

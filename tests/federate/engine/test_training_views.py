@@ -8,8 +8,9 @@ import pytest
 import torch
 from federation import federation, gap, go
 from method_calls import lanes
+from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.engine.views import training_views
 from fedcache.federate.methods import METHODS
@@ -71,10 +72,7 @@ def test_an_epoch_draws_one_augmentation_of_each_row_and_never_the_plain_one():
 
 @pytest.mark.parametrize("setting", ["train_view", "proto_view"])
 def test_augmentations_that_are_not_stored_are_asked_for_in_vain(setting):
-    with pytest.raises(FedcacheError, match=f"{setting}=aug") as caught:
-        go("fedpcl", {setting: "aug"})
-    assert caught.value.code == Exit.STORE
-    assert "--views 4" in caught.value.hint
+    refused(lambda: go("fedpcl", {setting: "aug"}), f"{setting}=aug", "--views 4", code=Exit.STORE)
 
 
 @pytest.mark.parametrize(("score", "warnings"), [("dot", 1), ("cos", 0), ("mse", 0)])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from draws import one_of_each
-from federation import cases, difference, federation, go, go_tiny, tiny, wide
+from federation import cases, difference, federation, go, go_all, go_tiny, tiny, wide
 from methods_tried import tried
 from pairs import parametrize, served
 
@@ -80,7 +80,7 @@ def test_a_client_without_validation_rows_is_not_scored_on_them():
     data, clients = federation()
     both, _, _ = tables(clients)
     lists = [both.validation.own[i] if i else both.validation.rows[:0] for i in range(len(clients))]
-    made = go("solo", {}, data, replace(both, validation=Validation.of_clients(RowLists.of(lists))), participation=None)
+    made = go_all("solo", {}, data, replace(both, validation=Validation.of_clients(RowLists.of(lists))))
     accuracy = made.evaluation.validation.client_accuracy
     assert np.isnan(accuracy).tolist() == [True] + [False] * (len(clients) - 1)
 
@@ -101,7 +101,7 @@ def test_every_round_that_is_scored_has_its_validation_accuracy_and_a_resumed_ru
 def test_the_models_of_drawn_clients_alone_are_scored_on_validation_rows():
     data, clients = federation()
     both, _, _ = tables(clients)
-    made = go("solo", {}, data, both, eval_clients=4, participation=None)
+    made = go_all("solo", {}, data, both, eval_clients=4)
     scored = ~np.isnan(made.evaluation.validation.client_accuracy)
     assert scored.sum() == 4
     assert scored.tolist() == (~np.isnan(made.evaluation.client_accuracy)).tolist()

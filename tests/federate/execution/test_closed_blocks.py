@@ -8,7 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from federation import difference, federation, gap, go, tiny
+from federation import difference, federation, gap, go, go_all, tiny
+from float64 import normal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,10 +86,10 @@ def test_sums_of_a_million_clients_are_those_of_each(case, monkeypatch):
     fit = METHODS[case[0]].fit
     counted = replace(METHODS[case[0]], fit=lambda *args: (fits.append(1), fit(*args))[1])
     monkeypatch.setitem(METHODS, case[0], counted)
-    together = go(*case, data, clients, participation=None, rounds=1)
+    together = go_all(*case, data, clients, rounds=1)
     assert len(fits) <= 3
     monkeypatch.setattr(executor, "TOGETHER_FROM", 10**9)
-    alone = go(*case, data, clients, participation=None, rounds=1)
+    alone = go_all(*case, data, clients, rounds=1)
     assert len(fits) > 1200
     assert difference(together, alone) < 1e-10
     assert together.traffic == alone.traffic
@@ -116,7 +117,7 @@ def test_the_client_with_a_bad_row_is_found_by_its_name(value):
     data, clients = crowd()
     data.x[clients[777].train[0]] = value
     with pytest.raises(FedcacheError, match="client-777") as caught:
-        go("fedncm", {}, data, clients, participation=None, rounds=1)
+        go_all("fedncm", {}, data, clients, rounds=1)
     assert "client-776" not in caught.value.message
 
 
@@ -125,7 +126,7 @@ def test_a_share_that_is_capped_is_counted_client_by_client():
     data, clients = tiny(sizes=(200, *[1] * 1199))
     keys = {"participation": None, "rounds": 1, "trust": TrustPolicy(max_share=0.05)}
     capped = go("fedncm", {}, data, clients, **keys)
-    free = go("fedncm", {}, data, clients, participation=None, rounds=1)
+    free = go_all("fedncm", {}, data, clients, rounds=1)
     assert difference(capped, free) > 1e-6
 
 
@@ -153,7 +154,7 @@ def test_products_in_float32_are_within_their_bound(seed, rows, kind):
 
 @pytest.mark.parametrize("rows", [0, 1, SINGLE_ROWS, 2 * SINGLE_ROWS + 7])
 def test_one_triangle_is_within_the_bound_for_each_client_and_any_number_of_threads(rows):
-    z = torch.randn(3, rows, HALVED + 2, generator=torch.Generator().manual_seed(rows)) + 3.0
+    z = normal(3, rows, HALVED + 2, seed=rows).float() + 3.0
     exact, before = gram(z.double()), torch.get_num_threads()
     try:
         for threads in (1, 2):

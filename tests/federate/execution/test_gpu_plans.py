@@ -9,6 +9,7 @@ import pytest
 import torch
 from heard import Heard
 from pretend_gpu import pretended_gpu
+from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import Data
@@ -70,34 +71,35 @@ def test_a_run_that_does_not_fit_is_told_whose_memory_is_short(device, words):
         refuse_too_much(found, load, plan(load), 1 << 20, loaded=True)
 
 
+class Inputs:
+    """What a command has of its data."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def with_data(self, data):
+        return Inputs(data)
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_features_that_a_gpu_has_no_room_for_are_refused_with_both_numbers(monkeypatch, stored):
     x = torch.zeros(3 << 18, 1, 4)  # 12 MiB, or 6 in float16
     data = Data(StoredRows(x.half()) if stored else x, torch.zeros(3 << 18, dtype=torch.int64), 2)
     monkeypatch.setattr(training_device, "free_memory", lambda device: 5 << 20 if device == "cuda" else 1 << 60)
 
-    class Inputs:
-        def __init__(self):
-            self.data = data
-
-    with pytest.raises(FedcacheError) as caught:
-        training_device.on_device(Inputs(), "cuda")
-    assert caught.value.code is Exit.ENVIRONMENT
-    assert f"{6 if stored else 12} MiB" in caught.value.message
-    assert "--device cpu" in caught.value.hint
-    assert training_device.on_device(inputs := Inputs(), "cpu") is inputs
+    inputs = Inputs(data)
+    refused(
+        lambda: training_device.on_device(inputs, "cuda"),
+        f"{6 if stored else 12} MiB",
+        "--device cpu",
+        code=Exit.ENVIRONMENT,
+    )
+    assert training_device.on_device(inputs, "cpu") is inputs
 
 
 def test_features_that_fit_are_moved_to_the_gpu(monkeypatch):
     monkeypatch.setattr(training_device, "free_memory", lambda device: 1 << 30 if device == "cuda" else 0)
     data, _ = make_federation()
-
-    class Inputs:
-        def __init__(self, data):
-            self.data = data
-
-        def with_data(self, data):
-            return Inputs(data)
 
     with pretended_gpu():
         moved = training_device.on_device(Inputs(data), "cuda").data

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from float64 import normal
 
 from fedcache.federate.execution import gram_matrices
 from fedcache.federate.execution.gram_matrices import COMPILED, GramMatrices
@@ -21,8 +22,7 @@ SIZES = {
 
 
 def made(sizes, width=24, dtype=torch.float64):
-    g = torch.Generator().manual_seed(3)
-    x = torch.randn(sum(sizes) + 7, 1, width, generator=g, dtype=torch.float64)
+    x = normal(sum(sizes) + 7, 1, width, seed=3)
     ends = np.cumsum([0, *sizes])
     order = np.random.default_rng(1).permutation(len(x))
     rows = {c: order[a:b] for c, (a, b) in enumerate(pairwise(ends))}
@@ -61,12 +61,11 @@ def test_equal_clients_that_lie_together_share_one_block_of_memory():
 def test_the_two_products_of_a_round_are_those_of_every_client(sizes, points, outputs):
     """X B' of each client, and sum_m w_m A_m' X_m; 9 x 8 columns are more than the 24 features."""
     x, rows, grams = made(sizes)
-    g = torch.Generator().manual_seed(4)
-    base = torch.randn(points, outputs, x.shape[-1], generator=g, dtype=torch.float64)
+    base = normal(points, outputs, x.shape[-1], seed=4)
     for clients in chunks(grams):
         longest = max(grams.n[c] for c in clients)
         seen = grams.forward(clients, base)
-        A = torch.randn(len(clients), longest, outputs, points, generator=g, dtype=torch.float64)
+        A = normal(len(clients), longest, outputs, points, seed=5)
         weights = np.linspace(0.5, 2.0, len(clients))
         total = torch.zeros_like(base)
         for m, c in enumerate(clients):
@@ -81,7 +80,7 @@ def test_the_two_products_of_a_round_are_those_of_every_client(sizes, points, ou
 def test_scored_rows_are_multiplied_with_every_basis_also_with_one_that_comes_later():
     x, rows, grams = made(SIZES["unequal"])
     tested = torch.tensor([1, 4, 6])
-    bases = list(torch.randn(3, 4, x.shape[-1], generator=torch.Generator().manual_seed(7), dtype=torch.float64))
+    bases = list(normal(3, 4, x.shape[-1], seed=7))
     for known in (bases[:1], bases[:1], bases[1:]):
         basis = grams.beside(1, x, tested, known)
         torch.testing.assert_close(basis.gram[0], x[tested, 0] @ x[rows[1], 0].mT, rtol=0, atol=1e-12)
@@ -95,8 +94,8 @@ def test_products_in_float32_are_those_of_float64_to_its_rounding(columns):
     x, rows, grams = made([40] * COMPILED, width=256, dtype=torch.float32)
     clients = list(grams.n)
     block = grams.block(clients)
-    base = torch.randn(1, columns, 256, generator=torch.Generator().manual_seed(5))
-    A = torch.randn(len(clients), 40, columns, 1, generator=torch.Generator().manual_seed(6))
+    base = normal(1, columns, 256, seed=5).float()
+    A = normal(len(clients), 40, columns, 1, seed=6).float()
     exact = torch.stack([x[rows[c], 0] for c in clients])
     seen, total = grams.forward(clients, base), grams.back(clients, A, [1.0] * len(clients))
     torch.testing.assert_close(seen[..., 0].double(), exact @ base[0].double().mT, rtol=0, atol=1e-3)

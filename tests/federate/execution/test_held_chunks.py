@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from federation import federation, gap, go
+from federation import gap, go
 
 from fedcache.federate.execution.gram_states import Chunk, ClientStates
 from fedcache.federate.execution.state_table import StateTable
@@ -85,8 +85,7 @@ def test_new_clients_and_those_in_a_file_are_written_at_once(tmp_path):
 @pytest.mark.parametrize("method", ["fedpcl", "scaffold"])
 def test_rounds_that_hold_chunks_are_those_that_read_every_client(method, participation):
     """Scoring after every round reads all clients, which splits the chunk; without it one stays for all rounds."""
-    data, clients = federation()
     how = {"rounds": 4, "participation": participation, "execution": "batched", "chunk": 64}
-    kept, read = (go(method, {}, data, clients, eval_every=n, **how) for n in (4, 1))
+    kept, read = (go(method, eval_every=n, **how) for n in (4, 1))
     assert gap(kept.server, read.server) == 0.0
     assert gap(dict(kept.states), dict(read.states)) == 0.0

@@ -49,18 +49,6 @@ def test_first_weights_are_those_of_a_run_alone_whatever_is_still_remembered(ask
             assert torch.equal(found(shape), alone(shape))
 
 
-def test_orders_are_remembered_by_all_that_they_depend_on():
-    memo = LruCache()
-    for _ in range(2):
-        for seed in (0, 1):
-            for now in (0, 1):
-                for client, n, epoch in (("a", 9, 0), ("a", 9, 1), ("a", 8, 0), ("b", 9, 0)):
-                    remembered = draws(client, memo, seed=seed, now=now).permutations("batch", (n,), epoch)
-                    alone = draws(client, seed=seed, now=now).permutations("batch", (n,), epoch)
-                    assert torch.equal(remembered, alone)
-    assert memo.nbytes == 2 * 2 * (9 + 9 + 8 + 9) * 8
-
-
 @pytest.mark.parametrize("name", ["solo", "fedpcl", "fst-cbdg", "perfedavg"])
 def test_points_one_by_one_have_the_bits_of_runs_alone(name):
     method, (data, clients) = METHODS[name], federation()

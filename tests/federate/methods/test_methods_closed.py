@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import gap, go
+from federation import gap, go_all
+from float64 import far, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from method_calls import lanes
@@ -20,9 +21,9 @@ from fedcache.federate.methods.fed3r import feature_map
 @given(st.integers(0, 99), st.integers(1, 40))
 @settings(max_examples=15)
 def test_fed3r_is_the_centralised_ridge_whatever_the_partition(seed, m):  # T-K2
-    out = go("fed3r", {"lam": 0.1}, DATA, parts(seed, m), participation=None)
+    out = go_all("fed3r", {"lam": 0.1}, DATA, parts(seed, m))
     W = np.linalg.solve(X.T @ X + 0.1 * np.eye(X.shape[1]), X.T @ Y)
-    assert np.abs(out.server["W"].numpy() - W.T).max() < 1e-10 * np.abs(W).max()
+    assert far(out.server["W"], W.T) < 1e-10 * np.abs(W).max()
     right = (DATA.x[TEST, 0].numpy() @ W).argmax(1) == DATA.y[TEST].numpy()
     assert out.accuracy == right.mean()
 
@@ -31,25 +32,25 @@ def test_fed3r_is_the_centralised_ridge_whatever_the_partition(seed, m):  # T-K2
 @settings(max_examples=8)
 def test_fedncm_is_the_centralised_class_means_whatever_the_partition(seed, m):  # T-K1
     mean = (Y.T @ X) / Y.sum(0)[:, None]
-    out = go("fedncm", {}, DATA, parts(seed, m), participation=None)
-    assert np.abs(out.server["W"].numpy() - mean / np.linalg.norm(mean, axis=1, keepdims=True)).max() < 1e-12
-    out = go("fedncm", {"metric": "euclid"}, DATA, parts(seed, m), participation=None)
+    out = go_all("fedncm", {}, DATA, parts(seed, m))
+    assert far(out.server["W"], mean / np.linalg.norm(mean, axis=1, keepdims=True)) < 1e-12
+    out = go_all("fedncm", {"metric": "euclid"}, DATA, parts(seed, m))
     nearest = torch.cdist(DATA.x[:, 0], torch.from_numpy(mean)).argmin(-1)
     assert torch.equal(out.predict(DATA.x), nearest)
 
 
 def test_a_bias_that_is_not_regularised_is_scikit_learns_intercept():
-    out = go("fed3r", {"lam": 0.5, "bias": True}, DATA, parts(0, 7), participation=None)
+    out = go_all("fed3r", {"lam": 0.5, "bias": True}, DATA, parts(0, 7))
     ridge = Ridge(alpha=0.5).fit(X, Y)
-    assert np.abs(out.server["W"].numpy() - ridge.coef_).max() < 1e-10
-    assert np.abs(out.server["b"].numpy() - ridge.intercept_).max() < 1e-10
+    assert far(out.server["W"], ridge.coef_) < 1e-10
+    assert far(out.server["b"], ridge.intercept_) < 1e-10
 
 
 @pytest.mark.parametrize("reg_bias", [True, False])
 def test_a_normalised_head_is_the_released_code(reg_bias):  # D-74, D-85
     group = parts(0, 7)
     settings = {"lam": 0.5, "bias": True, "reg_bias": reg_bias, "w_normalize": True}
-    out = go("fed3r", settings, DATA, group, participation=None)
+    out = go_all("fed3r", settings, DATA, group)
     # The released steps: sums over clients of features with a one appended, one system, then the norm of each class
     # over the rows of W that belong to features divides all of its column.
     A, B = np.zeros((12, 12)), np.zeros((12, 6))
@@ -59,8 +60,8 @@ def test_a_normalised_head_is_the_released_code(reg_bias):  # D-74, D-85
         B += Z.T @ np.eye(6)[DATA.y[client.train].numpy()]
     W = np.linalg.inv(A + 0.5 * np.diag([1.0] * 11 + [float(reg_bias)])) @ B
     W = W / np.sqrt((W[:-1] ** 2).sum(0))
-    assert np.abs(out.server["W"].numpy() - W[:-1].T).max() < 1e-10
-    assert np.abs(out.server["b"].numpy() - W[-1]).max() < 1e-10
+    assert far(out.server["W"], W[:-1].T) < 1e-10
+    assert far(out.server["b"], W[-1]) < 1e-10
     assert np.abs(np.linalg.norm(W, axis=0) - 1.0).max() > 1e-3  # a bias in the norm would be seen
     scores = np.c_[DATA.x[:, 0], np.ones(len(DATA.y))] @ W
     assert np.array_equal(out.predict(DATA.x).numpy(), scores.argmax(1))
@@ -68,7 +69,7 @@ def test_a_normalised_head_is_the_released_code(reg_bias):  # D-74, D-85
 
 def test_fourier_features_are_a_gaussian_kernel():
     # phi(x).phi(y) -> exp(-|x - y|^2 / (2 sigma^2)) as their number grows.
-    x = torch.randn(6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = normal(6, 11)
     phi = feature_map(x, lanes("fed3r", {"rff_dim": 40000, "rff_sigma": 2.0}))
     kernel = torch.exp(-(torch.cdist(x, x) ** 2) / 8.0)
     assert float((phi @ phi.T - kernel).abs().max()) < 0.03
@@ -76,19 +77,18 @@ def test_fourier_features_are_a_gaussian_kernel():
 
 def test_a_class_that_nobody_has_is_never_predicted():
     wider = replace(DATA, classes=8, text=None)
-    for metric in ("cos", "euclid"):
-        predicted = go("fedncm", {"metric": metric}, wider, CLIENTS, participation=None).predict(-DATA.x)
-        assert int(predicted.max()) < 6
+    for name, words in (("fedncm", {"metric": "cos"}), ("fedncm", {"metric": "euclid"}), ("fedpft", {"epochs": 1})):
+        assert int(go_all(name, words, wider, CLIENTS).predict(-DATA.x).max()) < 6
 
 
 def test_weights_by_the_clients_own_class_counts_do_depend_on_the_partition():
-    a, b = (go("fed3r", {"class_weight": "local"}, DATA, parts(s, 5), participation=None).server for s in (0, 1))
+    a, b = (go_all("fed3r", {"class_weight": "local"}, DATA, parts(s, 5)).server for s in (0, 1))
     assert gap(a, b) > 1e-6
 
 
 def test_a_class_of_one_row_has_that_row_as_its_mean():
     rows = [(DATA.y == c).nonzero()[: 20 if c else 1, 0] for c in range(6)]
     everybody = replace(CLIENTS[0], train=torch.cat(rows).numpy())
-    out = go("fedncm", {"metric": "euclid"}, DATA, [everybody], participation=None)
+    out = go_all("fedncm", {"metric": "euclid"}, DATA, [everybody])
     mean = torch.stack([DATA.x[r, 0].mean(0) for r in rows])
     assert torch.equal(out.predict(DATA.x), torch.cdist(DATA.x[:, 0], mean).argmin(-1))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from federation import federation, gap, go
+from federation import federation, gap, go_all
+from float64 import doubles
 from torch import nn
 
 from fedcache.federate.methods import METHODS, fedclip
 
 DATA, CLIENTS = federation()
-EVERYONE = {"participation": None}
 STEP = {"opt": "sgd", "lr": 0.3, "momentum": 0.0, "epochs": 1, "batch": 100, "scale": 10.0}
 
 
@@ -37,8 +37,8 @@ def released_loss(layers, x, y, text, scale):
 def test_three_rounds_of_the_released_optimiser():
     settings = {**METHODS["fedclip"].resolve("official"), "lr": 0.01, "batch": 100, "scale": 10.0}
     group = [CLIENTS[1], CLIENTS[3], CLIENTS[2]]
-    out = go("fedclip", settings, DATA, group, rounds=3, **EVERYONE)
-    want = go("fedclip", {**settings, "epochs": 0}, DATA, group, rounds=1, **EVERYONE).server
+    out = go_all("fedclip", settings, DATA, group, rounds=3)
+    want = go_all("fedclip", {**settings, "epochs": 0}, DATA, group, rounds=1).server
     for _ in range(3):
         total = dict.fromkeys(fedclip.NAMES, 0.0)
         for client in group:
@@ -54,7 +54,7 @@ def test_three_rounds_of_the_released_optimiser():
 
 
 def test_predictions_are_cosines_of_gated_features():
-    out = go("fedclip", STEP, DATA, CLIENTS, rounds=2, **EVERYONE)
+    out = go_all("fedclip", STEP, rounds=2)
     with torch.no_grad():
         z = gate_of(out.server)(DATA.x[:, 0]) * DATA.x[:, 0]
     u = 10.0 * nn.functional.normalize(z, dim=1) @ DATA.text.T
@@ -63,18 +63,18 @@ def test_predictions_are_cosines_of_gated_features():
 
 
 def test_the_loss_of_one_pair_is_zero_and_of_two_is_hand_worked():
-    one = torch.tensor([1.0], dtype=torch.float64)
-    assert float(fedclip.pair_contrast(torch.tensor([[3.0]], dtype=torch.float64), one)) == 0.0
+    one = doubles([1.0])
+    assert float(fedclip.pair_contrast(doubles([[3.0]]), one)) == 0.0
     # Logits 2 and 0 on and off the diagonal: both ways log(1 + e^-2). A third, padded row changes nothing.
-    u = torch.tensor([[2.0, 0.0, 9.0], [0.0, 2.0, 9.0], [9.0, 9.0, 9.0]], dtype=torch.float64)
-    w = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    u = doubles([[2.0, 0.0, 9.0], [0.0, 2.0, 9.0], [9.0, 9.0, 9.0]])
+    w = doubles([0.5, 0.5, 0.0])
     assert abs(float(fedclip.pair_contrast(u, w)) - np.log1p(np.exp(-2.0))) < 1e-14
 
 
 def test_classes_in_place_of_pairs():
     client = CLIENTS[1]
-    out = go("fedclip", {**STEP, "objective": "ce"}, DATA, [client], rounds=1, **EVERYONE)
-    begun = go("fedclip", {**STEP, "epochs": 0}, DATA, [client], rounds=1, **EVERYONE).server
+    out = go_all("fedclip", {**STEP, "objective": "ce"}, DATA, [client], rounds=1)
+    begun = go_all("fedclip", {**STEP, "epochs": 0}, DATA, [client], rounds=1).server
     layers, x = gate_of(begun), DATA.x[client.train, 0]
     z = nn.functional.normalize(layers(x) * x, dim=1)
     nn.functional.cross_entropy(10.0 * z @ DATA.text.T, DATA.y[client.train]).backward()

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federation import federation, fitted, gap, go
+from federation import federation, fitted, gap, go, go_all
+from refusal import refused
 from test_methods_prompt import context, one_client
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.methods import METHODS, fedtpg
 from fedcache.federate.methods.common import prompts
 from fedcache.testing.towers import E
@@ -115,15 +115,14 @@ def test_the_trained_network_is_torchs_sgd_on_the_clients_own_names():
     data, clients = federation(sizes=(40,), per_client=3)
     data = fitted(METHODS["fedtpg"], data)
     settings = {"n_ctx": 2, "batch": 64, "lr": 0.05, "sched_unit": "none"}
-    out = go("fedtpg", settings, data, clients, rounds=3, participation=None)
-    start = go("fedtpg", {**settings, "epochs": 0}, data, clients, rounds=1, participation=None).server
+    out = go_all("fedtpg", settings, data, clients, rounds=3)
+    start = go_all("fedtpg", {**settings, "epochs": 0}, data, clients, rounds=1).server
     p = {k: t.clone().requires_grad_() for k, t in start.items()}
     solver = torch.optim.SGD(list(p.values()), lr=0.05, momentum=0.9, weight_decay=1e-5)
     x, y = data.x[clients[0].train, 0], data.y[clients[0].train]
     own = y.unique()
     assert len(own) == 3
-    ctx = context("fedtpg", settings, towers=data.towers)
-    ctx = replace(ctx, env=replace(ctx.env, names=tuple(data.names[i] for i in own)))
+    ctx = context("fedtpg", settings, towers=data.towers, names=tuple(data.names[i] for i in own))
     names = prompts.class_names(ctx, 2)
     for _ in range(3):  # one batch each; the client keeps its momentum
         T = prompts.text_features(fedtpg.context(p, fedtpg.texts_of_names(ctx), ctx), names, ctx)
@@ -132,14 +131,13 @@ def test_the_trained_network_is_torchs_sgd_on_the_clients_own_names():
         solver.step()
     assert gap(out.server, {k: t.detach() for k, t in p.items()}) < 1e-9
     assert gap(out.server, start) > 1e-3
-    everybody = go("fedtpg", {**settings, "names": "all"}, data, clients, rounds=3, participation=None)
+    everybody = go_all("fedtpg", {**settings, "names": "all"}, data, clients, rounds=3)
     assert gap(everybody.server, out.server) > 1e-3
 
 
 def test_a_network_of_constants_is_promptfls_prompt():
     data, _ = one_client("fedtpg")
-    ctx = context("fedtpg", FEW, towers=data.towers)
-    ctx = replace(ctx, env=replace(ctx.env, names=data.names))
+    ctx = context("fedtpg", FEW, towers=data.towers, names=data.names)
     p = fedtpg.init(ctx)
     v = torch.linspace(-1, 1, E, dtype=torch.float64)
     p |= {k: torch.zeros_like(p[k]) for k in ("cross.B.W", "cross.B.b", "cross.O.W")} | {"cross.O.b": v}
@@ -155,7 +153,4 @@ def test_at_clips_width_it_has_the_released_number_of_parameters():
 
 
 def test_heads_that_do_not_divide_a_token_are_refused():
-    with pytest.raises(FedcacheError, match="heads=3") as caught:
-        go("fedtpg", {"heads": 3}, *federation())
-    assert caught.value.code is Exit.USAGE
-    assert "heads=4" in caught.value.hint
+    refused(lambda: go("fedtpg", {"heads": 3}, *federation()), "heads=3", "heads=4")

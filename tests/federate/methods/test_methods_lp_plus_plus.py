@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from federation import go
+from federation import go_all
+from float64 import doubles, far, normal
 from method_calls import lanes, single
 from pooled_rows import CLIENTS, DATA, X, Y
 
 from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.methods import METHODS, lp_plus_plus
 
-EVERYONE = {"participation": None}
 TEXT = DATA.text.numpy()
 
 
@@ -48,10 +48,10 @@ def released(x, y, iterations, *, momentum=0.9, accumulate=True, bias=True, star
 
 def test_one_client_and_one_round_of_the_official_preset_are_the_released_code():
     official = METHODS["lp-plus-plus"].resolve("official")
-    out = go("lp-plus-plus", {**official, "epochs": 43}, DATA, single(DATA, CLIENTS), rounds=1, **EVERYONE)
+    out = go_all("lp-plus-plus", {**official, "epochs": 43}, DATA, single(DATA, CLIENTS), rounds=1)
     W, alpha, b = released(X, Y.argmax(1), 43)
     for name, want in (("W", W), ("alpha", alpha), ("b", b)):
-        assert np.abs(out.server[name].numpy() - want).max() < 1e-9 * np.abs(want).max()
+        assert far(out.server[name], want) < 1e-9 * np.abs(want).max()
     x = DATA.x[:, 0].numpy()
     logits = x @ W.T + b + alpha * (x @ TEXT.T)
     assert np.array_equal(out.predict(DATA.x).numpy(), logits.argmax(1))
@@ -59,7 +59,7 @@ def test_one_client_and_one_round_of_the_official_preset_are_the_released_code()
 
 def test_clients_begin_with_their_own_values_and_go_on_from_the_average():
     group = [CLIENTS[1], CLIENTS[5]]  # 64 and 50 rows, three classes each
-    out = go("lp-plus-plus", {"epochs": 12, "momentum": 0.5}, DATA, group, rounds=2, **EVERYONE)
+    out = go_all("lp-plus-plus", {"epochs": 12, "momentum": 0.5}, DATA, group, rounds=2)
     share, average = np.array([64.0, 50.0]) / 114.0, None
     for _ in range(2):
         made = [
@@ -70,19 +70,19 @@ def test_clients_begin_with_their_own_values_and_go_on_from_the_average():
             for c in group
         ]  # fmt: skip
         average = [sum(s * m[i] for s, m in zip(share, made, strict=True)) for i in range(3)]
-    assert np.abs(out.server["W"].numpy() - average[0]).max() < 1e-9 * np.abs(average[0]).max()
-    assert np.abs(out.server["alpha"].numpy() - average[1]).max() < 1e-9 * np.abs(average[1]).max()
+    assert far(out.server["W"], average[0]) < 1e-9 * np.abs(average[0]).max()
+    assert far(out.server["alpha"], average[1]) < 1e-9 * np.abs(average[1]).max()
 
 
 def test_without_iterations_a_client_sends_its_first_values():
     # Two rows (1, 0) of class 0 and one (0, 1) of class 1; texts (0.6, 0.8) and (0, 1).
     # W = (2, 0), (0, 1); f.t_k are 0.6, 0.6 and 1: alpha = 250 (0.6 + 1) / 2 = 200.
     eye = torch.eye(2, dtype=torch.float64)
-    text = torch.tensor([[0.6, 0.8], [0.0, 1.0]], dtype=torch.float64)
+    text = doubles([[0.6, 0.8], [0.0, 1.0]])
     ctx = replace(lanes("lp-plus-plus", {"epochs": 0}, classes=2, width=2, text=text), round=0)
     rows = stack_clients(eye[[0, 0, 1]][:, None], torch.tensor([0, 0, 1]), [np.arange(3)], 0)
     _, up = lp_plus_plus.fit(lp_plus_plus.init(ctx), {}, rows, ctx)
-    assert torch.equal(up["W"], torch.tensor([[2.0, 0.0], [0.0, 1.0]], dtype=torch.float64))
+    assert torch.equal(up["W"], doubles([[2.0, 0.0], [0.0, 1.0]]))
     assert torch.allclose(up["alpha"], torch.full((2,), 200.0, dtype=torch.float64), atol=1e-12)
     # F'F = diag(2, 1): step 4 3 / 2; sum of squares of f.t_k is 0.36 + 0.36 + 0.64 and 1: step 3 / (4 1.36).
     step_w, step_alpha = lp_plus_plus.step_sizes(eye[[0, 0, 1]], eye[[0, 0, 1]] @ text.T, torch.tensor(3.0))
@@ -91,7 +91,6 @@ def test_without_iterations_a_client_sends_its_first_values():
 
 
 def test_more_features_than_rows_have_the_same_steps():
-    g = torch.Generator().manual_seed(0)
-    x, t = (torch.randn(4, width, generator=g, dtype=torch.float64) for width in (9, 3))
+    x, t = normal(4, 9), normal(4, 3, seed=1)
     short, _ = lp_plus_plus.step_sizes(x, t, torch.tensor(4.0))
     assert abs(float(short) - 16.0 / np.linalg.eigvalsh(x.numpy().T @ x.numpy()).max()) < 1e-12 * float(short)

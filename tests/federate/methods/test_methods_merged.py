@@ -7,15 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import gap, go
+from federation import gap, go_all
+from float64 import far
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pooled_rows import CLIENTS, DATA, X, Y, parts
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.methods.afl import merge, remove_ridge
-
-EVERYONE = {"participation": None}
 
 
 def released(group, gamma, clean, data=DATA):
@@ -40,17 +39,17 @@ def released(group, gamma, clean, data=DATA):
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("group", [CLIENTS, CLIENTS[1:4], CLIENTS[1:2]], ids=["nine", "three", "one"])
 def test_merging_is_the_released_code(group, clean):
-    out = go("afl", {"gamma": 0.7, "clean": clean}, DATA, group, **EVERYONE)
-    assert np.abs(out.server["W"].numpy() - released(group, 0.7, clean).T).max() < 1e-10
+    out = go_all("afl", {"gamma": 0.7, "clean": clean}, DATA, group)
+    assert far(out.server["W"], released(group, 0.7, clean).T) < 1e-10
     assert out.records[-1].diagnostics == {"cleaned": float(clean)}
 
 
 @given(st.integers(0, 99), st.integers(1, 20))
 @settings(max_examples=8)
 def test_it_is_the_least_squares_of_all_rows_whatever_the_partition(seed, m):
-    out = go("afl", {}, DATA, parts(seed, m), **EVERYONE)
-    assert np.abs(out.server["W"].numpy() - np.linalg.lstsq(X, Y, rcond=None)[0].T).max() < 1e-10
-    assert gap(out.server["W"], go("fed3r", {"lam": 0.0}, DATA, CLIENTS, **EVERYONE).server["W"]) < 1e-10
+    out = go_all("afl", {}, DATA, parts(seed, m))
+    assert far(out.server["W"], np.linalg.lstsq(X, Y, rcond=None)[0].T) < 1e-10
+    assert gap(out.server["W"], go_all("fed3r", {"lam": 0.0}).server["W"]) < 1e-10
 
 
 def test_hand_worked_merging():
@@ -65,9 +64,9 @@ def test_hand_worked_merging():
 
 def test_where_features_repeat_the_ridge_stays():
     twice = replace(DATA, x=torch.cat([DATA.x, DATA.x], -1), text=None)
-    out = go("afl", {"gamma": 0.4}, twice, CLIENTS, **EVERYONE)
+    out = go_all("afl", {"gamma": 0.4}, twice, CLIENTS)
     assert out.records[-1].diagnostics == {"cleaned": 0.0}
-    assert gap(out.server["W"], go("fed3r", {"lam": 3.6}, twice, CLIENTS, **EVERYONE).server["W"]) < 1e-9
+    assert gap(out.server["W"], go_all("fed3r", {"lam": 3.6}, twice, CLIENTS).server["W"]) < 1e-9
     with pytest.raises(FedcacheError, match="gamma=0") as info:
-        go("afl", {"gamma": 0.0}, twice, CLIENTS, **EVERYONE)
+        go_all("afl", {"gamma": 0.0}, twice, CLIENTS)
     assert "--set gamma=" in info.value.hint

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import ROUNDS, federation, gap, go, run
+from federation import ROUNDS, federation, gap, go, go_all, run
 
 from fedcache.federate.engine.context import generator
 from fedcache.federate.methods import METHODS
@@ -36,10 +36,10 @@ def test_one_client_is_solo_bit_for_bit(name, opt):
 @pytest.mark.parametrize(("name", "shared"), [("fedper", {"P.W", "P.b"}), ("lg-fedavg", {"Q.W", "Q.b"})])
 def test_one_part_is_the_mean_and_the_other_stays(name, shared):
     data, clients = federation()
-    out = go(name, STEP, data, clients, participation=None, rounds=1)
+    out = go_all(name, STEP, rounds=1)
     assert set(out.server) == shared
     n = np.array([len(c.train) for c in clients], float)
-    parts = [go(name, STEP, data, [c], participation=None, rounds=1) for c in clients]
+    parts = [go_all(name, STEP, data, [c], rounds=1) for c in clients]
     for k in shared:
         mean = sum(ni * part.server[k] for ni, part in zip(n / n.sum(), parts, strict=True))
         assert float((out.server[k] - mean).abs().max()) < 1e-12
@@ -51,10 +51,9 @@ def test_one_part_is_the_mean_and_the_other_stays(name, shared):
 
 
 def test_the_classifier_of_fedbabu_never_changes():
-    data, clients = federation()
-    first = go("fedavg", STEP, data, clients, rounds=1, participation=None).server
-    out = go("fedbabu", STEP, data, clients, rounds=3)
-    begun = go("fedbabu", {**STEP, "lr": 0.0, "wd": 0.0}, data, clients, rounds=1).server
+    first = go_all("fedavg", STEP, rounds=1).server
+    out = go("fedbabu", STEP, rounds=3)
+    begun = go("fedbabu", {**STEP, "lr": 0.0, "wd": 0.0}, rounds=1).server
     for k in ("Q.W", "Q.b"):
         assert torch.equal(out.server[k], begun[k])
         assert not torch.equal(out.server[k], first[k])
@@ -66,8 +65,8 @@ def test_the_classifier_of_fedbabu_never_changes():
 def test_fine_tuning_moves_what_it_is_told_to_and_leaves_the_server(tune, moved):
     data, clients = federation()
     how = {**STEP, "opt": "sgd", "momentum": 0.0, "wd": 0.0, "batch": 64, "tune": tune, "tune_epochs": 2}
-    out = go("fedbabu", how, data, clients, rounds=2)
-    plain = go("fedbabu", {**how, "tune_epochs": 0}, data, clients, rounds=2)
+    out = go("fedbabu", how, rounds=2)
+    plain = go("fedbabu", {**how, "tune_epochs": 0}, rounds=2)
     assert gap(out.server, plain.server) == 0.0
     assert (out.protocol, plain.protocol) == ("personalised", "global")
     own = out.deployed(0).personal
@@ -84,22 +83,13 @@ def test_fine_tuning_moves_what_it_is_told_to_and_leaves_the_server(tune, moved)
     assert max(float((own[k] - p[k]).detach().abs().max()) for k in moved) < 1e-12
 
 
-@OPTS
-def test_fedlc_without_a_margin_is_fedavg_bit_for_bit(opt):
-    data, clients = federation(dtype=torch.float32)
-    how = {**STEP, "opt": opt}
-    b = go("fedavg", how, data, clients, **SINGLE).server
-    assert gap(go("fedlc", {**how, "tau": 0.0}, data, clients, **SINGLE).server, b) == 0.0
-    assert gap(go("fedlc", how, data, clients, **SINGLE).server, b) > 0.0
-
-
 @pytest.mark.parametrize(("absent", "denominator"), [(1.0, "include"), (1e-8, "include"), (1.0, "exclude")])
 def test_the_margin_of_fedlc_is_that_of_the_paper(absent, denominator):
     settings = {"head": "linear", "init": "zero", "opt": "sgd", "lr": 0.1, "momentum": 0.0, "wd": 0.0, "batch": 8,
                 "tau": 0.7, "absent": absent, "denominator": denominator}  # fmt: skip
     data, clients = federation()
     client = clients[3]
-    out = go("fedlc", settings, data, [client], rounds=1, participation=None)
+    out = go_all("fedlc", settings, data, [client], rounds=1)
     x, y, C = data.x[:, 0].numpy(), data.y.numpy(), data.classes
     count = np.bincount(y[client.train], minlength=C)
     assert 0 in count
@@ -124,9 +114,9 @@ def test_one_model_of_ifca_is_fedavg(agg):
     data, clients = federation()
     method = METHODS["fedavg"]
     how = {**STEP, "opt": "sgd", "agg": agg}
-    a = go("ifca", {**how, "models": 1}, data, clients, participation=None)
+    a = go_all("ifca", {**how, "models": 1})
     # Its weights are drawn from a stream of its own: the same step from the same begin is asked of fedavg.
-    begun = go("ifca", {**how, "models": 1, "lr": 0.0, "wd": 0.0}, data, clients, rounds=1, participation=None).server
+    begun = go_all("ifca", {**how, "models": 1, "lr": 0.0, "wd": 0.0}, rounds=1).server
     start = {k.removeprefix("models/"): t[0] for k, t in begun.items() if k != "chosen"}
 
     def init(ctx):
@@ -149,7 +139,7 @@ def test_clients_of_two_kinds_find_their_models():
         x[rows] = means[data.classes - 1 - y[rows]] + 0.3 * g.standard_normal((len(rows), means.shape[1]))
     data = replace(data, x=torch.from_numpy(x)[:, None].to(data.x.dtype))
     how = {"lr": 0.02, "batch": 16, "dim": 16}
-    out = go("ifca", how, data, clients, rounds=15, participation=None)
+    out = go_all("ifca", how, data, clients, rounds=15)
     assert sorted(out.server["chosen"].tolist()) == [120.0, 120.0]
     mine = [out.deployed(i).personal for i in range(6)]
     assert gap(mine[0], mine[1]) == gap(mine[4], mine[5]) == 0.0 < gap(mine[0], mine[4])
@@ -159,8 +149,8 @@ def test_clients_of_two_kinds_find_their_models():
 def test_a_model_that_nobody_chose_stays_and_weights_of_others_do_not_mix():
     data, clients = federation()
     how = {**STEP, "models": 3}
-    begun = go("ifca", {**how, "lr": 0.0, "wd": 0.0}, data, clients[:1], rounds=1, participation=None).server
-    after = go("ifca", how, data, clients[:1], rounds=1, participation=None).server
+    begun = go_all("ifca", {**how, "lr": 0.0, "wd": 0.0}, data, clients[:1], rounds=1).server
+    after = go_all("ifca", how, data, clients[:1], rounds=1).server
     chosen = after["chosen"] > 0
     assert int(chosen.sum()) == 1
     moved = (after["models/P.W"] != begun["models/P.W"]).flatten(1).any(1)

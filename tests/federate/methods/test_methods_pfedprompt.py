@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from federation import federation, fitted, gap, go
+from federation import federation, fitted, gap, go, go_all
+from float64 import normal
+from method_calls import lanes
 from test_methods_prompt import context
 from torch.nn.functional import normalize
 
@@ -35,15 +35,14 @@ def test_hand_worked_logits():
     for values, want in (("labels", torch.tensor([[12.0, 2.0]])),
                          ("features", 10 * normalize(torch.tensor([[3.0, 2.0]]), dim=-1))):  # fmt: skip
         hp = {"scale": 10.0, "a": 4.0, "b": float(np.log(2.0)), "values": values}
-        ctx = context("pfedprompt", hp, classes=2, width=2)
+        ctx = lanes("pfedprompt", hp, classes=2, width=2)
         u = pfedprompt.predict({"T": eye}, own, None, eye[:1], ctx)
         assert gap(u, want.double()) < (1e-6 if values == "features" else 1e-12)
 
 
 def test_many_rows_are_read_in_parts(monkeypatch):
-    g = torch.Generator().manual_seed(0)
-    x, keys = (normalize(torch.randn(n, 5, generator=g, dtype=torch.float64), dim=-1) for n in (4, 11))
-    values = torch.randn(11, 3, generator=g, dtype=torch.float64)
+    x, keys = (normalize(normal(n, 5), dim=-1) for n in (4, 11))
+    values = normal(11, 3)
     want = (40.0 * x @ keys.T).softmax(-1) @ values
     assert gap(pfedprompt.attended(x, keys, values, 40.0), want) < 1e-12
     monkeypatch.setattr(tip_local, "KEYS", 3)
@@ -55,10 +54,10 @@ def test_each_client_attends_to_its_own_rows(values):
     data, clients = federation()
     data = fitted(METHODS["pfedprompt"], data)
     settings = {**FEW, "a": 3.0 if values == "features" else 40.0, "b": 12.0, "values": values}
-    out = go("pfedprompt", settings, data, clients, participation=None)
+    out = go_all("pfedprompt", settings, data, clients)
     assert out.protocol == "personalised"
-    ctx = context("promptfl", FEW, towers=data.towers)
-    T = promptfl.deploy(out.server, {}, None, replace(ctx, env=replace(ctx.env, names=data.names)))["T"]
+    ctx = context("promptfl", FEW, towers=data.towers, names=data.names)
+    T = promptfl.deploy(out.server, {}, None, ctx)["T"]
     x = data.x[:, 0]
     for client, mine in zip(clients, np.split(out.evaluation.predictions, 9), strict=True):
         F, y = x[client.train], data.y[client.train]

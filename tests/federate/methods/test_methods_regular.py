@@ -5,39 +5,46 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go
+from federation import federation, gap, go, go_all
+from float64 import normal
 from reference_steps import gradient, linear, linear_gradient, local_batches, mean_of
-from torch.nn.functional import cross_entropy, normalize
+from refusal import refused
+from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, normalize, one_hot
 
-from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.methods import METHODS, ditto
 from fedcache.heads.losses import not_true_divergence
 
 SINGLE = {"dtype": torch.float32}
 
 
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def project(p, x):
     return normalize(torch.relu(x @ p["P.W"].T + p["P.b"]), dim=-1)
+
+
+LIMITS = [
+    ("fedavgm", {"server_momentum": 0.0}),
+    ("fedlc", {"tau": 0.0}),
+    ("fedntd", {"beta": 0.0}),
+    ("fedprox", {"mu": 0.0}),
+    ("moon", {"mu": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "off"), LIMITS)
+@pytest.mark.parametrize(("opt", "head"), [("sgd", "linear"), ("adam", "mlp")])
+def test_without_its_term_a_method_is_fedavg_bit_for_bit(name, off, opt, head):  # T-N1, T-P1
+    shared = {"lr": 0.01, "wd": 1e-4, "batch": 16, "dim": 8, "bn": True, "z_norm": "none", "opt": opt}
+    shared |= {"head": head} if head in METHODS[name].hparam("head").choices else {}
+    fedavg = go("fedavg", shared, **SINGLE).server
+    without, held = (go(name, {**shared, **term}, **SINGLE).server for term in (off, {}))
+    assert gap({k: without[k] for k in fedavg}, fedavg) == 0.0 < gap({k: held[k] for k in fedavg}, fedavg)
 
 
 # fedntd
 
 
-@pytest.mark.parametrize(("opt", "head"), [("sgd", "linear"), ("adam", "mlp")])
-def test_without_distillation_fedntd_is_fedavg_bit_for_bit(opt, head):  # T-N1
-    data, clients = federation(dtype=torch.float32)
-    settings = {"opt": opt, "head": head, "lr": 0.01, "wd": 1e-4, "batch": 16, "dim": 8, "bn": True, "z_norm": "none"}
-    a = go("fedntd", {**settings, "beta": 0.0}, data, clients, **SINGLE)
-    assert gap(a.server, go("fedavg", settings, data, clients, **SINGLE).server) == 0.0
-    assert gap(a.server, go("fedntd", settings, data, clients, **SINGLE).server) > 0.0
-
-
 def test_one_other_class_has_no_divergence():
-    u, g = draw(5, 2), draw(5, 2, seed=1)
+    u, g = normal(5, 2), normal(5, 2, seed=1)
     assert float(not_true_divergence(u, g, torch.tensor([0, 1, 1, 1, 0]), torch.full((5,), 0.2).double())) == 0.0
 
 
@@ -48,7 +55,7 @@ def test_fedntd_is_its_equation(scale):
     lr = 0.2 / scale**2
     settings = {"lr": lr, "lr_decay": 0.5, "tau": 2.0, "beta": 0.7, "batch": 16, "epochs": 2, "wd": 0.0, "momentum": 0,
                 "logit_scale": scale}  # fmt: skip
-    out = go("fedntd", settings, data, clients, rounds=2, participation=None)
+    out = go_all("fedntd", settings, rounds=2)
     w = {"W": data.text.clone(), "b": torch.zeros(data.classes, dtype=torch.float64)}
     for r in range(2):
         ends = []
@@ -56,13 +63,13 @@ def test_fedntd_is_its_equation(scale):
             p = dict(w)
             for rows in local_batches(c, r, 2):
                 x, y = data.x[rows, 0], data.y[rows]
-                keep = torch.nn.functional.one_hot(y, data.classes) == 0
+                keep = one_hot(y, data.classes) == 0
 
                 def objective(p, x=x, y=y, keep=keep, w=w):
                     u = scale * linear(p, x)
                     other = (u[keep].view(len(x), -1) / 2.0).log_softmax(-1)
                     known = (scale * linear(w, x)[keep].view(len(x), -1) / 2.0).log_softmax(-1)
-                    kl = torch.nn.functional.kl_div(other, known, reduction="batchmean", log_target=True)
+                    kl = kl_div(other, known, reduction="batchmean", log_target=True)
                     return cross_entropy(u, y) + 0.7 * 4.0 * kl
 
                 p = {k: p[k] - lr * 0.5**r * g for k, g in gradient(objective, p).items()}
@@ -76,12 +83,11 @@ def test_fedntd_is_its_equation(scale):
 
 @pytest.mark.parametrize("head", ["mlp", "linear"])
 def test_without_variates_scaffold_is_fedavg_bit_for_bit(head):
-    data, clients = federation(dtype=torch.float32)
     settings = {"head": head, "lr": 0.1, "batch": 16, "dim": 8, "epochs": 2}
     plain = {**settings, "opt": "sgd", "momentum": 0.0, "agg": "uniform"}
     for rounds in (1, 2):
-        a = go("scaffold", settings, data, clients, rounds=rounds, **SINGLE).server
-        b = go("fedavg", plain, data, clients, rounds=rounds, **SINGLE).server
+        a = go("scaffold", settings, rounds=rounds, **SINGLE).server
+        b = go("fedavg", plain, rounds=rounds, **SINGLE).server
         far = gap({k: a[k] for k in b}, b)
         assert far == 0.0 if rounds == 1 else far > 1e-6
 
@@ -90,7 +96,7 @@ def test_scaffold_is_algorithm_1_with_option_2():
     # Every c_i is the mean gradient (with decay) of the client's last round, which the loop below adds up.
     data, clients = federation()
     settings = {"head": "linear", "init": "text", "lr": 0.3, "wd": 0.01, "batch": 16, "epochs": 2, "lr_g": 0.5}
-    out = go("scaffold", settings, data, clients, rounds=4, participation=5)
+    out = go("scaffold", settings, rounds=4, participation=5)
     x = {"W": data.text.clone(), "b": torch.zeros(data.classes, dtype=torch.float64)}
     zero = {k: torch.zeros_like(t) for k, t in x.items()}
     c, own = zero, [zero] * len(clients)
@@ -129,10 +135,7 @@ def test_who_does_not_move_observes_no_gradient(still):
 
 @pytest.mark.parametrize(("key", "value", "legal"), [("opt", "adam", "sgd"), ("momentum", "0.9", "expected 0.")])
 def test_scaffold_refuses_what_option_2_is_wrong_for(key, value, legal):
-    with pytest.raises(FedcacheError) as info:
-        METHODS["scaffold"].resolve("paper", {key: value})
-    assert info.value.code == Exit.USAGE
-    assert legal in info.value.message
+    refused(lambda: METHODS["scaffold"].resolve("paper", {key: value}), legal)
 
 
 # ditto
@@ -141,12 +144,11 @@ def test_scaffold_refuses_what_option_2_is_wrong_for(key, value, legal):
 @pytest.mark.slow
 @pytest.mark.parametrize(("opt", "head"), [("sgd", "linear"), ("adam", "mlp")])
 def test_ditto_is_fedavg_and_without_pull_solo_bit_for_bit(opt, head):
-    data, clients = federation(dtype=torch.float32)
     settings = {"opt": opt, "head": head, "lr": 0.01, "batch": 16, "dim": 8, "epochs": 2, "init": "shared"}
-    free = go("ditto", {**settings, "lambda": 0.0}, data, clients, **SINGLE)
-    held = go("ditto", {**settings, "lambda": 0.5}, data, clients, **SINGLE)
-    alone = go("solo", settings, data, clients, **SINGLE)
-    shared = go("fedavg", settings, data, clients, **SINGLE)
+    free = go("ditto", {**settings, "lambda": 0.0}, **SINGLE)
+    held = go("ditto", {**settings, "lambda": 0.5}, **SINGLE)
+    alone = go("solo", settings, **SINGLE)
+    shared = go("fedavg", settings, **SINGLE)
     assert gap(free.server, shared.server) == gap(held.server, shared.server) == 0.0
     assert held.traffic == shared.traffic
     assert all(gap(ditto.personal(s), alone.states[i]) == 0.0 for i, s in free.states.items())
@@ -160,7 +162,7 @@ def test_the_pull_of_ditto_is_towards_what_was_received():
     data, clients = federation()
     settings = {"head": "linear", "opt": "sgd", "lr": 0.25, "momentum": 0.0, "wd": 0.0, "batch": 64, "lambda": 4.0}
     received, saved = [], []
-    go("ditto", settings, data, clients, rounds=3, participation=None,
+    go_all("ditto", settings, rounds=3,
        on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors))  # fmt: skip
     start = {"W": data.text, "b": torch.zeros(data.classes, dtype=torch.float64)}
     received = [start] + [{k: s[f"server/{k}"] for k in start} for s in saved]
@@ -183,25 +185,18 @@ def test_personal_epochs_are_their_own():
 # moon
 
 
-@pytest.mark.parametrize("opt", ["sgd", "adam"])
-def test_without_contrast_moon_is_fedavg_bit_for_bit(opt):
-    data, clients = federation(dtype=torch.float32)
-    settings = {"opt": opt, "lr": 0.01, "batch": 16, "dim": 8, "epochs": 2}
-    fedavg = go("fedavg", settings, data, clients, **SINGLE).server
-    assert gap(go("moon", {**settings, "mu": 0.0}, data, clients, **SINGLE).server, fedavg) == 0.0
-    # A first round has nothing to be pushed from.
-    first = go("moon", {**settings, "mu": 5.0}, data, clients, rounds=1, **SINGLE).server
-    assert gap(first, go("fedavg", settings, data, clients, rounds=1, **SINGLE).server) == 0.0
+def test_a_first_round_of_moon_has_nothing_to_be_pushed_from():
+    first = go("moon", {"dim": 8, "mu": 5.0}, rounds=1).server
+    assert gap(first, go("fedavg", {"dim": 8}, rounds=1).server) == 0.0
 
 
 def test_moon_is_its_equation():
     data, clients = federation()
     settings = {"opt": "sgd", "lr": 0.2, "momentum": 0.0, "wd": 0.0, "dim": 5, "batch": 16, "epochs": 2, "mu": 3.0,
                 "bn": False, "z_norm": "l2"}  # fmt: skip
-    out = go("moon", {**settings, "tau": 0.4}, data, clients, rounds=3, participation=6)
-    w = go("moon", {**settings, "epochs": 0}, data, clients, rounds=1, participation=None).server
+    out = go("moon", {**settings, "tau": 0.4}, rounds=3, participation=6)
+    w = go_all("moon", {**settings, "epochs": 0}, rounds=1).server
     last = {}
-    cos = torch.nn.functional.cosine_similarity
     for record in out.records:
         ends = []
         for i in record.clients:
@@ -211,7 +206,7 @@ def test_moon_is_its_equation():
 
                 def objective(p, x=x, y=y, old=old, w=w):
                     z = project(p, x)
-                    near, far = (torch.exp(cos(z, project(m, x), dim=-1) / 0.4) for m in (w, old))
+                    near, far = (torch.exp(cosine_similarity(z, project(m, x), dim=-1) / 0.4) for m in (w, old))
                     contrast = -torch.log(near / (near + far)).mean()
                     return cross_entropy(z @ p["Q.W"].T + p["Q.b"], y) + 3.0 * contrast
 

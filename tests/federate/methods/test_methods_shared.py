@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from federation import Rows, difference, federation, fitted, gap, go, run, run_points, spread
+from federation import Rows, difference, federation, fitted, gap, go_all, run, run_points, spread
 from methods_tried import tried
+from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.methods import METHODS
@@ -25,9 +27,7 @@ def test_every_number_has_a_least_value_and_is_refused_below(name):
         assert h.kind in ("int", "float", "bool", "choice"), h.name
         if h.kind in ("int", "float"):
             assert h.low is not None, h.name
-            with pytest.raises(FedcacheError) as info:
-                METHODS[name].resolve("paper", {h.name: h.low - 1})
-            assert info.value.code is Exit.USAGE
+            refused(partial(METHODS[name].resolve, "paper", {h.name: h.low - 1}))
 
 
 def other(h, value):
@@ -129,5 +129,5 @@ def test_one_singular_ridge_of_a_grid_ends_alone():
     hps = [fed3r.resolve("paper", {"lam": lam}) for lam in (0.1, 0.0, 1.0, 2.0)]
     found = run_points(fed3r, hps, data, clients, rounds=1, dtype=torch.float64)
     assert [isinstance(out, FedcacheError) for out in found] == [False, True, False, False]
-    alone = go("fed3r", {"lam": 1.0}, data, clients, rounds=1, participation=None)
+    alone = go_all("fed3r", {"lam": 1.0}, data, clients, rounds=1)
     assert gap(found[2].server, alone.server) < 1e-10

@@ -6,8 +6,10 @@ import math
 
 import pytest
 import torch
-from federation import federation, go
+from federation import federation, go, go_all
+from float64 import normal
 from method_calls import lanes, model_of
+from torch.nn.functional import normalize
 
 from fedcache.federate.methods import supcon
 from fedcache.heads.losses import supervised_contrast
@@ -15,8 +17,7 @@ from fedcache.heads.projection import Head, embed
 
 
 def units(n, width=5, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    return torch.nn.functional.normalize(torch.randn(n, width, generator=g, dtype=torch.float64), dim=-1)
+    return normalize(normal(n, width, seed=seed), dim=-1)
 
 
 def even(n):
@@ -52,12 +53,11 @@ def test_a_batch_without_a_positive_has_no_loss_and_no_gradient():
 
 
 def test_the_loss_is_scaled_by_tau_over_tau_base():  # T-U4: 1 at tau = 0.07
-    g = torch.Generator().manual_seed(0)
-    p = {"P.W": torch.randn(5, 11, generator=g, dtype=torch.float64), "P.b": torch.zeros(5, dtype=torch.float64)}
+    p = {"P.W": normal(5, 11), "P.b": torch.zeros(5, dtype=torch.float64)}
     batch = {"x": units(8, 11), "y": torch.arange(8) % 3, "w": even(8)}
-    z = torch.nn.functional.normalize(torch.relu(batch["x"] @ p["P.W"].T), dim=-1)
+    z = normalize(torch.relu(batch["x"] @ p["P.W"].T), dim=-1)
     second = {**batch, "x2": units(8, 11, seed=3)}
-    z2 = torch.nn.functional.normalize(torch.relu(second["x2"] @ p["P.W"].T), dim=-1)
+    z2 = normalize(torch.relu(second["x2"] @ p["P.W"].T), dim=-1)
     views = torch.cat([z, z2])
     for tau, base, factor in ((0.07, 0.07, 1.0), (0.35, 0.07, 5.0), (0.35, 0.35, 1.0)):
         ctx = lanes("supcon", {"dim": 5, "bn": False, "tau": tau, "tau_base": base})
@@ -67,7 +67,7 @@ def test_the_loss_is_scaled_by_tau_over_tau_base():  # T-U4: 1 at tau = 0.07
 
 def test_supcon_deploys_its_own_prototypes():
     data, clients = federation()
-    out = go("supcon", {"dim": 8, "lr": 0.01}, data, clients)
+    out = go("supcon", {"dim": 8, "lr": 0.01})
     head = Head("projection", dim=8, bn=True)
     for i, c in enumerate(clients):
         if i not in out.states:
@@ -82,9 +82,8 @@ def test_supcon_deploys_its_own_prototypes():
 
 
 def test_a_client_that_never_trained_has_prototypes_of_its_initial_projection():
-    data, clients = federation()
-    out = go("supcon", {"dim": 8, "proto_drop_last": True, "batch": 64}, data, clients)
+    out = go("supcon", {"dim": 8, "proto_drop_last": True, "batch": 64})
     absent = [i for i in range(9) if i not in out.states]
-    first = go("supcon", {"dim": 8, "epochs": 0}, data, clients, participation=None, rounds=1)
+    first = go_all("supcon", {"dim": 8, "epochs": 0}, rounds=1)
     assert absent
     assert [out.client_accuracy[i] for i in absent] == [first.client_accuracy[i] for i in absent]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go
+from federation import federation, gap, go, go_all
+from float64 import far, normal
 from method_calls import lanes
 
 from fedcache.federate.engine.context import generator
@@ -18,22 +19,22 @@ def states(out, name="rows/q"):
 
 
 def test_zero_shot_is_the_nearest_text_feature_at_every_scale():  # T-Z1
-    data, clients = federation()
+    data, _ = federation()
     expected = (data.x[:, 0] @ data.text.T).argmax(-1)
     for scale in (1e-3, 1.0, 100.0):
-        assert torch.equal(go("clip-zs", {"scale": scale}, data, clients).predict(data.x), expected)
+        assert torch.equal(go("clip-zs", {"scale": scale}).predict(data.x), expected)
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_self_training_alone_is_a_fixed_point(beta, scale):  # T-F1: f and q have one scale
-    data, clients = federation()
+    data, _ = federation()
     settings = {"ablation": "ist_only", "wd": 0.0, "beta": beta, "epochs": 2, "batch": 16,
                 "lr": 0.1 / scale**2, "logit_scale": scale}  # fmt: skip
-    out = go("fst-cbdg", settings, data, clients, rounds=4)
+    out = go("fst-cbdg", settings, rounds=4)
     assert gap(out.server["W"], data.text) < 1e-12
     assert float(out.server["b"].abs().max()) < 1e-12
-    assert torch.equal(out.predict(data.x), go("clip-zs", {}, data, clients).predict(data.x))
+    assert torch.equal(out.predict(data.x), go("clip-zs").predict(data.x))
 
 
 def test_soft_labels_stay_on_the_simplex():  # T-F4
@@ -44,9 +45,8 @@ def test_soft_labels_stay_on_the_simplex():  # T-F4
 
 
 def test_no_weight_is_self_training_alone_bit_for_bit():  # T-F6
-    data, clients = federation(dtype=torch.float32)
-    a = go("fst-cbdg", {"lambda": 0.0}, data, clients, dtype=torch.float32)
-    b = go("fst-cbdg", {"ablation": "ist_only"}, data, clients, dtype=torch.float32)
+    a = go("fst-cbdg", {"lambda": 0.0}, dtype=torch.float32)
+    b = go("fst-cbdg", {"ablation": "ist_only"}, dtype=torch.float32)
     assert gap(a.server, b.server) == 0.0
     assert gap(a.states, b.states) == 0.0
 
@@ -64,7 +64,7 @@ def test_noise_has_the_size_that_was_asked_for():
 @pytest.mark.parametrize("rows", [1, 3])
 def test_strata_weigh_classes_as_the_dealt_rows_do(reduce, rows):
     """Over an epoch, class k weighs n_k / sum n in every step of a mean, and n_k in all steps of a sum together."""
-    text = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    text = normal(4, 5)
     settings = {"sigma": 0.5, "tsamp_reduce": reduce, "synth": "strata", "strata": rows}
     ctx = lanes("fst-cbdg", settings, lead=(3,), who=("a", "b", "c"), classes=4, width=5, text=text)
     labels = [np.repeat([0, 1, 3], [2, 1, 5]), np.array([2]), np.array([], np.int64)]
@@ -77,12 +77,11 @@ def test_strata_weigh_classes_as_the_dealt_rows_do(reduce, rows):
 
 
 def test_strata_without_noise_are_the_exact_rows_where_a_step_has_them_all():
-    data, clients = federation()
     settings = {"sigma": 0.0, "batch": 200, "gamma": 0.3}
-    exact, strata = (go("fst-cbdg", {**settings, "synth": s}, data, clients) for s in ("exact", "strata"))
+    exact, strata = (go("fst-cbdg", {**settings, "synth": s}) for s in ("exact", "strata"))
     assert gap(exact.server, strata.server) < 1e-12
     assert (exact.fidelity, strata.fidelity) == ("exact", "approx")
-    noisy = [go("fst-cbdg", {"sigma": 0.2, "batch": 200, "synth": s}, data, clients) for s in ("exact", "strata")]
+    noisy = [go("fst-cbdg", {"sigma": 0.2, "batch": 200, "synth": s}) for s in ("exact", "strata")]
     assert gap(noisy[0].server, noisy[1].server) > 1e-6
 
 
@@ -103,7 +102,7 @@ def test_one_client_is_algorithm_1(reading):
     # An independent reference of one round of one client: eqs 2-8 in numpy, with the engine's draws.
     data, clients = federation(sizes=(40,))
     settings = {"batch": 16, "lr": 0.1, "gamma": 0.2, **reading}
-    out = go("fst-cbdg", settings, data, clients, rounds=1, participation=None)
+    out = go_all("fst-cbdg", settings, data, clients, rounds=1)
     s, lam = reading.get("logit_scale", 1.0), reading.get("lambda", 1.0)
     scope, reduce = reading.get("tsamp_scope", "client"), reading.get("tsamp_reduce", "mean")
     x, T = data.x[clients[0].train, 0].numpy(), data.text.numpy()
@@ -139,23 +138,23 @@ def test_one_client_is_algorithm_1(reading):
         gW, gb = du.T @ x[i] + dz.T @ z + 1e-5 * W, du.sum(0) + dz.sum(0) + 1e-5 * b
         vW, vb = 0.9 * vW + gW, 0.9 * vb + gb
         W, b = W - 0.1 * vW, b - 0.1 * vb
-    assert np.abs(out.server["W"].numpy() - W).max() < 1e-11
-    assert np.abs(out.server["b"].numpy() - b).max() < 1e-11
-    assert np.abs(out.states[0]["rows/q"].numpy() - q).max() < 1e-11
+    assert far(out.server["W"], W) < 1e-11
+    assert far(out.server["b"], b) < 1e-11
+    assert far(out.states[0]["rows/q"], q) < 1e-11
 
 
 def test_the_server_only_ablation_hears_nothing_from_clients():
     data, clients = federation()
-    out = go("fst-cbdg", {"ablation": "tsamp_central", "lr": 0.1}, data, clients)
+    out = go("fst-cbdg", {"ablation": "tsamp_central", "lr": 0.1})
     assert out.traffic.totals()["up"] == 0
     assert gap(out.server["W"], data.text) > 1e-6
-    other = go("fst-cbdg", {"ablation": "tsamp_central", "lr": 0.1}, data, clients[:3], participation=None)
+    other = go_all("fst-cbdg", {"ablation": "tsamp_central", "lr": 0.1}, data, clients[:3])
     assert gap(out.server, other.server) == 0.0
 
 
 def test_self_training_is_watched():
     data, clients = federation()
-    out = go("fst-cbdg", {"ablation": "ist_only", "wd": 0.0}, data, clients, participation=None, eval_every=3)
+    out = go_all("fst-cbdg", {"ablation": "ist_only", "wd": 0.0}, eval_every=3)
     seen = out.records[-1].diagnostics
     q = torch.softmax(data.x[:, 0] @ data.text.T, -1)  # a fixed point: the soft labels stay those of eq 2
     rows = np.concatenate([c.train for c in clients])

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go
+from federation import federation, gap, go_all
+from float64 import doubles, normal
 from method_calls import lanes
 
 from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.methods import fed_tip_proto, tip_local
 
 DATA, CLIENTS = federation()
-EVERYONE = {"participation": None}
 
 
 def one_hot(y):
@@ -27,20 +27,20 @@ def test_hand_worked_logits():
     eye = torch.eye(2, dtype=torch.float64)
     ctx = lanes("tip-local", {"scale": 10.0, "a": 2.0, "b": 3.0}, classes=2, width=2, text=eye)
     logits = tip_local.cached_logits(5.0 * eye[:1], eye[[0, 1, 1]], eye[[0, 1, 1]], ctx)  # the length of I is free
-    assert torch.allclose(logits, torch.tensor([[12.0, 4.0 * np.exp(-3.0)]], dtype=torch.float64))
+    assert torch.allclose(logits, doubles([[12.0, 4.0 * np.exp(-3.0)]]))
 
 
 @pytest.mark.parametrize("name", ["tip-local", "fed-tip-proto"])
 def test_without_the_cache_it_is_zero_shot(name):  # T-K13
-    zero_shot = go("clip-zs", {}, DATA, CLIENTS, **EVERYONE)
-    out = go(name, {"a": 0.0}, DATA, CLIENTS, **EVERYONE)
+    zero_shot = go_all("clip-zs")
+    out = go_all(name, {"a": 0.0})
     assert np.array_equal(out.client_accuracy, zero_shot.client_accuracy)
-    cached = go(name, {"a": 500.0}, DATA, CLIENTS, **EVERYONE)
+    cached = go_all(name, {"a": 500.0})
     assert not np.array_equal(cached.client_accuracy, zero_shot.client_accuracy)
 
 
 def test_each_client_has_its_own_cache():
-    out = go("tip-local", {"a": 20.0, "b": 2.0}, DATA, CLIENTS, **EVERYONE)
+    out = go_all("tip-local", {"a": 20.0, "b": 2.0})
     assert out.protocol == "personalised"
     x = DATA.x[:, 0]
     for client, mine in zip(CLIENTS, np.split(out.evaluation.predictions, 9), strict=True):
@@ -51,7 +51,7 @@ def test_each_client_has_its_own_cache():
 
 def test_a_long_cache_is_read_in_parts(monkeypatch):
     g = torch.Generator().manual_seed(0)
-    keys = torch.nn.functional.normalize(torch.randn(50, 11, generator=g, dtype=torch.float64), dim=-1)
+    keys = torch.nn.functional.normalize(normal(50, 11), dim=-1)
     value = one_hot(torch.randint(6, (50,), generator=g))
     ctx = lanes("tip-local", {}, text=DATA.text)
     whole = tip_local.cached_logits(DATA.x[:9, 0], keys, value, ctx)
@@ -67,7 +67,7 @@ def means(client, least):
 
 @pytest.mark.parametrize("least", [2, 4])
 def test_the_shared_cache_holds_unit_class_means(least):
-    out = go("fed-tip-proto", {"min_rows": least, "a": 30.0, "b": 2.0}, DATA, CLIENTS, **EVERYONE)
+    out = go_all("fed-tip-proto", {"min_rows": least, "a": 30.0, "b": 2.0})
     want = [(m, c) for client in CLIENTS for c, m in means(client, least).items()]
     keys = torch.from_numpy(np.array([m for m, _ in want]))
     label = torch.tensor([c for _, c in want])
@@ -79,7 +79,7 @@ def test_the_shared_cache_holds_unit_class_means(least):
 
 
 def test_only_keys_that_exist_travel():
-    out = go("fed-tip-proto", {}, DATA, CLIENTS, **EVERYONE)
+    out = go_all("fed-tip-proto")
     owned = [len(means(client, 2)) for client in CLIENTS]
     assert owned[4] == 0  # it has one row
     assert out.traffic.up.tolist() == [11 * k for k in owned]
@@ -88,14 +88,14 @@ def test_only_keys_that_exist_travel():
 
 def test_a_federation_of_single_rows_is_zero_shot():
     lonely = [replace(c, train=c.train[:1]) for c in CLIENTS]
-    out = go("fed-tip-proto", {}, DATA, lonely, **EVERYONE)
+    out = go_all("fed-tip-proto", {}, DATA, lonely)
     assert out.server["sets"].shape == (0, 11)
-    assert torch.equal(out.predict(DATA.x), go("clip-zs", {}, DATA, lonely, **EVERYONE).predict(DATA.x))
+    assert torch.equal(out.predict(DATA.x), go_all("clip-zs", {}, DATA, lonely).predict(DATA.x))
 
 
 def test_keys_are_averaged_from_unit_rows():
     # Rows of length 1 and 9 weigh the same: (1, 0) and (0, 9) have the unit mean (1, 1) / sqrt 2.
-    x = torch.tensor([[[1.0, 0.0]], [[0.0, 9.0]]], dtype=torch.float64)
+    x = doubles([[[1.0, 0.0]], [[0.0, 9.0]]])
     ctx = lanes("fed-tip-proto", {}, classes=1, width=2)
     _, up = fed_tip_proto.fit({}, {}, stack_clients(x, torch.zeros(2, dtype=torch.int64), [np.arange(2)], 0), ctx)
     assert torch.allclose(up["key"], torch.full((1, 2), 0.5**0.5, dtype=torch.float64))

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import Rows, federation, fitted, gap, go
+from federation import Rows, federation, fitted, gap, go_all
+from float64 import doubles, far, normal
 from method_calls import lanes
 from torch.nn.functional import normalize
 
@@ -18,7 +19,6 @@ from fedcache.heads.losses import MASKED
 from fedcache.testing.towers import TinyTowers
 
 DATA, CLIENTS = federation()
-EVERYONE = {"participation": None}
 C, D = 6, 11
 
 
@@ -55,8 +55,8 @@ def test_the_posterior_is_that_of_all_rows_weighed_beside_the_own(prior):
     (x, y), (xi, yi) = rows_of(*CLIENTS), rows_of(CLIENTS[1])
     weight = np.r_[np.full(len(x), 0.3), np.ones(len(xi))]
     W, b = discriminants(np.r_[x, xi], np.r_[y, yi], weight, prior=prior)
-    assert np.abs(made["W"].numpy() - W).max() < 1e-9 * np.abs(W).max()
-    assert np.abs(made["b"].numpy() - b).max() < 1e-9 * np.abs(b).max()
+    assert far(made["W"], W) < 1e-9 * np.abs(W).max()
+    assert far(made["b"], b) < 1e-9 * np.abs(b).max()
 
 
 def test_one_row_a_class_is_the_nearest_mean():
@@ -69,10 +69,7 @@ def test_one_row_a_class_is_the_nearest_mean():
 
 
 def test_a_texts_confidence_is_its_softmax_among_the_other_classes_own_texts():
-    g = torch.Generator().manual_seed(0)
-    z, texts = (
-        normalize(torch.randn(*shape, generator=g, dtype=torch.float64), dim=-1) for shape in ((5, 4), (3, 6, 4))
-    )
+    z, texts = (normalize(normal(*shape), dim=-1) for shape in ((5, 4), (3, 6, 4)))
     p = tofa.confidence(z, texts, 20.0)
     for m in range(3):
         for c in range(6):
@@ -103,13 +100,13 @@ def test_scores_by_hand():
 def test_a_client_of_one_class_scores_what_it_can_see():
     only = Rows("only", np.flatnonzero(DATA.y.numpy() == 2)[:4], CLIENTS[0].test)
     data = fitted(METHODS["tofa"], DATA)
-    out = go("tofa", {}, data, [only, CLIENTS[1]], **EVERYONE)
+    out = go_all("tofa", {}, data, [only, CLIENTS[1]])
     assert all(torch.isfinite(t).all() for t in out.server.values())
 
 
 def test_the_servers_texts_are_the_mean_of_clients_scores():
     data = fitted(METHODS["tofa"], DATA)
-    out = go("tofa", {"texts": 3, "tau": 0.05}, data, CLIENTS, **EVERYONE)
+    out = go_all("tofa", {"texts": 3, "tau": 0.05}, data, CLIENTS)
     scores, ctx = [], lanes("tofa", {"texts": 3})
     for c in CLIENTS:
         rows = stack_clients(DATA.x, DATA.y, [c.train], 0)
@@ -121,11 +118,11 @@ def test_the_servers_texts_are_the_mean_of_clients_scores():
 
 def test_text_alone_is_zero_shot_to_the_bit():
     data = fitted(METHODS["tofa"], DATA)
-    out = go("tofa", {"fusion": "text", "texts": 1}, data, CLIENTS, **EVERYONE)
+    out = go_all("tofa", {"fusion": "text", "texts": 1}, data, CLIENTS)
     towers = TinyTowers(D)
     text = towers.text.encode(*towers.text.embed([f"it is {n}!" for n in data.names]))
     assert torch.equal(out.server["T"], text)
-    zero = go("clip-zs", {"scale": 100.0}, replace(DATA, text=text), CLIENTS, **EVERYONE)
+    zero = go_all("clip-zs", {"scale": 100.0}, replace(DATA, text=text), CLIENTS)
     want = np.concatenate([zero.predict(DATA.x[c.test]).numpy() for c in CLIENTS])
     assert np.array_equal(out.evaluation.predictions, want)
     assert np.mean(out.client_accuracy) == out.zero_shot
@@ -134,8 +131,8 @@ def test_text_alone_is_zero_shot_to_the_bit():
 def test_fusion_weighs_by_the_greatest_probabilities():
     # Logits of vision (log 3, 0): 3/4. Logits of texts (0, 0): 1/2. eta = (3/4) / (3/4 + 1/2) = 3/5.
     down = {"T": torch.zeros(2, 2, dtype=torch.float64)}
-    own = {"W": torch.zeros(2, 2, dtype=torch.float64), "b": torch.tensor([math.log(3.0), 0.0], dtype=torch.float64)}
-    x = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    own = {"W": torch.zeros(2, 2, dtype=torch.float64), "b": doubles([math.log(3.0), 0.0])}
+    x = doubles([[1.0, 0.0]])
     for fusion, eta in (("adaptive", 0.6), ("half", 0.5), ("vision", 1.0), ("text", 0.0)):
         u = tofa.predict(down, own, None, x, lanes("tofa", {"fusion": fusion}, classes=2, width=2))
         assert gap(u, eta * own["b"][None]) < 1e-12

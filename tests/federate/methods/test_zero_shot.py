@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import federation, fitted, go, go_tiny, small, tiny
+from federation import federation, fitted, go_all, go_tiny, small, tiny
 from methods_tried import tried
 
-from fedcache.commands.train_answers import result_lines
 from fedcache.federate.methods import METHODS
 
 LINEAR = {"head": "linear"}
@@ -41,7 +40,7 @@ def test_prompts_stand_beside_the_template_as_it_is(name):
     data, clients = federation(sizes=(12, 20))
     data = fitted(METHODS[name], data)
     settings = {k: 1 if k == "epochs" else v for k, v in small(name).items()}
-    out = go(name, settings, data, clients, rounds=1, participation=None)
+    out = go_all(name, settings, data, clients, rounds=1)
     text = data.towers.text.encode(*data.towers.text.embed([f"it is {n}!" for n in data.names]))
     rows = np.unique(np.concatenate([c.test for c in clients]))
     x = data.x[rows, 0]
@@ -73,22 +72,3 @@ def test_of_clients_that_were_drawn_for_scoring_only_those_count():
     right = (data.x[:, 0] @ data.text.T).argmax(-1) == data.y
     assert len(scored) == 2
     assert out.zero_shot == pytest.approx(np.mean([float(right[clients[i].test].double().mean()) for i in scored]))
-
-
-def result(**accuracy):
-    """The parts of a result that are shown."""
-    per_round = {"up": 1.0, "down": 1.0}
-    return {
-        "method": "fst-cbdg", "preset": "paper", "fidelity": "exact", "protocol": "global", "rounds": 1, "seeds": [0],
-        "participation": "all", "execution": "batched", "classes": 10,
-        "accuracy": {"mean": 0.8469, "std": None, "per_domain": {}, **accuracy},
-        "fairness": {}, "macro_f1": {"mean": 0.5}, "classes_owned": {"per_client": [1.0]},
-        "parameters": {"trainable": 1, "fixed": None}, "partition": {"scheme": "iid", "clients": 2},
-        "traffic": {"exact": {"per_client_round": per_round}, "paper": {"per_client_round": per_round}},
-    }  # fmt: skip
-
-
-def test_the_first_line_of_train_says_it():
-    first = result_lines(result(zero_shot=0.8417), {}, "runs/x")[0]
-    assert first == "fst-cbdg (paper, exact): accuracy 84.69 %; zero-shot (no training) 84.17 %"
-    assert result_lines(result(), {}, "runs/x")[0] == "fst-cbdg (paper, exact): accuracy 84.69 %"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from federation import federation, gap
 from federation import go as run_of
 from federation import go_tiny as tiny_run_of
 from methods_tried import tried
+from refusal import refused
 from scipy import fft, optimize, stats
 
 from fedcache.errors import Exit, FedcacheError
@@ -179,8 +181,8 @@ def test_who_takes_part_in_a_real_run_is_drawn_from_the_system_once_a_round():
     assert not np.array_equal(draws.uniforms(1, 1000), first)
     assert not np.array_equal(PrivateDraws(REAL, 0, ("", "fedavg"), {}, []).uniforms(0, 1000), first)
     assert stats.kstest(first, "uniform").pvalue > 1e-6
-    out = go("fedavg", {}, rounds=20, participation=0.4, trust=parse_policy(privacy=REAL))
-    again = go("fedavg", {}, rounds=20, participation=0.4, trust=parse_policy(privacy=REAL))
+    out = go("fedavg", rounds=20, participation=0.4, trust=parse_policy(privacy=REAL))
+    again = go("fedavg", rounds=20, participation=0.4, trust=parse_policy(privacy=REAL))
     assert [r.clients for r in out.records] != [r.clients for r in again.records]
     # 0.4 of 9 are 3.6 on average: every round is counted as 4, whoever took part.
     assert {r.traffic.clients for r in out.records} == {4}
@@ -197,10 +199,10 @@ def test_who_takes_part_in_a_real_run_is_drawn_from_the_system_once_a_round():
 )
 def test_what_epsilon_does_not_cover_is_refused_unless_it_is_allowed_by_name(name, how, word):
     settings = {"bias": "false"} if name == "fed3r" else {}
-    with pytest.raises(FedcacheError) as error:
-        go(name, settings, trust=parse_policy(privacy=Privacy(1.0, 1.0), **how), participation=None)
-    assert error.value.code is Exit.USAGE
-    assert f"--dp-allow {word};" in error.value.hint
+    refused(
+        lambda: go(name, settings, trust=parse_policy(privacy=Privacy(1.0, 1.0), **how), participation=None),
+        f"--dp-allow {word};",
+    )
     allowed = replace(REAL, allow=tuple(word.split(",")))
     go(name, settings, trust=parse_policy(privacy=allowed, **how), participation=None)
     go(name, settings, trust=parse_policy(privacy=Privacy(1.0, 1.0, seed=0), **how), participation=None)
@@ -210,7 +212,7 @@ def test_counts_are_refused_before_any_client_is_trained(monkeypatch):
     trained = []
     monkeypatch.setattr("fedcache.federate.engine.run_state.RunState.fit_one", lambda *a: trained.append(a))
     with pytest.raises(FedcacheError, match="fedncm"):
-        go("fedncm", {}, trust=parse_policy(privacy=SIMULATED), participation=None, execution="sequential")
+        go("fedncm", trust=parse_policy(privacy=SIMULATED), participation=None, execution="sequential")
     assert not trained
 
 
@@ -218,12 +220,10 @@ def test_counts_are_refused_before_any_client_is_trained(monkeypatch):
 def test_what_methods_info_says_of_noise_is_what_a_run_does(name):
     """A method is refused exactly where a part of what it sends is said to be; the others train."""
     parts = leaving(METHODS[name])
-    refused = not parts or any(part.private == "refused" for part in parts)
+    is_refused = not parts or any(part.private == "refused" for part in parts)
     how = {"trust": parse_policy(privacy=SIMULATED), "rounds": 1}
-    if refused:
-        with pytest.raises(FedcacheError) as error:
-            go_tiny(name, **how)
-        assert error.value.code is Exit.USAGE
+    if is_refused:
+        refused(lambda: go_tiny(name, **how))
     else:
         out = go_tiny(name, **how)
         assert all(bool(torch.isfinite(t).all()) for t in out.server.values() if t.is_floating_point())
@@ -231,9 +231,7 @@ def test_what_methods_info_says_of_noise_is_what_a_run_does(name):
 
 def test_what_noise_makes_meaningless_is_refused_beside_it():
     for words in ({"max_share": 0.2}, {"aggregate": "median"}):
-        with pytest.raises(FedcacheError) as error:
-            parse_policy(privacy=SIMULATED, **words)
-        assert error.value.code is Exit.USAGE
+        refused(partial(parse_policy, privacy=SIMULATED, **words))
 
 
 def test_no_warning_tells_how_many_rows_a_client_has():
@@ -372,6 +370,4 @@ def test_noise_without_an_accountant_is_refused_and_clipping_alone_is_not(how, m
     how.require()
     monkeypatch.setattr(accounting, "find_spec", lambda name: None)
     replace(how, noise=0.0).require()
-    with pytest.raises(FedcacheError, match="dp-accounting") as caught:
-        how.require()
-    assert caught.value.code is Exit.ENVIRONMENT
+    refused(lambda: how.require(), "dp-accounting", code=Exit.ENVIRONMENT)

@@ -1,0 +1,21 @@
+"""Numbers in float64, for references: drawn, given and compared."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+def normal(*shape, seed=0):
+    """Standard normal numbers, which ``seed`` alone decides."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def doubles(values):
+    """The tensor of nested lists of numbers."""
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def far(tensor, array):
+    """The largest difference of a tensor and an array of numpy."""
+    return float(np.abs(tensor.numpy() - array).max())
