@@ -107,6 +107,10 @@ def test_the_levels_mean_what_the_manual_says(folders, layout, classes, domains,
     assert labels.splits == (None if splits is None else [splits, splits])
 
 
+def test_a_level_is_a_split_where_every_name_is_one():
+    assert infer(["train/a/1.png", "dog/b/2.png"], None, where="x").layout == "domain/class"
+
+
 def test_a_given_layout_overrules_what_the_names_suggest(tmp_path, memory):
     names = [f"{a}/{b}/{i}.png" for a in ("cat", "dog") for b in ("left", "right") for i in range(2)]
     write_directory(tmp_path / "images", tree(names))
