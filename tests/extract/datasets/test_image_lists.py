@@ -192,14 +192,6 @@ def test_a_split_beside_other_names_is_no_class_either() -> None:
     assert set(asked.classes) == {"train", "test"}
 
 
-def test_a_list_among_images_is_named_where_the_folders_say_nothing(tmp_path: Path, memory: DigestMemory) -> None:
-    root = images(tmp_path / "set")
-    (root / "labels.csv").write_text(csv_text(PLAIN))
-    with pytest.raises(UsageError) as refused:
-        open_dataset(f"folder:{root}", memory=memory)
-    assert f"fedcache datasets info folder:{root / 'labels.csv'}" in refused.value.hint
-
-
 # Formats that are not read
 
 
@@ -219,11 +211,3 @@ def test_images_in_other_formats_are_refused_with_lines_that_convert_them(
     script = "\n".join(line.removeprefix(MARK) for line in lines if line.startswith(MARK))
     subprocess.run([sys.executable, "-c", script], check=True)
     assert open_dataset(f"folder:{root}", memory=memory).classes == ("cat", "dog")
-
-
-def test_files_that_are_left_out_are_named_by_their_format(tmp_path: Path, memory: DigestMemory) -> None:
-    kinds = {"heic": "HEIC", "avif": "AVIF", "jxl": "JPEG XL", "dng": "camera raw", "dcm": "DICOM", "csv": "table"}
-    files = {f"{word}/{i}.png": png(i) for word in ("cat", "dog") for i in range(3)}
-    files |= {f"{word}/x.{ending}": b"x" for word in ("cat", "dog") for ending in kinds}
-    data = open_dataset(f"folder:{write_directory(tmp_path / 'photos', files)}", memory=memory)
-    assert all(f"2 {kind}" in data.reading for kind in kinds.values())
