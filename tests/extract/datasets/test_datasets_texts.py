@@ -106,10 +106,8 @@ def test_columns_are_named_in_the_spec(tmp_path):
 
 
 def test_a_part_and_several_as_domains(table, tmp_path):
-    assert [opened(f"texts:{table}", tmp_path, limit=3).source.read(row) for row in (0, 1)] == [
-        b"A fine day.",
-        b"Eggs and ham",
-    ]
+    part = opened(f"texts:{table}", tmp_path, limit=3)
+    assert [part.source.read(row) for row in (0, 1)] == [b"A fine day.", b"Eggs and ham"]
     shutil.copy(table, tmp_path / "two.csv")
     both = opened(f"a=texts:{table},b=texts:{tmp_path / 'two.csv'}", tmp_path)
     assert (both.holds, both.domains, len(both)) == ("texts", ("a", "b"), 12)

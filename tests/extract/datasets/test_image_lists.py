@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import fedcache, ok
 from hypothesis import given
 from hypothesis import strategies as st
 from make_images import encoded, pixels, png, write_directory, write_tar, write_zip
@@ -90,16 +89,6 @@ def test_the_mapping_of_fedscale_is_a_list(tmp_path: Path, memory: DigestMemory)
     data = open_dataset(f"folder:{root / 'client_data_mapping.csv'}", memory=memory)
     assert data.classes == tuple(WORDS)
     assert data.groups["client_id"].words == ("u0", "u1", "u2", "u3", "u4")
-
-
-def test_a_column_of_paths_or_labels_of_any_name_is_named_by_options(tmp_path: Path) -> None:
-    root = images(tmp_path / "set")
-    (root / "list.csv").write_text(csv_text(("where", "kind_of_animal", "split", "client")))
-    spec = f"folder:{root / 'list.csv'}"
-    assert fedcache("datasets", "info", spec).code == 2
-    said = ok("datasets", "info", spec, "--images-key", "where", "--label-key", "kind_of_animal")
-    assert said.data["classes"] == WORDS
-    assert ok("datasets", "info", f"{spec}?path=where&label=kind_of_animal").data["classes"] == WORDS
 
 
 def test_paths_of_a_drive_are_refused(tmp_path: Path, memory: DigestMemory) -> None:
