@@ -111,15 +111,10 @@ def test_another_dataset_is_not_taken_for_the_one_last_extracted(images: tuple[s
             found = fedcache(*words, "--json")
             assert found.code == 5
             assert str(last) in found.envelope["error"]["message"]
-            assert "--dataset" in found.envelope["error"]["hint"]
         assert fedcache("methods", "info", "fed3r").code == 0
     last.unlink()
-    untold = fedcache("train", "--method", "fed3r", "--json")  # it extracted digits and trained on them
-    assert untold.code == 4
-    assert "--store" in untold.envelope["error"]["hint"]
-    missing = fedcache("extract", "--backbones", "pixels", "--json")
-    assert missing.code == 2
-    assert "is not remembered" in missing.envelope["error"]["message"]
+    assert fedcache("train", "--method", "fed3r").code == 4  # it extracted digits and trained on them
+    assert fedcache("extract", "--backbones", "pixels").code == 2
     assert ok(*images, "--backbones", "random-projection").data["path"] == json.loads(raw)["content"]["store"]
     assert last.read_bytes() == raw
 

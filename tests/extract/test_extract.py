@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from command import apart, fedcache, ok
+from filelock import FileLock
 from pictures import folder
 from toy_store import content
 
@@ -76,39 +77,30 @@ def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(images:
 def test_a_bad_image_keeps_its_row_and_is_named(images: Path) -> None:
     (images / "train" / "ant" / "broken.png").write_bytes(b"not a picture")
     done = extract(images)
-    assert (done.code, done.envelope["status"]) == (3, "problem")
     store = Store.open(Path(done.data["path"]))
     row = list(store.samples.name).index("train/ant/broken.png")
     assert np.flatnonzero(store.samples.ok == 0).tolist() == [row]
     features = store.reader(done.data["arrays"][0]["key"]).all()
+    assert np.flatnonzero(~np.isfinite(features).all((1, 2))).tolist() == [row]
     assert np.isnan(features[row]).all()
-    assert np.isfinite(np.delete(features, row, axis=0)).all()
     (entry,) = done.data["bad"]
     assert (entry["row"], entry["name"]) == (row, "train/ant/broken.png")
     again = extract(images)  # the second run says the same as the first
-    assert (again.code, again.envelope["status"]) == (3, "problem")
     assert (again.data["bad"], again.data["decoded"]) == ([entry], 0)
-    told = fedcache("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL)
-    assert told.code == 3
-    assert f"train/ant/broken.png: {entry['reason']}" in told.out
+    for one in (done, again):
+        assert (one.code, one.envelope["status"]) == (3, "problem")
 
 
 def test_of_many_bad_images_ten_are_named_and_inspect_adds_up(images: Path) -> None:
     for i in range(12):
         (images / "train" / "zebra" / f"bad{i:02}.png").write_bytes(b"no")
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL)
-    stopped = fedcache(*words, "--max-bad", 1, "--json")
-    assert stopped.code == 5
-    assert "--max-bad" in stopped.envelope["error"]["hint"]
+    assert fedcache(*words, "--max-bad", 1).code == 5
     done = fedcache(*words, "--max-bad", 12)
-    assert done.code == 3
-    assert done.out.count("train/zebra/bad") == 10
-    assert "and 2 more" in done.out
+    assert (done.code, done.out.count("train/zebra/bad")) == (3, 10)
     seen = ok("inspect").data
-    assert (seen["images"], seen["ok"]) == (60, 48)
-    assert seen["splits"] == {"train": 36, "test": 12, "validation": 0}
+    assert (seen["images"], seen["ok"], seen["splits"]) == (60, 48, {"train": 36, "test": 12, "validation": 0})
     assert [e["name"] for e in seen["bad"]] == [f"train/zebra/bad{i:02}.png" for i in range(12)]
-    assert "48 readable of 60" in fedcache("inspect").out
 
 
 def test_an_interrupted_extraction_resumes_to_the_same_bytes(images: Path, tmp_path: Path) -> None:
@@ -175,48 +167,32 @@ def test_a_flipped_byte_is_an_error_and_never_a_number(images: Path) -> None:
 @pytest.mark.slow
 def test_an_older_manifest_is_told_and_no_array_vanishes(images: Path) -> None:
     store = Path(extract(images).data["path"])
-    older = (store / "manifest.json").read_bytes()
-    second = ok("extract", "--backbones", "random-projection:16", *SMALL).data["arrays"][0]["key"]
-    newer = (store / "manifest.json").read_bytes()
-    (store / "manifest.json").write_bytes(older)
-    for words in (
-        ("inspect", store),
-        ("verify", store),
-        ("train", "--method", "fedncm", "--scheme", "iid", "--clients", 2),
-    ):
+    manifest = store / "manifest.json"
+    more = ("extract", "--backbones", "random-projection:16", *SMALL)
+    older = manifest.read_bytes()
+    second = ok(*more).data["arrays"][0]["key"]
+    newer = manifest.read_bytes()
+    manifest.write_bytes(older)
+    train = ("train", "--method", "fedncm", "--scheme", "iid", "--clients", 2)
+    for words in (("inspect", store), ("verify", store), train):
         done = fedcache(*words, "--json")
         assert done.code == 5, words
         assert f"does not list {second}" in done.envelope["error"]["message"]
-    (store / "manifest.json").write_bytes(newer)
+    manifest.write_bytes(newer)
     assert ok("verify", store).data["problems"] == []
     # What the message says instead works too.
-    (store / "manifest.json").write_bytes(older)
+    manifest.write_bytes(older)
     shutil.rmtree(store / "features" / second)
-    assert ok("extract", "--backbones", "random-projection:16", *SMALL).data["arrays"][0]["key"] == second
+    assert ok(*more).data["arrays"][0]["key"] == second
     assert ok("verify", store).data["problems"] == []
 
 
 def test_a_dry_run_says_bytes_and_time_and_writes_nothing(images: Path) -> None:
     done = extract(images, "--dry-run")
-    assert done.code == 0
-    assert done.data["arrays"][0]["bytes"] == 48 * 64 * 2
+    assert (done.code, done.data["arrays"][0]["bytes"]) == (0, 48 * 64 * 2)
     assert done.data["rate"] > 0
     assert not Path(done.data["path"]).exists()
-
-
-def test_wrong_values_are_refused_although_there_is_nothing_to_do(images: Path) -> None:
     assert extract(images, "--chunk-rows", 6).code == 2  # no multiple of the batch
-    assert extract(images).code == 0
-    for words, expected in (
-        (("--max-bad", "many"), "1%"),
-        (("--text", "a photo"), "{}"),
-        (("--device", "gpu"), "cuda"),
-        (("--dtype", "flot16"), "float16"),
-    ):
-        done = extract(images, *words)
-        assert done.code == 2, done.err
-        error = done.envelope["error"]
-        assert expected in error["message"] + error["hint"]
 
 
 def test_a_finished_extraction_needs_no_gpu_and_says_so(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,36 +219,30 @@ def test_only_the_command_line_changes_how_its_process_keeps_memory(
 
 
 def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_holds_stays(tmp_path: Path) -> None:
-    from filelock import FileLock
-
     images = folder(tmp_path / "images", train=4, test=2)
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL)
     store = Path(ok(*words).data["path"])
-    before = {str(f.relative_to(store)) for f in store.rglob("*") if f.name != "history.jsonl"}
+
+    def files() -> set[Path]:
+        return {f for f in store.rglob("*") if f.name != "history.jsonl" and f.suffix != ".lock"}
+
+    before = files()
     (key,) = (f.name for f in (store / "features").iterdir() if f.is_dir())
     dead, journal = store / "locks" / f"{key}.json", store / f"journal-{key}.jsonl"
     alive, begun = store / "locks" / "other-00000000.json", store / "journal-other-00000000.jsonl"
-
-    def leave(*files: Path) -> None:
-        for file in files:
-            file.write_text('{"pid": 1, "host": "elsewhere", "started": 0}')
-
-    leave(dead, journal, alive, begun)
+    for file in (dead, journal, alive, begun):
+        file.write_text('{"pid": 1, "host": "elsewhere", "started": 0}')
     with FileLock(alive.with_suffix(".lock")):
         ok(*words)
-        assert not dead.exists()
-        assert not journal.exists()
-        assert alive.exists()
-        assert begun.exists()  # of an array that is not finished
+        # The last is of an array that is not finished.
+        assert [f.exists() for f in (dead, journal, alive, begun)] == [False, False, True, True]
     begun.unlink()
-    alive.with_suffix(".lock").unlink(missing_ok=True)
-    leave(journal)
+    journal.touch()
     with FileLock(dead.with_suffix(".lock")):
         ok(*words)
         assert journal.exists()
     ok(*words)
-    after = {str(f.relative_to(store)) for f in store.rglob("*") if f.name != "history.jsonl" and f.suffix != ".lock"}
-    assert after <= before
+    assert files() <= before
 
 
 def test_a_link_out_of_the_folder_is_left_out_with_a_warning_until_it_is_asked_for(tmp_path: Path) -> None:
@@ -282,19 +252,11 @@ def test_a_link_out_of_the_folder_is_left_out_with_a_warning_until_it_is_asked_f
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 16,
              "--workers", 0, "--max-bad", 1, "--json")  # fmt: skip
     done = fedcache(*words)
-    assert done.code == 0, done.err
     (warning,) = done.envelope["warnings"]
-    assert "1 link " in warning
     assert "--follow-links" in warning
-    assert done.data["images"] == 18
+    assert (done.code, done.data["images"]) == (0, 18)
     asked = fedcache(*words, "--follow-links")
-    assert asked.code == 3, asked.err  # it is read, and is no image
-    store = Path(asked.data["path"])
-    assert asked.data["images"] == 19
-    assert "hunter2" not in (store / "quarantine.jsonl").read_text()
+    assert (asked.code, asked.data["images"]) == (3, 19)  # it is read, and is no image
+    assert "hunter2" not in (Path(asked.data["path"]) / "quarantine.jsonl").read_text()
     assert "password" not in asked.out + asked.err
     assert not fedcache(*words, "--follow-links").envelope["warnings"]  # at once, as everything is there
-    shutil.rmtree(store.parent / done.data["path"].rpartition("/")[2])
-    trained = fedcache("train", "--dataset", f"folder:{images}", "--method", "fedncm", "--scheme", "iid",
-                       "--clients", 2, "--json")  # fmt: skip
-    assert trained.code == 0, trained.err

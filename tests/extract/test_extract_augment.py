@@ -38,8 +38,6 @@ def test_policies_are_arrays_of_one_store_which_share_the_plain_image(images: Pa
     assert np.array_equal(simclr[:, 0], flipped[:, 0])
     assert np.array_equal(simclr[:, 0], noisy[:, 0])
     assert (flipped[:, 1:] != noisy[:, 1:]).any(-1).all()
-    said = " ".join(fedcache("inspect").out.split())
-    assert "by simclr" in said
 
 
 @pytest.mark.slow

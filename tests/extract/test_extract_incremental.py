@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pictures import CLASSES, folder, picture
 
+from fedcache.runs.partitions import make_partition
 from fedcache.store.sidecars import VANISHED
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
@@ -39,7 +40,7 @@ def store_of(done: Any) -> Store:
     return Store.open(Path(done.data["path"]))
 
 
-def add(images: Path, name: str, seed: int, label: int = 0) -> None:
+def add(images: Path, name: str = "train/zebra/zzz.png", seed: int = 5, label: int = 0) -> None:
     place = images / name
     place.parent.mkdir(parents=True, exist_ok=True)
     picture(seed, label).save(place)
@@ -105,14 +106,6 @@ def test_new_images_are_appended_and_whole_chunks_are_linked(images: Path, tmp_p
     assert (again.data["decoded"], again.data["path"], again.data["growth"]) == (0, done.data["path"], None)
 
 
-def test_the_story_says_what_was_new(images: Path) -> None:
-    extract(images)
-    add(images, "train/ant/zzz.png", 9, 1)
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL)
-    assert "Would grow from shapes-" in fedcache(*words, "--dry-run").err
-    assert "1 image new, 0 vanished, 6 chunks reused, 1 forward pass." in fedcache(*words).out
-
-
 @pytest.mark.slow
 def test_an_image_that_comes_back_is_a_new_row(images: Path, tmp_path: Path) -> None:
     extract(images)
@@ -164,36 +157,32 @@ def test_vanished_rows_are_dealt_to_nobody(images: Path) -> None:
     extract(images)
     for name in ("train/zebra/001.png", "train/ant/002.png", "test/10/001.png"):
         (images / name).unlink()
-    add(images, "train/zebra/zzz.png", 5)
+    add(images)
     store = store_of(extract(images))
     gone = set(np.flatnonzero(store.samples.ok == 0).tolist())
     assert len(gone) == 3
-    from fedcache.runs.partitions import make_partition
-
     made = make_partition(store, "iid", seed=0, clients=3)
     dealt = {int(r) for c in made.clients for r in (*c.train, *c.test)}
     assert not dealt & gone
     assert len(store.samples.name) - 1 in dealt  # and the new row is
-    trained = fedcache("train", "--method", "fedncm", "--clients", 3, "--json")
-    assert trained.code == 0
-    scored = fedcache("evaluate", "method:fedncm", "--store", store.path, "--split", "all", "--json")
-    assert scored.code == 0
-    assert scored.data["runs"][0]["left_out"]["unreadable"] == 0
-    told = fedcache("predict", "method:fedncm", "--store", store.path, "--json")
-    assert told.code == 0
-    assert {row["name"] for row in told.data["rows"]}.isdisjoint(store.samples.name[row] for row in gone)
+    ok("train", "--method", "fedncm", "--clients", 3)
+    scored = ok("evaluate", "method:fedncm", "--store", store.path, "--split", "all").data
+    assert scored["runs"][0]["left_out"]["unreadable"] == 0
+    told = ok("predict", "method:fedncm", "--store", store.path).data["rows"]
+    assert {row["name"] for row in told}.isdisjoint(store.samples.name[row] for row in gone)
 
 
 @pytest.mark.slow
 def test_all_backbones_views_and_text_are_carried_over(images: Path, tmp_path: Path) -> None:
+    words = ("--views", 2, "--text", "a {}.")
     both = "random-projection,glyph-clip"
-    before = store_of(extract(images, "--views", 2, "--text", "a {}.", backbones=both))
-    add(images, "train/zebra/zzz.png", 5)
-    plan = extract(images, "--views", 2, "--text", "a {}.", "--dry-run", backbones=both)
-    assert plan.data["growth"] == {"new": 1, "vanished": 0, "reused_chunks": 12, "forward_passes": 2}
-    done = extract(images, "--views", 2, "--text", "a {}.", backbones=both)
+    before = store_of(extract(images, *words, backbones=both))
+    add(images)
+    plan = extract(images, *words, "--dry-run", backbones=both).data
+    done = extract(images, *words, backbones=both)
     after = store_of(done)
-    assert done.data["growth"]["forward_passes"] == 2
+    growth = {"new": 1, "vanished": 0, "reused_chunks": 12, "forward_passes": 2}
+    assert plan["growth"] == done.data["growth"] == growth
     assert after.arrays.keys() == before.arrays.keys()
     assert np.array_equal(after.text("glyph-clip"), before.text("glyph-clip"))
     assert [t["state"] for t in done.data["text"]] == ["current"]
@@ -204,7 +193,7 @@ def test_all_backbones_views_and_text_are_carried_over(images: Path, tmp_path: P
 @pytest.mark.parametrize("words", [("--batch", 8), ("--chunk-rows", 16), ("--fresh",)], ids=["how", "chunks", "fresh"])
 def test_what_was_computed_otherwise_is_computed_again(images: Path, words: tuple[object, ...]) -> None:
     extract(images)
-    add(images, "train/zebra/zzz.png", 5)
+    add(images)
     done = extract(images, *words)
     assert done.code == 0, done.err
     assert (done.data["growth"], done.data["decoded"]) == (None, 49)
@@ -218,7 +207,7 @@ def test_a_damaged_chunk_of_the_earlier_store_is_not_taken_over(images: Path, tm
     raw = bytearray(file.read_bytes())
     raw[5] ^= 1
     file.write_bytes(raw)
-    add(images, "train/zebra/zzz.png", 5)
+    add(images)
     done = extract(images)
     assert done.data["growth"] == {"new": 1, "vanished": 0, "reused_chunks": 5, "forward_passes": 9}
     assert by_uid(store_of(done)) == by_uid(fresh(images, tmp_path))
@@ -226,7 +215,7 @@ def test_a_damaged_chunk_of_the_earlier_store_is_not_taken_over(images: Path, tm
 
 def test_chunks_are_copied_where_they_cannot_be_linked(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = store_of(extract(images))
-    add(images, "train/zebra/zzz.png", 5)
+    add(images)
 
     def refuse(*_: object) -> None:
         raise OSError(18, "Invalid cross-device link")
@@ -284,7 +273,7 @@ def test_a_killed_extraction_goes_on_where_it_was(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_unfinished_store_goes_on_without_its_parent(images: Path, tmp_path: Path) -> None:
     before = store_of(extract(images))
-    add(images, "train/zebra/zzz.png", 5)
+    add(images)
     (images / "train/ant/002.png").unlink()
     grown = store_of(extract(images))
     shutil.rmtree(before.path)

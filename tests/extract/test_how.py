@@ -104,15 +104,6 @@ def test_what_values_depend_on_is_the_device_the_batch_the_code_and_the_librarie
         assert gpu == {"device": "cuda", "gpu": "its name", **always}
 
 
-def test_a_library_without_metadata_is_unknown(monkeypatch):
-    def nothing(name):
-        raise how.PackageNotFoundError(name)
-
-    monkeypatch.setattr(how, "version", nothing)
-    record = how.how_record(Device("cpu", "", ""), "float32", 8, 2, "timm")
-    assert {record[name] for name in ("torch", "pillow", "numpy", "timm")} == {"unknown"}
-
-
 def test_features_are_computed_as_others_were_where_this_device_can():
     asked = ExtractConfig(device="cpu")
     assert how.resolve_compute_as(asked, {}) == how.resolve_compute(asked)
@@ -122,9 +113,3 @@ def test_features_are_computed_as_others_were_where_this_device_can():
     assert (found.dtype, found.batch) == ("float16", 3)
     _, found = how.resolve_compute_as(replace(asked, dtype="float32", batch=5), {**gpu, "device": "cpu"})
     assert (found.dtype, found.batch) == ("float32", 5), "what is asked for goes first"
-
-
-def test_features_of_another_device_are_told_of():
-    cpu = Device("cpu", "", "")
-    assert how.note_of_other_devices(cpu, [{"device": "cpu"}, {}]) is None
-    assert "cuda" in how.note_of_other_devices(cpu, [{"device": "cuda"}, {"device": "cpu"}, {"device": "cuda"}])

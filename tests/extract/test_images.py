@@ -46,8 +46,6 @@ def test_lossless_formats_give_the_pixels_back():
     image = pixels(1)
     for kind, options in (("PNG", {}), ("BMP", {}), ("TIFF", {}), ("PPM", {}), ("WEBP", {"lossless": True})):
         assert np.array_equal(np.asarray(decode(encoded(image, kind, **options))), image)
-    two = np.where(pixels(3)[:, :, :1] > 127, [[[255, 0, 0]]], [[[0, 0, 255]]]).astype(np.uint8)
-    assert np.array_equal(np.asarray(decode(encoded(two, "GIF"))), two)
 
 
 def test_a_jpeg_is_decoded_as_pillow_decodes_it_at_full_size():
@@ -64,14 +62,9 @@ def test_gray_becomes_three_equal_channels_from_bytes_and_arrays():
 
 def test_sixteen_bit_gray_keeps_the_high_byte():
     values = np.array([[0, 255, 256, 0x1234, 0xFFFF]], dtype=np.uint16)
-    expected = [0, 0, 1, 0x12, 0xFF]
-    for kind in ("PNG", "TIFF"):
-        assert np.asarray(decode(encoded(Image.fromarray(values), kind)))[0, :, 0].tolist() == expected
-
-
-def test_sixteen_bit_pgm_keeps_the_high_byte():
-    raw = b"P5 2 1 65535\n" + bytes([0x12, 0x34, 0xFF, 0xFF])
-    assert np.asarray(decode(raw))[0, :, 1].tolist() == [0x12, 0xFF]
+    raw = [encoded(Image.fromarray(values), kind) for kind in ("PNG", "TIFF")]
+    for file in (*raw, b"P5 5 1 65535\n" + values.astype(">u2").tobytes()):
+        assert np.asarray(decode(file))[0, :, 0].tolist() == [0, 0, 1, 0x12, 0xFF]
 
 
 def test_transparent_pixels_are_white_whatever_colour_hides_beneath():
@@ -91,17 +84,6 @@ def test_a_transparent_palette_entry_is_white():
     image.putpixel((1, 0), 1)
     for raw in (encoded(image, "PNG", transparency=bytes([0, 255])), encoded(image, "GIF", transparency=0)):
         assert np.asarray(decode(raw))[0].tolist() == [[255, 255, 255], [0, 255, 0]]
-
-
-def test_a_colour_key_is_white():
-    raw = encoded(flat((9, 9, 9)), "PNG", transparency=(9, 9, 9))
-    assert np.asarray(decode(raw)).min() == 255
-
-
-def test_cmyk_is_converted():
-    got = np.asarray(decode(encoded(flat((0, 255, 255, 0), mode="CMYK"), "TIFF")))  # no cyan, full magenta and yellow
-    assert got[0, 0].tolist() == [255, 0, 0]
-    assert decode(encoded(flat((0, 0, 0, 0), mode="CMYK"), "JPEG")).mode == "RGB"
 
 
 def test_an_animation_is_its_first_frame():
@@ -222,14 +204,6 @@ def test_memory_that_runs_out_is_not_the_fault_of_the_image(place, monkeypatch):
         decode(raw)
 
 
-def test_exif_that_cannot_be_read_leaves_the_image_as_it_is(monkeypatch):
-    def broken(_image):
-        raise SyntaxError("not a TIFF file")
-
-    monkeypatch.setattr(Image.Image, "getexif", broken)
-    assert np.array_equal(np.asarray(from_pillow(Image.fromarray(pixels(1)))), pixels(1))
-
-
 def test_arrays_of_another_kind_are_bad():
     for shape, dtype in (((2, 2), "f4"), ((2, 2, 4), "u1"), ((0, 2), "u1"), ((4,), "u1")):
         with pytest.raises(BadImage, match="uint8"):
@@ -248,9 +222,7 @@ def test_damage_anywhere_gives_an_image_or_a_reason_that_is_the_same_every_time(
             outcomes.append(np.asarray(decode(bytes(raw))).tobytes())
         except BadImage as bad:
             reason = str(bad)
-            assert "0x" not in reason
-            assert "<" not in reason
-            assert "/" not in reason
+            assert not any(word in reason for word in ("0x", "<", "/"))
             outcomes.append(reason)
     assert outcomes[0] == outcomes[1]
 

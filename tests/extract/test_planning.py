@@ -24,7 +24,7 @@ from fedcache.extract.device import Device
 from fedcache.extract.extract_dataset import pull_if_needed
 from fedcache.extract.planning import cost
 from fedcache.extract.planning import plan as planning
-from fedcache.extract.planning.find_store import UnfinishedArray, extract_arguments, no_store_remembered
+from fedcache.extract.planning.find_store import UnfinishedArray, extract_arguments
 from fedcache.extract.planning.incremental import IncrementalPlan, find_earlier_rows, in_earlier_order
 from fedcache.extract.planning.plan import (
     PlannedArray,
@@ -133,7 +133,6 @@ def test_options_of_a_recipe_are_of_all_backbones_or_of_one() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"backbones": ()}, "backbone"),
         ({"backbones": ("random-projection", "pixles")}, "Did you mean 'pixels'"),
         ({"weights": {"glyph-clp": "x"}}, "Did you mean 'glyph-clip'"),
         ({"max_bad": "many"}, "--max-bad many"),
@@ -141,10 +140,7 @@ def test_options_of_a_recipe_are_of_all_backbones_or_of_one() -> None:
         ({"dtype": "flot16"}, "Did you mean 'float16'"),
         ({"text": ("a photo",)}, "a photo"),
         ({"recipe": {"sise": "3"}}, "sise"),
-        ({"recipe": {"norm": "clp"}}, "Did you mean 'clip'"),
-        ({"recipe": {"size": "7"}}, "size=7"),
         ({"recipe": {"size": "2049"}}, "size=2049"),
-        ({"recipe": {"size": "large"}}, "size=large"),
         ({"recipe": {"crop_pct": "1.01"}}, "crop_pct=1.01"),
     ],
 )
@@ -214,13 +210,13 @@ def test_the_arguments_of_an_extraction_make_it_again() -> None:
         dataset="folder:a b", backbones=("x", "y"), recipe={"size": "8", "x:resize": "crop"}, text=("a {}", "the {}"),
         limit=9, follow_links=True, data={"n": "/p"}, max_bad="3",
     )  # fmt: skip
-    words = extract_arguments(config)
     pairs = [
         ("--dataset", "folder:a b"), ("--backbones", "x,y"), ("--recipe", "size=8"), ("--recipe", "x:resize=crop"),
         ("--text", "a {}"), ("--text", "the {}"), ("--limit", "9"), ("--data", "n=/p"), ("--max-bad", "3"),
     ]  # fmt: skip
-    assert sorted(words) == sorted(["--follow-links", *(word for pair in pairs for word in pair)])
-    assert all((option, words[i + 1]) in pairs for i, option in enumerate(words) if option in dict(pairs))
+    words = extract_arguments(config)
+    words.remove("--follow-links")
+    assert sorted(zip(words[::2], words[1::2], strict=True)) == sorted(pairs)
     assert extract_arguments(ExtractConfig()) == []
 
 
@@ -282,32 +278,19 @@ def test_rows_of_an_earlier_store_keep_their_places_and_new_ones_follow() -> Non
     assert grown.digest == made.digest != data.digest
 
 
-def test_what_an_extraction_would_compute_is_counted_before() -> None:
-    data, before = rows_now(), rows_before()
-    made = in_earlier_order(data, before, find_earlier_rows(data, before, np.zeros(5, bool)))
-    assert made.ok.tolist() == [1, 0, 0, 1, 1, 1]  # d of before and e are lost; d of now is new
-    plan = IncrementalPlan(made, None, chunk_rows={"k": 2}, whole={"k": 2})
-    counts = {"new": 1, "vanished": 2, "reused_chunks": 2}
-    assert plan.expected(["k"]) == {**counts, "forward_passes": 2}  # the rows after the first four
-    assert plan.expected(["k", "other"]) == {**counts, "forward_passes": 2 + 4}
-    plan.reused = 1
-    assert plan.result(7) == {**counts, "reused_chunks": 1, "forward_passes": 7}
-
-
 def test_text_features_are_carried_over_with_the_numbers_of_their_own_weights(tmp_path: Path) -> None:
-    parent, store, classes = create(tmp_path / "before.zarr"), create(tmp_path / "now.zarr"), ["x", "y", "z"]
+    parent, store, other = (create(tmp_path / f"{name}.zarr") for name in ("before", "now", "other"))
     one, two = np.eye(3, 4, dtype=np.float32), np.eye(3, 4, 1, dtype=np.float32)
     for weights, matrix in (("v", one), ("w", two)):
-        parent.put_text("a", ["a {}"], matrix, {"backbone": "a", "weights": weights, "classes": classes})
-    data: Any = SimpleNamespace(classes=tuple(classes))
+        parent.put_text("a", ["a {}"], matrix, {"backbone": "a", "weights": weights, "classes": ["x", "y", "z"]})
+    data: Any = SimpleNamespace(classes=("x", "y", "z"))
+    others: Any = SimpleNamespace(classes=("x", "y", "w"))
     IncrementalPlan(data, parent).carry_text(store)
     assert store.texts == parent.texts, "also in their order: the last are current"
     assert np.array_equal(store.text("a"), two)
     assert store.use_text("a", ["a {}"], weights="v")
-    assert np.array_equal(store.text("a"), one)
     IncrementalPlan(data, parent).carry_text(store)
     assert np.array_equal(store.text("a"), one), "what is there stays as it is"
-    other, others = create(tmp_path / "other.zarr"), SimpleNamespace(classes=("x", "y", "w"))
     IncrementalPlan(others, parent).carry_text(other)
     IncrementalPlan(data, None).carry_text(other)
     assert other.texts == {}, "of other classes, or of no earlier store"
@@ -335,8 +318,7 @@ def test_a_part_of_classes_that_take_turns_has_rows_of_each() -> None:
     assert sorted(np.bincount(part.label, minlength=6).tolist()) == [1, 1, 2, 2, 2, 2]
     assert np.bincount(part.split).tolist() == [8, 2]
     assert list(part.names) == sorted(part.names)
-    assert len(turns.part(3)) == 3, "fewer rows than classes are the evenly spaced ones"
-    assert turns.part(3).label.tolist() == [0, 20 % 6, 40 % 6]
+    assert turns.part(3).label.tolist() == [0, 20 % 6, 40 % 6], "fewer rows than classes are the evenly spaced ones"
 
 
 def test_more_domains_than_a_store_can_number_are_refused() -> None:
@@ -350,20 +332,6 @@ def test_a_recipe_of_a_newer_release_is_refused() -> None:
     known = recipe("pixels").to_dict()
     assert Recipe.from_dict(known) == recipe("pixels")
     refused(lambda: Recipe.from_dict({**known, "zoom": 2, "blur": 1}), "blur, zoom", code=Exit.STORE)
-
-
-def test_the_stores_of_a_home_are_named_with_their_state(tmp_path: Path) -> None:
-    home = Home(tmp_path)
-    assert no_store_remembered(home) is None
-    home.stores.mkdir()
-    assert no_store_remembered(home) is None
-    create(home.stores / "toy.zarr")
-    (home.stores / "lost.zarr").mkdir()
-    error = no_store_remembered(home)
-    assert error is not None
-    assert error.code is Exit.STORE
-    assert "lost.zarr (damaged), toy.zarr (empty)" in error.message
-    assert "fedcache inspect lost.zarr" in error.hint
 
 
 def test_weights_that_a_library_publishes_are_fetched_before_they_are_needed(

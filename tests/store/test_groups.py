@@ -10,7 +10,7 @@ from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.export import write_shards
-from fedcache.store.groups import column_of, put_groups
+from fedcache.store.groups import put_groups
 from fedcache.store.store import Store
 from fedcache.store.verify import repair, verify
 from fedcache.tables.groups import Group, joined
@@ -32,11 +32,6 @@ def test_values_are_words_sorted_as_numbers_or_letters_and_empty_ones_are_unknow
     assert Group.of([True, False]).words == ("False", "True")
 
 
-def test_measurements_and_matrices_are_no_group() -> None:
-    for values in ([0.5, 1.0], [np.inf, 1.0], np.zeros((2, 2), int)):
-        refused(lambda values=values: Group.of(values))
-
-
 def test_a_store_keeps_groups_and_their_change_is_told(tmp_path: Path) -> None:
     store = store_at(tmp_path / "s.zarr")
     digest = store.dataset["digest"]
@@ -53,12 +48,6 @@ def test_a_store_keeps_groups_and_their_change_is_told(tmp_path: Path) -> None:
     assert again.dataset["digest"] == digest
     report = verify(store.path)
     assert (report.problems, report.notes) == ([], [])
-
-
-def test_domain_and_class_are_columns_to_go_by(tmp_path: Path) -> None:
-    store = store_at(tmp_path / "s.zarr")
-    assert column_of(store, "domain").words == ("all",)
-    assert column_of(store, "class").codes.tolist() == [0, 1] * 6
 
 
 def test_refusals_name_what_is_there(tmp_path: Path) -> None:

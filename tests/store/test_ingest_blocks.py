@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import tracemalloc
-import zipfile
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -18,9 +17,9 @@ from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from refusal import refused
 from safetensors.numpy import save_file
 
-from fedcache.errors import Exit, FedcacheError
 from fedcache.store import content as contents
 from fedcache.store.chunks import all_finite, decode_strings, encode_strings
 from fedcache.store.content import arrange, chunk_rows_for
@@ -105,14 +104,16 @@ def test_a_row_is_named_by_its_values_and_an_array_by_all_of_them(tmp_path: Path
 
 
 def test_rows_in_another_order_are_the_same_store(tmp_path: Path) -> None:
-    x, labels = values(ROWS, 6), np.arange(ROWS) % 5
-    names, order = np.array([f"{i:05}" for i in range(ROWS)]), np.random.default_rng(1).permutation(ROWS)
-    sorted_file = write(tmp_path / "a.npz", x, labels=labels, name=names)
-    other = write(tmp_path / "b.npz", x[order], labels=labels[order], name=names[order])
-    one, two = (arrange(open_embeddings(f), "e") for f in (sorted_file, other))
+    order = np.random.default_rng(1).permutation(ROWS)
+
+    def arranged(name: str, rows: np.ndarray) -> contents.Content:
+        columns = {"labels": np.arange(ROWS) % 5, "name": np.array([f"{i:05}" for i in range(ROWS)])}
+        file = write(tmp_path / name, values(ROWS, 6)[rows], **{key: column[rows] for key, column in columns.items()})
+        return arrange(open_embeddings(file), "e")
+
+    one, two = arranged("a.npz", np.arange(ROWS)), arranged("b.npz", order)
     # The backbone is called as the file, and is no part of the rows.
-    assert one.dataset["digest"] == two.dataset["digest"]
-    assert one.values == two.values
+    assert (one.dataset["digest"], one.values) == (two.dataset["digest"], two.values)
 
 
 @pytest.mark.slow
@@ -135,9 +136,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
     file = write(tmp_path / "e.npy", values(ROWS, 6))
     content = arrange(open_embeddings(file), "e")
     write(file, -values(ROWS, 6))
-    with pytest.raises(FedcacheError, match="rows 0 to 511") as caught:
-        Store.from_content(content, tmp_path / "s.zarr")
-    assert caught.value.code is Exit.USAGE
+    refused(lambda: Store.from_content(content, tmp_path / "s.zarr"), "rows 0 to 511")
     write(file, values(ROWS, 6))
     store = Store.from_content(content, tmp_path / "s.zarr")
     assert np.array_equal(store.reader(*store.arrays).all()[:, 0], values(ROWS, 6))
@@ -146,15 +145,10 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
 def test_a_zip_whose_sum_is_wrong_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "e.npz"
     np.savez(file, features=values(ROWS, 6))
-    with zipfile.ZipFile(file) as archive:
-        at = archive.infolist()[0].header_offset
     raw = bytearray(file.read_bytes())
-    raw[at + 5000] ^= 1
+    raw[5000] ^= 1
     file.write_bytes(raw)
-    with pytest.raises(FedcacheError, match="Bad CRC") as caught:
-        arrange(open_embeddings(file), "e")
-    assert caught.value.code is Exit.USAGE
-    assert str(file) in caught.value.message
+    refused(lambda: arrange(open_embeddings(file), "e"), "Bad CRC", str(file))
 
 
 def test_an_array_that_was_begun_with_other_chunks_is_begun_again(
@@ -217,14 +211,13 @@ def test_numbered_names_are_cut_out_of_one_text_and_are_what_a_tuple_is(length, 
     assert words == found
     assert found != list(words[:-1])
     assert found != "".join(words)
-    assert found[: len(words)] is found
     place = data.draw(st.slices(len(words)))
     assert tuple(found[place]) == words[place]
-    for number in (0, len(words) - 1, -1, -len(words)):
-        assert found[number] == words[number]
-    for number in (len(words), -len(words) - 1):
+    number = data.draw(st.integers(-len(words), len(words) - 1))
+    assert found[number] == words[number]
+    for beyond in (len(words), -len(words) - 1):
         with pytest.raises(IndexError):
-            found[number]
+            found[beyond]
 
 
 def test_names_of_one_length_know_whether_they_are_in_order():

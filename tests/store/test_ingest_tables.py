@@ -160,13 +160,6 @@ def test_two_words_of_a_csv_never_become_one_number(words: list[str]) -> None:
         assert isinstance(typed, np.ndarray)
 
 
-def test_numbers_as_programs_write_them_are_numbers() -> None:
-    zero = "0.000000000000000000e+00"
-    for words in (["0", "1"], ["1.00", "2.00"], ["1e+20", "3e+20"], ["0.5", "1", "1.50"], ["0.5", "inf"], [zero]):
-        typed: Any = Words.of([*words, "NA"]).typed()
-        assert np.array_equal(typed, [*map(float, words), np.nan], equal_nan=True)
-
-
 def test_a_csv_of_excel_and_pandas_is_read(tmp_path: Path) -> None:
     file = tmp_path / "e.csv"
     ids = (2**60, 2**60 + 1)  # which a float would make one of
@@ -285,7 +278,6 @@ def test_rows_that_are_not_finite_are_named_and_left_out_when_asked(tmp_path: Pa
     assert np.array_equal(store.reader(*store.arrays).rows(good)[:, 0], X[good])
     assert not (store.samples.split[[3, 8, 29]] == 1).any()  # none is a test row
     assert verify(store.path).ok
-    assert "row 8 (08)" in fedcache("inspect").out
     assert "nothing to do" in fedcache("ingest", file, "--name", "dirty", "--drop-nan").err
 
 

@@ -7,7 +7,6 @@ import io
 import json
 import pickle
 import struct
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,9 +21,9 @@ from refusal import refused
 from tolerance import close
 from toy_store import KEYS, whole
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.store import embedding_writers
-from fedcache.store.content import arrange
+from fedcache.store.content import Content, arrange
 from fedcache.store.export import export
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
@@ -58,7 +57,6 @@ def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(tmp_path: Pat
     features = {"net": x, "small": x[:, :2].astype("f2")}
     store = Store.from_arrays(features, **given, drop_nan=True, path=tmp_path / "s.zarr")
     key, _ = store.arrays
-    assert np.array_equal(store.text(key), store.text("net"))
     out = tmp_path / f"e.{ending}"
     assert export(store, out, list(store.arrays)) == 11
     back = Store.from_content(arrange(read_embeddings(out), "back"), tmp_path / "back.zarr")
@@ -66,18 +64,17 @@ def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(tmp_path: Pat
     assert back.groups == store.groups == sorted(groups)
     for name in groups:
         assert back.group(name).equals(store.group(name).take(rows)), name
-    assert back.samples.classes == store.samples.classes
-    assert back.samples.domains == store.samples.domains
+    ours, theirs = back.samples, store.samples
+    assert (ours.classes, ours.domains) == (theirs.classes, theirs.domains)
+    assert ours.name == tuple(theirs.name[row] for row in rows)
     for column in ("label", "domain", "split"):
-        assert np.array_equal(getattr(back.samples, column), getattr(store.samples, column)[rows]), column
+        assert np.array_equal(getattr(ours, column), getattr(theirs, column)[rows]), column
     for info, name in zip(back.arrays, store.arrays, strict=True):
         assert back.arrays[info].dtype == store.arrays[name].dtype
         assert np.array_equal(back.reader(info).all(), store.reader(name).rows(rows))
     assert verify(back.path).ok
-    assert back.samples.name == tuple(store.samples.name[row] for row in rows)
+    assert np.array_equal(store.text(key), store.text("net"))
     assert close(back.text(key), store.text("net"), 1)
-    with pytest.raises(FedcacheError, match="none"):
-        back.text("none")
 
 
 def test_a_parquet_file_shows_words_to_other_programs(tmp_path: Path) -> None:
@@ -111,16 +108,18 @@ def test_the_order_of_a_files_keys_is_no_content(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     given = {"features/b": rng.normal(size=(6, 3)), "features/a": rng.normal(size=(6, 2)), "labels": np.arange(6) % 2}
     given |= {"text/b": rng.normal(size=(2, 3)), "text/a": rng.normal(size=(2, 2))}
-    np.savez(tmp_path / "one.npz", **given)
-    np.savez(tmp_path / "other.npz", **dict(reversed(given.items())))
-    one, other = (arrange(read_embeddings(tmp_path / f"{name}.npz"), "mine") for name in ("one", "other"))
+
+    def arranged(columns: dict[str, Any]) -> Content:
+        np.savez(tmp_path / "e.npz", **columns)
+        return arrange(read_embeddings(tmp_path / "e.npz"), "mine")
+
+    one = arranged(given)
+    other = arranged(dict(reversed(given.items())))
     assert list(one.texts) == list(reversed(other.texts)) == ["b", "a"]
     assert list(one.arrays) == list(reversed(other.arrays))
     assert np.array_equal(one.samples.uid, other.samples.uid)
     assert one.dataset["digest"] == other.dataset["digest"]
-    given["text/a"] = given["text/a"][::-1]
-    np.savez(tmp_path / "third.npz", **given)
-    assert arrange(read_embeddings(tmp_path / "third.npz"), "mine").dataset["digest"] != one.dataset["digest"]
+    assert arranged({**given, "text/a": given["text/a"][::-1]}).dataset["digest"] != one.dataset["digest"]
 
 
 @pytest.mark.parametrize("value", [np.inf, 1e39], ids=["not finite", "not float32"])
@@ -134,10 +133,6 @@ def test_rows_that_are_not_finite_are_named_by_their_place_in_the_file(tmp_path:
 class Bomb:
     def __reduce__(self) -> tuple[Any, ...]:
         return exec, ("raise SystemExit('executed')",)
-
-
-def object_npy(path: Path) -> None:
-    np.save(path, np.array([[Bomb()]], dtype=object), allow_pickle=True)
 
 
 def object_npz(path: Path) -> None:
@@ -157,11 +152,6 @@ def npy_header_that_lies(path: Path) -> None:
 def torn_npz(path: Path) -> None:
     np.savez(path, X=np.ones((4, 4)))
     path.write_bytes(path.read_bytes()[:-30])
-
-
-def zip_of_anything(path: Path) -> None:
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("X.npy", b"not an array")
 
 
 def external_link(path: Path) -> None:
@@ -219,12 +209,10 @@ def ragged_rows_that_would_reshape(path: Path) -> None:
 
 
 HOSTILE: list[tuple[str, Callable[[Path], None]]] = [
-    ("npy", object_npy),
     ("npz", object_npz),
     ("npy", pickle_as_npy),
     ("npy", npy_header_that_lies),
     ("npz", torn_npz),
-    ("npz", zip_of_anything),
     ("h5", external_link),
     ("h5", external_storage),
     ("h5", virtual_dataset),
@@ -255,16 +243,11 @@ ONES = np.ones((3, 2))
         ({"X": ONES[:, 0]}, "X"),
         ({"X": ONES.astype(int)}, "float32"),
         ({"X": ONES[:0]}, "0 rows"),
-        ({"X": ONES[:, :0]}, "(3, 0)"),
         ({"X": ONES, "features": ONES}, "both"),
         ({"X": ONES, "features/b": np.ones((4, 2))}, "4"),
-        ({"X": ONES, "y": np.arange(2)}, "y"),
-        ({"X": ONES, "y": np.array([0, 1, 2]), "classes": np.array(["a", "b"])}, "'2'"),
         ({"X": ONES, "y": np.array(["a", "c", "a"]), "classes": np.array(["a", "b"])}, "'c'"),
-        ({"X": ONES, "split": np.array([0, 1, 3])}, "'3'"),
         ({"X": ONES, "split": np.array([False, True, True])}, "'False'"),
         ({"X": ONES, "y": np.arange(3), "text": np.eye(3)}, "[classes, 2]"),
-        ({"X": ONES, "y": np.arange(3), "text": ONES[:2]}, "2 rows"),
         ({"X": ONES, "y": np.arange(3), "text/other": ONES}, "text/c"),
     ],
 )

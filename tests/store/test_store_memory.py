@@ -10,14 +10,13 @@ import numpy as np
 import psutil
 import pytest
 from refusal import refused
-from toy_store import CHUNK, KEYS, ROWS, values, whole
+from toy_store import KEYS, ROWS, values, whole
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.feature_post import prepare
 from fedcache.store import machine as limit
 from fedcache.store import reader as reading
-from fedcache.store.machine import memory_limit, threads_for
-from fedcache.store.reader import Reader
+from fedcache.store.machine import memory_limit
 from fedcache.store.store import Store
 
 
@@ -37,17 +36,6 @@ def old_prepare(features: list[np.ndarray[Any, Any]], post: str, train: np.ndarr
         scale[scale == 0] = 1
         x = ((x - known.mean(0, dtype=np.float64)) / scale).astype(np.float32)
     return x
-
-
-def test_a_gather_reads_the_chunks_of_its_rows_and_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    copy = Reader._copy
-    monkeypatch.setattr(Reader, "_copy", lambda self, number, flat: (read.append(number), copy(self, number, flat))[1])
-    reader = whole(tmp_path / "s.zarr").reader(KEYS[0])
-    reader.rows(np.array([1, 2 * CHUNK, 2]))
-    assert sorted(read) == [0, 2]
-    reader.rows(np.array([0, 2 * CHUNK + 1, CHUNK]))
-    assert sorted(read) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("budget", ["1G", "0"])
@@ -110,9 +98,13 @@ def test_a_full_disk_is_an_error_before_anything_is_mapped(tmp_path: Path, monke
 
 
 def test_the_budget_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDCACHE_MEMORY", raising=False)
+    assert 0 < memory_limit() < psutil.virtual_memory().available
     for asked, known in (("8G", 8 << 30), ("1.5 m", 3 << 19), ("500MB", 500 << 20), ("12", 12), ("2GiB", 2 << 30)):
         monkeypatch.setenv("FEDCACHE_MEMORY", asked)
         assert memory_limit() == known
+    monkeypatch.setenv("FEDCACHE_MEMORY", "plenty")
+    refused(memory_limit, "plenty")
 
 
 @pytest.mark.parametrize(
@@ -136,20 +128,6 @@ def test_the_budget_is_half_of_what_is_free(
         (tmp_path / "sys/fs/cgroup/memory.max").write_text(f"{group[0]}\n")
         (tmp_path / "sys/fs/cgroup/memory.stat").write_text(f"anon {group[1]}\nfile 7000\n")
     assert memory_limit() == left // 2
-
-
-def test_the_budget_is_below_what_is_free_and_a_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDCACHE_MEMORY", raising=False)
-    assert 0 < memory_limit() < psutil.virtual_memory().available
-    monkeypatch.setenv("FEDCACHE_MEMORY", "plenty")
-    with pytest.raises(FedcacheError, match="plenty") as caught:
-        memory_limit()
-    assert caught.value.code is Exit.USAGE
-
-
-def test_threads_never_outnumber_the_chunks() -> None:
-    assert threads_for(0) == threads_for(1) == 1
-    assert 1 <= threads_for(1000) <= 4
 
 
 @pytest.mark.parametrize("budget", ["1G", "0"])

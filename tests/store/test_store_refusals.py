@@ -16,15 +16,14 @@ import pyarrow as pa
 import pytest
 from embedding_file import read_embeddings
 from pyarrow import parquet
-from toy_store import KEYS, create, samples, whole
+from toy_store import KEYS, samples, whole
 
-from fedcache.errors import CorruptionError, FedcacheError, InternalError, MachineError, StoreError, UsageError
-from fedcache.store import chunks, files, lock, manifest, mapped_rows
+from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, UsageError
+from fedcache.store import chunks, lock, manifest, mapped_rows
 from fedcache.store import samples as columns
 from fedcache.store.export import export
 from fedcache.store.sidecars import read_quarantine
 from fedcache.store.store import Store
-from fedcache.tables.file_rows import FileRows
 from fedcache.tables.read import read_columns
 
 
@@ -50,12 +49,6 @@ def fails(error: BaseException) -> Callable[..., Any]:
 def test_a_process_lives_unless_the_system_knows_none(error: Any, lives: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock.os, "kill", fails(error) if error else lambda pid, signal: None)
     assert lock.is_alive(7) is lives
-
-
-def test_the_start_of_a_process_is_a_number_also_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    for said, start in (("7 (a) b) S " + "0 " * 18 + "4711 0", 4711), ("7 (a) S", 0), ("no numbers", 0)):
-        monkeypatch.setattr(Path, "read_text", lambda self, said=said: said)
-        assert lock._started(7) == start
 
 
 def test_the_holder_of_a_lock_is_named_where_it_is_known(place: Path) -> None:
@@ -113,16 +106,6 @@ def test_what_is_mapped_is_counted_or_taken_to_be_all(monkeypatch: pytest.Monkey
     assert mapped_rows.mapped_bytes(33) == 33
 
 
-def test_a_system_that_refuses_to_map_is_no_error(place: Path) -> None:
-    reader = whole(place / "s.zarr").reader(KEYS[0])
-    calls: list[Any] = []
-    libc: Any = SimpleNamespace(mmap=lambda *given: calls.append(given) or -1)
-    assert mapped_rows._map_chunk(libc, reader, 0, 4096) is False
-    ((address, size, _, flags, _, offset),) = calls
-    assert (address, size, offset) == (4096, 24, 0)  # four rows of three half numbers
-    assert flags & mmap.MAP_PRIVATE
-
-
 def test_columns_that_do_not_fit_are_refused() -> None:
     assert samples().checked().label.dtype == np.int32
     for changed, named in (
@@ -161,12 +144,6 @@ def test_text_features_that_are_zero_or_not_finite_are_named(place: Path) -> Non
         refused(CorruptionError, f"row {row} of text", lambda: read_embeddings(place / "x.npz"))
 
 
-def test_rows_of_a_file_are_as_many_as_it_says(place: Path) -> None:
-    rows = FileRows(place / "x.npy", (3, 2), np.dtype("f4"), lambda n: iter([np.ones((2, 2), "f4")]))
-    for size in (2, 5):
-        refused(UsageError, place / "x.npy", lambda size=size: list(rows.blocks(size)))
-
-
 def test_lists_of_a_parquet_file_have_one_length(place: Path) -> None:
     lists = pa.array([[1.0, 2.0]] * 2 + [[1.0, 2.0, 3.0]] * 2)
     file = place / "x.parquet"
@@ -196,20 +173,6 @@ def test_features_have_names_that_a_folder_can_have(tmp_path: Path) -> None:
     for key in ("..", "-x", "x" * 120):
         given = {key: np.eye(3)}
         refused(UsageError, key, lambda given=given: Store.from_arrays(given, path=tmp_path / "s.zarr"))
-
-
-def test_a_digest_tells_how_far_it_is(place: Path) -> None:
-    (place / "x").write_bytes(bytes((1 << 20) + 5))
-    told: list[int] = []
-    assert files.file_sha256(place / "x", told.append) == files.file_sha256(place / "x")
-    assert told == [1 << 20, 5]
-
-
-def test_text_features_are_a_matrix(place: Path) -> None:
-    store = create(place / "s.zarr")
-    for shape in ((3,), (3, 0), (3, 1, 4)):
-        text = np.ones(shape, np.float32)
-        refused(InternalError, shape, lambda text=text: store.put_text("a", ["a {}"], text, {}))
 
 
 def test_names_that_are_none_or_too_few_are_corruption(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

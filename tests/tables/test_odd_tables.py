@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from command import fedcache, ok
 from command_lines import COMMANDS
@@ -25,16 +24,19 @@ from test_doors import (
     DOORS,
     FEATURES,
     IMAGES,
-    PICTURES,
+    OF_ARRAYS,
     PNGS,
     ROWS,
     TEXTS,
+    TWO,
     Columns,
     Read,
     all_doors,
-    named_codes,
+    column,
+    extraction,
     of_dataset,
     of_embeddings,
+    read_file,
     through,
     write_h5,
     write_npz,
@@ -47,12 +49,6 @@ from fedcache.parsing import in_a_list, listed
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.roles import ColumnChoice
-
-TWO = [row % 2 for row in range(ROWS)]
-
-
-def extraction(spec: str) -> tuple[object, ...]:
-    return ("extract", "--dataset", spec, "--backbones", "pixels", "--size", "8", "--workers", 0)
 
 
 def options_of(command: str) -> set[str]:
@@ -83,24 +79,24 @@ def refusal(door: str, folder: Path, columns: Columns, choice: ColumnChoice | No
     ],
 )
 def test_every_option_of_a_refusal_is_one_of_the_command_that_reads_the_table(tmp_path: Path, columns: Columns) -> None:
-    table = {"label": TWO, **{name: values * (ROWS // 3) for name, values in columns.items()}}
+    table = {"label": TWO, **{name: column(*values) for name, values in columns.items()}}
     for door, (kind, _) in DOORS.items():
         said = refusal(door, tmp_path, table)
         named = set(re.findall(r"--[a-z][a-z-]+", said))
         assert named, said
         assert named <= options_of("extract" if kind else "ingest"), f"{door}: {said}"
+        for name, values in columns.items():
+            assert 0.25 not in values or f": {name} holds floats that are not whole" in said, door
 
 
 def test_the_column_of_the_split_and_of_the_domain_are_options_of_extract(tmp_path: Path) -> None:
-    columns = {"label": TWO, "split": ["a", "b"] * (ROWS // 2), "part": ["train", "test"] * (ROWS // 2),
-               "hospital": ["x", "x", "y"] * (ROWS // 3)}  # fmt: skip
+    columns = {"label": TWO, "split": column("a", "b"), "part": column("train", "test"),
+               "hospital": column("x", "x", "y")}  # fmt: skip
     write_npz(tmp_path / "i.npz", {"images": IMAGES}, columns)
     spec = f"arrays:{tmp_path / 'i.npz'}"
     named = ("--split-key", "part", "--domain-key", "hospital")
-    made = ok(*extraction(spec), *named)
-    store = Store.open(made.data["path"])
-    assert (store.samples.split == np.array([0, 1] * (ROWS // 2))).all()
-    assert store.samples.domains == ("x", "y")
+    samples = Store.open(ok(*extraction(spec), *named).data["path"]).samples
+    assert (samples.split.tolist(), samples.domains) == (TWO, ("x", "y"))
     assert ok("datasets", "info", spec, *named).data["domains"] == ["x", "y"]
     assert "--split-key" in fedcache(*extraction(spec)).err
 
@@ -113,33 +109,29 @@ def test_the_column_of_the_split_and_of_the_domain_are_options_of_extract(tmp_pa
 def test_labels_without_a_split_in_their_name_stop_every_door(
     tmp_path: Path, write: Callable[..., None], name: str
 ) -> None:
-    for kind, content, array in (("", "X", FEATURES), ("arrays", "x", IMAGES), ("rows", "data", FEATURES)):
+    for kind, content, array in OF_ARRAYS:
         path = tmp_path / f"file{kind}.{'h5' if write is write_h5 else 'npz'}"
-        write(path, {f"{content}_train": array[:16], f"{content}_test": array[16:]}, {name: TWO})
+        arrays = {f"{content}_train": array[:16], f"{content}_test": array[16:]}
+        write(path, arrays, {name: TWO})
 
         def read(choice: ColumnChoice, kind: str = kind, path: Path = path) -> Read:
-            return of_dataset(f"{kind}:{path}", choice) if kind else of_embeddings(path, choice)
+            return read_file(kind, path, choice)
 
         refused(lambda: read(ColumnChoice()), "may be the labels", f"{name}_train and {name}_test", "--unlabelled")
         refused(lambda: read(ColumnChoice(label=name)), "no split in its name", f"{name}_train and {name}_test")
         refused(lambda: read(ColumnChoice(groups=(name,))), "no split in its name")
         assert read(ColumnChoice(unlabelled=True)).unused == {name}
-        write(path, {f"{content}_train": array[:16], f"{content}_test": array[16:]},
-              {f"{name}_train": TWO[:16], f"{name}_test": TWO[16:]})  # fmt: skip
+        write(path, arrays, {f"{name}_train": TWO[:16], f"{name}_test": TWO[16:]})
         assert read(ColumnChoice(label=name)).classes == ("0", "1")
 
 
 def test_features_of_another_name_with_a_split_in_it_are_suggested_whole(tmp_path: Path) -> None:
     arrays = {"train_images": FEATURES[:16], "val_images": FEATURES[16:]}
-    columns = {"train_labels": TWO[:16], "val_labels": TWO[16:]}
-    write_npz(tmp_path / "f.npz", arrays, columns)
+    write_npz(tmp_path / "f.npz", arrays, {"train_labels": TWO[:16], "val_labels": TWO[16:]})
     words = ("ingest", tmp_path / "f.npz", "--name", "mine")
-    said = fedcache(*words)
-    assert said.code == Exit.USAGE
-    (suggested,) = re.findall(r"--features-key \S+", said.err)
+    (suggested,) = re.findall(r"--features-key \S+", fedcache(*words).err)
     samples = Store.open(ok(*words, *suggested.split()).data["path"]).samples
-    assert np.bincount(samples.split).tolist() == [16, 8]
-    assert samples.classes == ("0", "1")
+    assert (np.bincount(samples.split).tolist(), samples.classes) == ([16, 8], ("0", "1"))
 
 
 def test_the_column_of_one_split_is_not_taken_for_all_rows(tmp_path: Path) -> None:
@@ -167,16 +159,19 @@ def test_a_list_of_words_is_read_as_it_is_written(words: list[str]) -> None:
 # Parts of the samples of a webdataset
 
 
-def shard(path: Path, key: str = "{row:04d}", **parts: Sequence[Any]) -> Path:
+KEYS = [f"{row:04d}" for row in range(ROWS)]
+
+
+def shard(path: Path, keys: Sequence[str] = KEYS, **parts: Sequence[Any]) -> Path:
     """Samples whose parts have these endings: words as they are, and what is no word as JSON."""
     with tarfile.open(path, "w") as file:
-        for row in range(ROWS):
+        for row, key in enumerate(keys):
             held = {"png": PNGS[row]}
             for ending, values in parts.items():
                 value = values[row % len(values)]
                 held[ending] = (value if isinstance(value, str) else json.dumps(value)).encode()
             for ending, data in held.items():
-                info = tarfile.TarInfo(f"{key.format(row=row)}.{ending}")
+                info = tarfile.TarInfo(f"{key}.{ending}")
                 info.size = len(data)
                 file.addfile(info, io.BytesIO(data))
     return path
@@ -187,23 +182,21 @@ def of_shard(path: Path, choice: ColumnChoice | None = None) -> Read:
 
 
 def test_of_two_columns_of_labels_every_door_takes_the_same(tmp_path: Path) -> None:
-    columns: Columns = {"cls": ["x", "y", "z"] * (ROWS // 3), "label": ["q", "w"] * (ROWS // 2)}
+    columns: Columns = {"cls": column("x", "y", "z"), "label": column("q", "w")}
     assert all_doors(tmp_path, columns).classes == ("q", "w")
 
 
 def test_texts_that_differ_in_every_sample_are_no_labels(tmp_path: Path) -> None:
     captions = [f"a photo of {row}" for row in range(ROWS)]
-    alone = of_shard(shard(tmp_path / "a.tar", txt=captions))
-    assert (alone.classes, alone.unused) == ((), {"txt"})
-    beside = of_shard(shard(tmp_path / "b.tar", txt=captions, json=[{"breed": "a"}, {"breed": "b"}]))
+    path = shard(tmp_path / "b.tar", txt=captions, json=[{"breed": "a"}, {"breed": "b"}])
+    beside = of_shard(path)
     assert (beside.classes, beside.unused, beside.may_be_labels) == ((), {"txt"}, {"breed": 2})
-    said = fedcache(*extraction(f"webdataset:{tmp_path / 'b.tar'}"))
+    said = fedcache(*extraction(f"webdataset:{path}"))
     assert said.code == Exit.USAGE
     assert "--label-key breed" in said.err
-    kept = of_shard(tmp_path / "b.tar", ColumnChoice(label="breed", groups=("txt",)))
-    assert kept.groups == {"txt": captions}
+    assert of_shard(path, ColumnChoice(label="breed", groups=("txt",))).groups == {"txt": captions}
     # A class may have one sample alone: .cls is the label in any case, and so is .txt where texts repeat.
-    assert len(of_shard(shard(tmp_path / "c.tar", cls=[str(row) for row in range(ROWS)])).classes) == ROWS
+    assert len(of_shard(shard(tmp_path / "c.tar", cls=KEYS)).classes) == ROWS
     assert of_shard(shard(tmp_path / "d.tar", txt=["a cat", "a dog"])).classes == ("a cat", "a dog")
 
 
@@ -213,44 +206,26 @@ def test_no_part_of_a_sample_is_dropped_without_a_word(tmp_path: Path) -> None:
     bare = of_shard(shard(tmp_path / "b.tar", json=[3, 4]))
     assert (bare.classes, bare.may_be_labels) == ((), {"json": 2})
     assert of_shard(tmp_path / "b.tar", ColumnChoice(label="json")).classes == ("3", "4")
-    lists = of_shard(shard(tmp_path / "c.tar", json=[[3, 4], None]))
-    assert lists.unused == {"json"}
-    said = open_dataset(f"webdataset:{shard(tmp_path / 'd.tar', cls=['0', '1'], txt=['a', 'b'])}",
-                        memory=DigestMemory(tmp_path / "digests"))  # fmt: skip
-    assert f"not used: {ROWS} .txt" in said.reading
+    assert of_shard(shard(tmp_path / "c.tar", json=[[3, 4], None])).unused == {"json"}
+    path = shard(tmp_path / "d.tar", cls=["0", "1"], txt=["a", "b"])
+    said = open_dataset(f"webdataset:{path}", memory=DigestMemory(tmp_path / "digests")).reading
+    assert f"not used: {ROWS} .txt" in said
 
 
 @pytest.mark.parametrize("words", [("train", "test"), ("Training", "t10k"), ("data/train", "data/test")])
 def test_folders_of_all_samples_that_are_named_like_splits_are_the_splits(
     tmp_path: Path, words: tuple[str, str]
 ) -> None:
-    rows = {True: range(16), False: range(16, ROWS)}
-    path = tmp_path / "s.tar"
-    with tarfile.open(path, "w") as file:
-        for training, word in zip((True, False), words, strict=True):
-            for row in rows[training]:
-                for ending, data in (("png", PNGS[row]), ("cls", str(row % 2).encode())):
-                    info = tarfile.TarInfo(f"{word}/{row:04d}.{ending}")
-                    info.size = len(data)
-                    file.addfile(info, io.BytesIO(data))
+    split = [0] * 16 + [1] * 8
+    keys = [f"{words[split[row]]}/{key}" for row, key in enumerate(KEYS)]
+    path = shard(tmp_path / "s.tar", keys, cls=["0", "1"])
     data = open_dataset(f"webdataset:{path}", memory=DigestMemory(tmp_path / "digests"))
-    assert dict(zip(data.names, data.split.tolist(), strict=True)) == {
-        f"s/{words[0] if training else words[1]}/{row:04d}": 0 if training else 1
-        for training, held in rows.items()
-        for row in held
-    }
-    assert [int(name[-4:]) % 2 for name in data.names] == data.label.tolist()
+    assert sorted(data.names) == sorted(f"s/{key}" for key in keys)
     for row, name in enumerate(data.names):
-        assert data.source.read(row) == PNGS[int(name[-4:])]
-
-
-def test_one_sample_without_a_split_in_its_folders_leaves_all_without(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "s.tar", "w") as file:
-        for row, word in enumerate(["train/", "test/", ""] * 4):
-            info = tarfile.TarInfo(f"{word}{row:04d}.png")
-            info.size = len(PNGS[row])
-            file.addfile(info, io.BytesIO(PNGS[row]))
-    assert of_shard(tmp_path / "s.tar").splits is None
+        number = int(name[-4:])
+        assert (data.split[row], data.label[row], data.source.read(row)) == (split[number], number % 2, PNGS[number])
+    # One sample without a split in its folders leaves all without.
+    assert of_shard(shard(tmp_path / "t.tar", [*keys[:-1], KEYS[-1]])).splits is None
 
 
 # Large integers
@@ -258,30 +233,27 @@ def test_one_sample_without_a_split_in_its_folders_leaves_all_without(tmp_path: 
 
 @pytest.mark.parametrize("ids", [[2**63, 2**64 - 1], [2**63 - 1, 2**63 + 1], [10**20 + 1, 10**20, 5], [-(10**19), 7]])
 def test_integers_of_any_size_are_the_classes_that_they_are(tmp_path: Path, ids: list[int]) -> None:
-    label = [ids[row % len(ids)] for row in range(ROWS)]
-    expected = tuple(map(str, sorted(ids)))
+    label = column(*ids)
+    columns: Columns = {"label": label, "site": label}
     for row, png in enumerate(PNGS):
         (tmp_path / f"{row:04d}.png").write_bytes(png)
-    rows = [{"path": f"{row:04d}.png", "label": label[row], "site": label[row]} for row in range(ROWS)]
-    with_features = [{"embedding": FEATURES[row].tolist(), **rows[row]} for row in range(ROWS)]
-    (tmp_path / "e.jsonl").write_text("\n".join(map(json.dumps, with_features)))
-    (tmp_path / "e.json").write_text(json.dumps(with_features))
-    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    texts = [{"text": f"text {row}", **rows[row]} for row in range(ROWS)]
-    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, texts)))
-    decimals = pa.array([Decimal(value) for value in label], pa.decimal128(38, 0))
-    table = {"embedding": FEATURES.tolist(), "label": decimals, "site": decimals}
-    pq.write_table(pa.table(table), tmp_path / "e.parquet")
+    rows = [
+        {"embedding": FEATURES[row].tolist(), "path": f"{row:04d}.png", "text": TEXTS[row], "label": x, "site": x}
+        for row, x in enumerate(label)
+    ]
+    (tmp_path / "e.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "e.json").write_text(json.dumps(rows))
+    decimals = pa.array(map(Decimal, label), pa.decimal128(38, 0))
     for read in (
-        of_embeddings(tmp_path / "e.jsonl", ColumnChoice()),
-        of_embeddings(tmp_path / "e.json", ColumnChoice()),
-        of_embeddings(tmp_path / "e.parquet", ColumnChoice()),
-        of_dataset(f"folder:{tmp_path / 'list.jsonl'}", ColumnChoice()),
-        of_dataset(f"texts:{tmp_path / 't.jsonl'}", ColumnChoice()),
-        through("webdataset", tmp_path, {"label": label, "site": label}, ColumnChoice()),
-        through("ingest csv", tmp_path, {"label": label, "site": label}, ColumnChoice()),
+        read_file("", tmp_path / "e.jsonl"),
+        read_file("", tmp_path / "e.json"),
+        read_file("folder", tmp_path / "e.jsonl"),
+        read_file("texts", tmp_path / "e.jsonl"),
+        through("ingest parquet", tmp_path, {"label": decimals, "site": decimals}),
+        through("webdataset", tmp_path, columns),
+        through("ingest csv", tmp_path, columns),
     ):
-        assert read.classes == expected
+        assert read.classes == tuple(map(str, sorted(ids)))
         assert [read.classes[code] for code in read.labels] == [str(value) for value in label]
         assert read.groups["site"] == [str(value) for value in label]
 
@@ -303,16 +275,12 @@ def test_a_suggested_column_of_any_name_can_be_pasted(tmp_path: Path, name: str)
     folder = tmp_path / "my tables"
     folder.mkdir()
     file = folder / f"i{name}.npz"
-    write_npz(file, {"images": IMAGES, "X": FEATURES}, {name: ["a", "b"] * (ROWS // 2)})
-    said = fedcache(*extraction(f"arrays:{file}"))
-    assert said.code == Exit.USAGE
-    hint = said.err.split("column of labels: ")[1]
+    write_npz(file, {"images": IMAGES, "X": FEATURES}, {name: column("a", "b")})
+    hint = fedcache(*extraction(f"arrays:{file}")).err.split("column of labels: ")[1]
     options, _, rest = hint.partition(", in a spec ")
-    spec, _, _ = rest.partition("; or say that there are none")
-    (whole,) = shlex.split(spec)
+    (whole,) = shlex.split(rest.partition("; or say that there are none")[0])
     assert Store.open(ok(*extraction(whole)).data["path"]).samples.classes == ("a", "b")
-    chosen = ok("datasets", "info", f"arrays:{file}", *shlex.split(options)).data
-    assert chosen["classes"] == ["a", "b"]
+    assert ok("datasets", "info", f"arrays:{file}", *shlex.split(options)).data["classes"] == ["a", "b"]
     words = ("ingest", file, "--name", "mine")
     suggested, _, _ = fedcache(*words).err.split("column of labels: ")[1].partition("; or say")
     assert Store.open(ok(*words, *shlex.split(suggested)).data["path"]).samples.classes == ("a", "b")
@@ -328,14 +296,14 @@ def test_a_suggested_group_of_any_name_can_be_pasted(tmp_path: Path, name: str) 
 
 
 def test_the_columns_of_a_spec_stay_when_labels_are_suggested(tmp_path: Path) -> None:
-    write_npz(tmp_path / "i.npz", {"a": IMAGES, "b": IMAGES[::-1]}, {"diagnosis": ["a", "b"] * (ROWS // 2)})
+    write_npz(tmp_path / "i.npz", {"a": IMAGES, "b": IMAGES[::-1]}, {"diagnosis": column("a", "b")})
     spec = f"arrays:{tmp_path / 'i.npz'}?images=b"
     assert f"{spec}&label=diagnosis" in fedcache(*extraction(spec)).err
 
 
 def test_each_of_several_datasets_names_its_own_labels(tmp_path: Path) -> None:
-    write_npz(tmp_path / "a.npz", {"images": IMAGES}, {"diagnosis": ["a", "b"] * (ROWS // 2)})
-    write_npz(tmp_path / "b.npz", {"images": IMAGES[::-1]}, {"my grade": ["a", "b"] * (ROWS // 2)})
+    write_npz(tmp_path / "a.npz", {"images": IMAGES}, {"diagnosis": column("a", "b")})
+    write_npz(tmp_path / "b.npz", {"images": IMAGES[::-1]}, {"my grade": column("a", "b")})
     said = fedcache(*extraction(f"one=arrays:{tmp_path / 'a.npz'},two=arrays:{tmp_path / 'b.npz'}"))
     assert said.code == Exit.USAGE
     assert "two/my grade has 2 values" in said.err
@@ -348,60 +316,36 @@ def test_each_of_several_datasets_names_its_own_labels(tmp_path: Path) -> None:
 
 
 def test_every_door_says_which_class_names_were_there_twice(tmp_path: Path) -> None:
-    names = ["a", "a", "b"]
-    label = [row % 3 for row in range(ROWS)]
-    write_npz(tmp_path / "f.npz", {"X": FEATURES, "images": IMAGES, "class_names": np.array(names)}, {"y": label})
-    for content, name in (({"embedding": FEATURES.tolist()}, "e"), (PICTURES, "h"), ({"text": TEXTS}, "t")):
-        pq.write_table(named_codes(pa.table({**content, "label": label}), names), tmp_path / f"{name}.parquet")
-    said = [" ".join(open_embeddings(tmp_path / name).notes) for name in ("f.npz", "e.parquet")]
-    for spec in (f"arrays:{tmp_path / 'f.npz'}", f"hf:{tmp_path / 'h.parquet'}", f"texts:{tmp_path / 't.parquet'}"):
-        found = open_dataset(spec, memory=DigestMemory(tmp_path / "digests"))
+    path = tmp_path / "f.npz"
+    for names, twice in ((["a", "a", "b"], True), (["a #0", "a #1", "b"], False)):
+        write_npz(path, {"X": FEATURES, "images": IMAGES, "class_names": np.array(names)}, {"y": column(0, 1, 2)})
+        found = open_dataset(f"arrays:{path}", memory=DigestMemory(tmp_path / "digests"))
         assert found.classes == ("a #0", "a #1", "b")
-        said.append(found.reading)
-    for text in said:
-        assert "Class names that the file has twice, a, have their numbers behind them" in text
-    write_npz(tmp_path / "f.npz", {"X": FEATURES, "class_names": np.array(["a #0", "a #1", "b"])}, {"y": label})
-    assert "twice" not in " ".join(open_embeddings(tmp_path / "f.npz").notes)
+        for said in (found.reading, " ".join(open_embeddings(path).notes)):
+            assert ("twice, a," in said) == twice
 
 
 # Equal tables are refused in equal words
 
 
-def test_fractional_labels_are_refused_in_the_same_words_by_every_door(tmp_path: Path) -> None:
-    for name, values in (("label", [0.5, 0.25, 1.0]), ("domain", [0.5, 0.25, 1.0])):
-        columns: Columns = {"label": TWO, name: values * (ROWS // 3)}
-        wanted = f": {name} holds floats that are not whole, expected {ROWS} integers or words."
-        for door in DOORS:
-            assert wanted in refusal(door, tmp_path, columns), door
-
-
 def test_a_list_for_each_row_gets_the_hint_of_one_hot_labels(tmp_path: Path) -> None:
-    one_hot = np.eye(3, dtype=int)[np.arange(ROWS) % 3].tolist()
+    one_hot = np.eye(3, dtype=int)[column(0, 1, 2)].tolist()
     for door in ("ingest npz", "arrays npz", "arrays h5", "ingest parquet", "hf", "texts parquet", "webdataset"):
         assert "labels.argmax(1)" in refusal(door, tmp_path, {"label": one_hot}), door
 
 
 def test_a_number_alone_is_one_value_through_every_door_of_arrays(tmp_path: Path) -> None:
-    for name, content in (("e", {"X": FEATURES}), ("i", {"images": IMAGES})):
-        for ending, write in (("npz", write_npz), ("h5", write_h5)):
-            path = tmp_path / f"{name}.{ending}"
-            write(path, {**content, "n": np.array(7)}, {"label": TWO})
-            if name == "e":
-                unused = open_embeddings(path).left_out
-            else:
-                unused = dict(open_dataset(f"arrays:{path}", memory=DigestMemory(tmp_path / "digests")).unused)
-            assert unused == {"n": "one value"}
+    for ending, write in (("npz", write_npz), ("h5", write_h5)):
+        for kind, content, array in OF_ARRAYS:
+            path = tmp_path / f"{kind}e.{ending}"
+            write(path, {content: array, "n": np.array(7)}, {"label": TWO})
+            assert read_file(kind, path).unused == {"n"}
 
 
 def test_two_arrays_that_may_be_the_rows_are_named(tmp_path: Path) -> None:
     write_npz(tmp_path / "f.npz", {"features": FEATURES, "images": IMAGES}, {"label": TWO})
     said = ("several columns that may be rows", "features float32", "images uint8", "--images-key NAME")
     refused(lambda: of_dataset(f"rows:{tmp_path / 'f.npz'}", ColumnChoice()), *said)
-
-
-def test_one_row_and_one_class_are_counted_as_one(tmp_path: Path) -> None:
-    np.savez(tmp_path / "e.npz", X=FEATURES[:2], y=[0, 0])
-    assert "2 rows (1 train, 1 test), 1 class: " in ok("ingest", tmp_path / "e.npz", "--name", "mine").data["notes"][0]
 
 
 def test_a_list_of_columns_with_a_line_break_outside_of_quotes_is_refused() -> None:

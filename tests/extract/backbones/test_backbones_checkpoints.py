@@ -131,24 +131,16 @@ def test_a_head_beside_the_backbone_does_not_hide_what_the_other_names_begin_wit
     assert torch.equal(target.weight, source.weight)
 
 
-def test_names_that_fit_in_no_way_are_told_as_they_are_in_the_file(tmp_path):
-    state = {f"model.other.{k}": v for k, v in nn.Linear(3, 2).state_dict().items()}
-    with pytest.raises(FedcacheError, match=r"unexpected: model\.other\.bias"):
-        load_strict(nn.Sequential(nn.Linear(3, 2)), state, backbone="net", path=tmp_path)
-
-
 def under(prefix, state):
     return {f"{prefix}{name}": tensor for name, tensor in state.items()}
 
 
 OTHERS = {
     "a counter of SWA beside the weights": {"n_averaged": torch.tensor(3), **under("module.", STATE)},
-    "a loss with a tensor": {"state_dict": {**under("model.", STATE), "loss.weight": torch.ones(4)}, "epoch": 1},
     "a projector": {"model": {**under("net.", STATE), **under("projector.", {"b.weight": torch.ones(2, 2)})}},
     "a part of the same names and other shapes": {**under("q.", STATE), **under("p.", {"a.weight": torch.ones(9, 3)})},
     "the state of an optimizer": {"net": STATE, "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}, "lr": 0.1}},
     "an unfinished copy": {"net": STATE, "ema": {"a.weight": 0 * STATE["a.weight"]}},
-    "a wrapper in a wrapper": {"module": under("module._orig_mod.", STATE), "ds_version": "0.1"},
 }
 
 
@@ -180,7 +172,6 @@ TWO = {
              ("state_dict.module.encoder_q", "state_dict.module.encoder_k")),
     "DINO": ({"teacher": under("backbone.", STATE), "student": under("module.backbone.", STATE)},
              ("teacher.backbone", "student.module.backbone")),
-    "without a wrapper": ({**under("q.", STATE), **under("k.", STATE)}, ("q", "k")),
     "one inside of a longer name": ({**under("ema.q.", STATE), **under("q.", STATE)}, ("ema.q", "q")),
 }  # fmt: skip
 
@@ -199,13 +190,6 @@ def test_a_file_with_the_weights_of_several_models_lists_them_and_a_key_chooses(
         weights, taken = loaded(path, key=prefix)
         assert same(weights)
         assert taken.prefix == f"{prefix}."
-
-
-def test_a_key_may_be_any_part_of_the_prefix(tmp_path):
-    content, (prefix, _) = TWO["MoCo"]
-    torch.save(content, tmp_path / "a.pt")
-    for key in ("encoder_q", "module.encoder_q", prefix):
-        assert loaded(tmp_path / "a.pt", key=key)[1].prefix == f"{prefix}."
 
 
 def test_averaged_weights_are_named_and_can_be_chosen(tmp_path):
@@ -230,14 +214,6 @@ def test_tensors_at_the_level_of_the_model_are_parts_of_another_model(tmp_path):
             loaded(tmp_path / "a.pt")
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_torchscript_is_refused_with_the_safetensors_of_the_same_weights(tmp_path):
-    torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "RN50.pt"))
-    error = refused(tmp_path / "RN50.pt", "TorchScript", hub="timm/resnet50_clip.openai")
-    assert "timm/resnet50_clip.openai" in error.hint
-    assert "torch.jit.load" in refused(tmp_path / "RN50.pt", "TorchScript").hint
-
-
 def test_a_lying_safetensors_header_is_an_error_of_ours(tmp_path):
     path = tmp_path / "a.safetensors"
     for entry in (
@@ -245,7 +221,6 @@ def test_a_lying_safetensors_header_is_an_error_of_ours(tmp_path):
         {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},  # shape and bytes disagree
         {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]},  # a hole at the start
         {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]},
-        {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]},
         None,
     ):
         text = json.dumps(["no", "dict"] if entry is None else {"a": entry}).encode()

@@ -14,7 +14,7 @@ from tolerance import close
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import BACKBONES, Weights, load, locate, lookup
 from fedcache.extract.backbones.encoder import text_features
 from fedcache.extract.backbones.packaged import network
@@ -141,15 +141,6 @@ def test_the_metadataset_resnet_has_its_own_stem(tmp_path, maxpool):
     assert torch.allclose(features, expected, atol=1e-4, rtol=1e-4)
     other = resnet_features(state, normal(x, (0.5,) * 3, (0.5,) * 3), maxpool=not maxpool)
     assert (features - other).abs().max() > 0.05
-
-
-@pytest.mark.slow
-def test_a_resnet_of_another_stem_is_refused(tmp_path):
-    state = resnet18_metadataset()
-    state["conv1.weight"] = torch.zeros(64, 3, 7, 7)
-    path = save_metadataset(tmp_path / "a.pth.tar", state)
-    with pytest.raises(FedcacheError, match=r"conv1\.weight \(64, 3, 7, 7\) instead of \(64, 3, 5, 5\)"):
-        native("resnet18-birds", path)
 
 
 # ViT
@@ -290,17 +281,8 @@ def test_pixels_are_the_image(tmp_path):
     encoder = load(row, Weights(None, "none", ""), row.recipe)
     x = images(2, 9)
     assert encoder.image(x) is x
-    for name, weights in (("pixels", "none"), ("cnn2", "seed:0")):
-        with pytest.raises(FedcacheError, match=f"{name} has no text tower") as caught:
-            load(lookup(name), Weights(None, weights, ""), lookup(name).recipe).text(["a"])
-        assert caught.value.code is Exit.USAGE
-
-
-def test_weights_that_were_never_fetched_are_asked_for():
-    row = lookup("vit-small")
-    with pytest.raises(FedcacheError, match="needs a weights file") as caught:
-        load(row, Weights(None, "", "to be fetched"), row.recipe)
-    assert (caught.value.code, caught.value.hint) == (Exit.ENVIRONMENT, "fedcache backbones pull vit-small")
+    with pytest.raises(FedcacheError, match="pixels has no text tower"):
+        encoder.text(["a"])
 
 
 # What every encoder does
@@ -378,14 +360,6 @@ def test_the_activation_is_part_of_what_is_loaded(rn50):
     assert (texts[0] - texts[1]).abs().max() > 1e-4
 
 
-@pytest.mark.slow
-def test_the_weights_of_another_clip_are_refused(rn50):
-    _, path = rn50
-    with pytest.raises(FedcacheError, match="missing: visual") as caught:
-        native("clip-vit-b-32", path)
-    assert caught.value.code is Exit.ENVIRONMENT
-
-
 @pytest.mark.parametrize("name", ["efficientnet-lite0", "efficientnet-lite2", "vit-small", "clip-vit-b-16"])
 def test_the_recipe_makes_the_pixels_the_library_makes(name):
     """Its own resize, crop and normalisation against fedcache's, on a picture wider than high."""
@@ -410,52 +384,15 @@ def test_the_recipe_makes_the_pixels_the_library_makes(name):
     assert (ours - theirs).abs().max() < 1e-5
 
 
-def test_a_clip_is_built_from_its_configuration_alone(monkeypatch):
-    import logging
-
-    import open_clip as library
-
-    from fedcache.extract.backbones import open_clip
-
-    asked = []
-
-    def built(*words, **options):
-        asked.append((words, options, logging.root.manager.disable))
-        return "model"
-
-    monkeypatch.setattr(library, "create_model", built)
-    monkeypatch.setattr(library, "get_tokenizer", lambda name: f"tokenizer of {name}")
-    row = lookup("clip-vit-b-32")
-    before = logging.root.manager.disable
-    # no weights of any tower: with them the network would be asked
-    options = {"pretrained": None, "pretrained_text": False, "pretrained_image": False}
-    for size, activation, forced in ((224, "quickgelu", None), (96, "native", 96)):
-        recipe = replace(row.recipe, size=size, activation=activation)
-        assert open_clip._build(row, recipe) == ("model", "tokenizer of ViT-B-32")
-        options |= {"force_quick_gelu": activation == "quickgelu", "force_image_size": forced}
-        assert asked.pop() == (("ViT-B-32",), options, logging.WARNING)
-    assert logging.root.manager.disable == before
-
-
 def test_a_scale_that_was_stored_as_one_number_takes_the_models_shape(monkeypatch):
     from open_clip import factory
 
     from fedcache.extract.backbones import open_clip
 
-    resized = []
-    monkeypatch.setattr(factory, "resize_pos_embed", lambda *given: resized.append(given))
-
-    class Tower(nn.Module):
-        def __init__(self, shape):
-            super().__init__()
-            self.visual, self.logit_scale = nn.Linear(2, 2), nn.Parameter(torch.zeros(shape))
-
+    monkeypatch.setattr(factory, "resize_pos_embed", lambda *_: None)
     for stored, shape in (((), (1,)), ((1,), ()), ((1,), (1,))):
+        tower = nn.Module()
+        tower.visual, tower.logit_scale = nn.Linear(2, 2), nn.Parameter(torch.zeros(shape))
         state = {"visual.weight": torch.zeros(2, 2), "logit_scale": torch.full(stored, 4.6)}
-        tower = Tower(shape)
-        fitted = open_clip._fit(dict(state), tower)
-        assert [(id(a), id(b)) for a, b in resized] == [(id(fitted), id(tower))]
-        resized.clear()
-        assert (fitted["logit_scale"].shape, fitted["logit_scale"].item()) == (shape, pytest.approx(4.6))
-    other = open_clip._fit({"visual.weight": torch.zeros(2, 2), "logit_scale": torch.zeros(2)}, Tower(()))
-    assert other["logit_scale"].shape == (2,), "what is no scale is refused when it is loaded"
+        scale = open_clip._fit(state, tower)["logit_scale"]
+        assert (scale.shape, scale.item()) == (shape, pytest.approx(4.6))

@@ -40,12 +40,6 @@ def test_native_recipes_are_timms(backbone):
         assert backbone.licence.lower() == cfg.license
 
 
-def test_timm_still_has_no_imagenet1k_weights_for_the_tiny_vit():
-    import timm
-
-    assert "vit_tiny_patch16_224.augreg_in1k" not in timm.list_pretrained("vit_tiny*")
-
-
 @pytest.mark.parametrize("backbone", CLIP, ids=lambda b: b.name)
 def test_native_recipes_are_open_clips(backbone):
     import open_clip
@@ -101,8 +95,6 @@ def test_an_unknown_name_is_a_usage_error_with_the_nearest():
         ("timm:resnet18.nobody", "timm weights"),
         ("open_clip:RN51@openai", "Did you mean 'RN50'"),
         ("open_clip:RN50@opnai", "Did you mean 'openai'"),
-        ("open_clip:RN50", "tags: openai"),
-        ("random-projection:0", "width"),
         ("random-projection:x", "width"),
     ):
         refused(lambda name=name: lookup(name), said)
@@ -146,16 +138,6 @@ def test_a_derived_row_is_remembered_and_needs_no_library(tmp_path):
     assert done.stdout.split() == [row.recipe.digest, "512", "False", "False"]
 
 
-def test_a_damaged_memory_of_a_row_is_derived_again(tmp_path):
-    name = "random-projection:16"
-    row = lookup(name, home=tmp_path)
-    (file,) = (tmp_path / "recipes").iterdir()
-    for damage in ("", "{", "[]", '{"name": "timm:other"}'):
-        file.write_text(damage)
-        assert lookup(name, home=tmp_path) == row
-        assert json.loads(file.read_text())["content"]["name"] == name
-
-
 def test_a_row_remembered_by_another_version_of_the_preprocessing_is_derived_again(tmp_path):
     name = "random-projection:16"
     row = lookup(name, home=tmp_path)
@@ -187,10 +169,3 @@ def test_known_says_what_is_ready_and_how_to_get_the_rest(tmp_path):
     assert all(e["ready"] or e["hint"] for e in entries.values())
     located = locate(lookup("cnn2"), given={}, home=tmp_path, memory=DigestMemory(tmp_path / "d"))
     assert entries["cnn2"]["sha256"] == located.sha256 == "seed:0"
-
-
-def test_a_model_that_timm_lacks_is_looked_for_nowhere_and_the_others_where_timm_has_them():
-    hubs = {b.name: b.hub for b in TIMM if b.name.startswith("vit-")}
-    assert hubs.pop("vit-tiny") is None
-    assert hubs == {name: f"timm/{BACKBONES[name].architecture}" for name in hubs}
-    assert len(hubs) == 3

@@ -142,9 +142,3 @@ def test_backbones_without_a_text_tower_of_one_end_token_are_refused():
         row = lookup(name)
         weights = Weights(None, sha256, "drawn")
         refused(lambda row=row, weights=weights: load_towers(row, weights, row.recipe, "{}"), name)
-
-
-def test_moving_keeps_the_towers():
-    towers = split_towers("x", "{}", small_clip("clip"))
-    before = towers.text.encode(*towers.text.embed(PROMPTS))
-    assert torch.equal(towers.to("cpu").text.encode(*towers.text.embed(PROMPTS)), before)

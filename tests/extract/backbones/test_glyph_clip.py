@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from safetensors.torch import load_file, save_file
 from tolerance import SUMS, close
 
@@ -29,7 +28,6 @@ from fedcache.extract.images import decode, resize
 
 FILE = Path(module.__file__).with_name("glyph_clip.safetensors")
 FONTS = Path(module.__file__).with_name("glyph_clip_fonts.txt")
-CARD = Path(module.__file__).with_name("glyph_clip.md")
 TOOLS = Path(__file__).parents[3] / "tools"
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
@@ -192,15 +190,6 @@ def glyphs_of(drawing: ModuleType) -> Any:
     return drawing.Glyphs(ink, bones, present, torch.tensor([0, 1]), ("a.ttf", "b.ttf"))
 
 
-def test_a_bar_thins_to_a_line_and_a_line_stays(drawing: ModuleType) -> None:
-    bar = torch.zeros(1, 48, 48, dtype=torch.bool)
-    bar[0, 8:40, 20:28] = True
-    line = drawing.thin(bar) > 0
-    assert bool((line & ~bar).sum() == 0)
-    assert set(line[0, 12:36].sum(dim=1).tolist()) == {1}  # one pixel in every row but near the ends
-    assert torch.equal(drawing.thin(line) > 0, line)
-
-
 def test_a_ring_stays_a_ring(drawing: ModuleType) -> None:
     y, x = torch.meshgrid(torch.arange(48) - 24, torch.arange(48) - 24, indexing="ij")
     radius = torch.sqrt((x**2 + y**2).float())
@@ -225,15 +214,6 @@ def test_drawing_repeats_with_the_seed_and_only_draws_what_a_font_has(drawing: M
     assert float((gray.amax(1) - gray.amin(1)).max()) < 0.05 < float((first[0].mean(dim=(2, 3)).std(1)).max())
 
 
-def test_the_trainer_reads_captions_as_open_clip_does(trainer: ModuleType) -> None:
-    torch.manual_seed(0)
-    model = build().eval()
-    tokens = tokenize(["3", "a photo of the number seven.", "the letter Q."])
-    with torch.no_grad():
-        want = model.encode_text(tokens, normalize=True)
-        assert close(trainer.encode_text(model, tokens), want, SUMS)
-
-
 def test_a_drawing_is_never_told_from_its_look_alikes(trainer: ModuleType, drawing: ModuleType) -> None:
     pairs = trainer.alike()
     index = drawing.CHARACTERS.index
@@ -250,26 +230,3 @@ def test_training_repeats_with_the_seed_and_learns(trainer: ModuleType, drawing:
     assert all(torch.equal(one[k], two[k]) for k in one)
     torch.manual_seed(5)
     assert not torch.equal(one["text_projection"], build().state_dict()["text_projection"])
-
-
-def test_the_fonts_are_drawn_for_real(drawing: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The font inside Pillow, which is on every machine, stands in for a file.
-    from PIL import ImageFont
-
-    source = ImageFont.load_default(size=20)
-    assert isinstance(source, ImageFont.FreeTypeFont)
-    monkeypatch.setattr(drawing.ImageFont, "truetype", lambda *_, **__: source.font_variant(size=96))
-    glyphs = drawing.render([Path("Aileron.otf")])
-    assert glyphs.names == ("Aileron.otf",)
-    box = Image.fromarray(glyphs.ink[0, 8].numpy()).getbbox()
-    assert box is not None
-    assert max(box[2] - box[0], box[3] - box[1]) == drawing.INK
-    assert bool(glyphs.present.all())
-
-
-def test_the_card_names_the_file_it_describes(trainer: ModuleType) -> None:
-    card = CARD.read_text()
-    assert dict(BACKBONE.sha256)[FILE.name] in card
-    assert f"{PARAMETERS:,}" in card
-    for package in trainer.PACKAGES:
-        assert package in card

@@ -18,7 +18,7 @@ from refusal import refused
 from tolerance import SUMS, close
 
 from fedcache import optional
-from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
+from fedcache.errors import Exit, MachineError, UsageError
 from fedcache.extract.backbones import Weights, library_caches, load, lookup
 from fedcache.extract.backbones.hugging_face import fetch
 from fedcache.extract.backbones.hugging_face_folder import PATTERNS, model_files, read_preprocessing
@@ -152,34 +152,19 @@ def test_extract_train_predict_and_refuse_other_weights(saved, tmp_path, own_hom
     images = folder(tmp_path / "images", train=6, test=2)
     path = shutil.copytree(saved["clip"], tmp_path / "mine")
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", f"hf:{path}")
-    (array,) = ok(*words).data["arrays"]
+    made = ok(*words).data
+    (array,) = made["arrays"]
     assert (array["recipe"]["backbone"], array["recipe"]["weights"]) == ("hf:mine", content_sha256(path))
-    store = Store.open(Path(ok(*words).data["path"]))
+    store = Store.open(Path(made["path"]))
     assert {"transformers", "torch"} <= set(store.arrays[array["key"]].how)
     assert store.has_text("hf:mine", weights=array["recipe"]["weights"])
-    run = ok("train", "--method", "fed3r", "--clients", 2, "--scheme", "iid").data["path"]
-    picture = next((images / "test").rglob("*.png"))
-    assert ok("predict", run, picture).data["rows"]
+    predict = ("predict", ok("train", "--method", "fed3r", "--clients", 2, "--scheme", "iid").data["path"],
+               next((images / "test").rglob("*.png")))  # fmt: skip
+    assert ok(*predict).data["rows"]
     config = json.loads((path / "preprocessor_config.json").read_text())
     (path / "preprocessor_config.json").write_text(json.dumps({**config, "image_mean": [0.1, 0.1, 0.1]}))
-    other = fedcache("predict", run, picture)
-    assert other.code == Exit.ENVIRONMENT
-    assert "weights" in other.err
+    assert fedcache(*predict).code == Exit.ENVIRONMENT
     assert len(Store.open(Path(ok(*words).data["path"])).arrays) == 2
-
-
-def test_a_folder_of_two_parts_is_one_with_a_slash_and_from_elsewhere(saved, tmp_path, own_home, monkeypatch):
-    images = folder(tmp_path / "images", train=3, test=1)
-    shutil.copytree(saved["vit"], tmp_path / "models" / "vit")
-    monkeypatch.chdir(tmp_path)
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones")
-    (first,) = ok(*words, "hf:models/vit").data["arrays"]
-    assert first["recipe"]["backbone"] == "hf:models/vit"
-    again = ok(*words, "hf:models/vit/").data
-    assert (again["decoded"], [array["key"] for array in again["arrays"]]) == (0, [first["key"]])
-    monkeypatch.chdir("/")  # it is found where it lay, as every other model of the user's
-    assert ok(*words, "hf:models/vit").data["decoded"] == 0
-    assert ok("backbones", "verify", "hf:models/vit").data["width"] == 16
 
 
 @pytest.mark.slow
@@ -207,18 +192,14 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home
 def test_a_repository_is_found_in_the_cache_and_only_there(saved, tmp_path, no_network, monkeypatch):
     name = "hf:someone/tiny-vit"
     missing = fedcache("backbones", "verify", name)
-    assert missing.code == Exit.ENVIRONMENT
+    assert (missing.code, no_network) == (Exit.ENVIRONMENT, [])
     assert f"fedcache backbones pull {name}" in missing.err
-    assert not no_network
     with monkeypatch.context() as patch:
         patch.setenv("FEDCACHE_OFFLINE", "1")
-        off = fedcache("backbones", "pull", name)
-    assert off.code == Exit.ENVIRONMENT
-    assert "downloads are off" in off.err
+        assert fedcache("backbones", "pull", name).code == Exit.ENVIRONMENT
     assert not no_network
-    tried = fedcache("backbones", "pull", name)
-    assert tried.code == Exit.ENVIRONMENT
-    assert "could not be fetched from the Hugging Face repository someone/tiny-vit" in tried.err
+    assert fedcache("backbones", "pull", name).code == Exit.ENVIRONMENT
+    assert no_network
     no_network.clear()
     cache = library_caches().huggingface / "models--someone--tiny-vit"
     blobs, snapshot = cache / "blobs", cache / "snapshots" / "c0ffee"
@@ -228,7 +209,6 @@ def test_a_repository_is_found_in_the_cache_and_only_there(saved, tmp_path, no_n
         shutil.copy(file, blobs / str(number))
         (snapshot / file.name).symlink_to(blobs / str(number))
     assert ok("backbones", "verify", name).data["width"] == 16
-    assert lookup(name).name == name
 
 
 def test_pulling_asks_for_the_files_that_count_and_nothing_else(saved, monkeypatch):
@@ -260,8 +240,6 @@ def damaged(path: Path, how: str) -> None:
         config.unlink()
     elif how == "no json":
         config.write_text("{")
-    elif how == "a list":
-        config.write_text("[]")
     elif how == "own code":
         config.write_text(json.dumps({**json.loads(config.read_text()), "auto_map": {"AutoModel": "evil.Model"}}))
     elif how == "no preprocessing":
@@ -281,7 +259,6 @@ def damaged(path: Path, how: str) -> None:
         ("pickle", "pytorch_model.bin"),
         ("no config", "config.json"),
         ("no json", "JSON"),
-        ("a list", "JSON"),
         ("own code", "code of its own"),
         ("no preprocessing", "preprocessor_config.json"),
         ("another width", "missing"),
@@ -302,20 +279,15 @@ PREPROCESSING: list[tuple[dict[str, Any], tuple[int, str, float] | None]] = [
     ({"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True},
      (224, "crop", 224 / 256)),
     ({"size": {"shortest_edge": 224}, "crop_pct": 0.875}, (224, "crop", 0.875)),
-    ({"size": {"shortest_edge": 384}, "crop_pct": 0.95}, (384, "squash", 1.0)),
     ({"size": 2048}, (2048, "squash", 1.0)),
     ({"size": {"shortest_edge": 224}}, None),
     ({"size": {"height": 224, "width": 112}}, None),
     ({"size": {"height": 256, "width": 256}, "crop_size": 224, "do_center_crop": True}, None),
     ({"resample": 0}, None),
     ({"rescale_factor": 1.0}, None),
-    ({"do_rescale": False}, None),
     ({"do_resize": False}, None),
     ({"image_std": [1, 0, 1]}, None),
-    ({"image_mean": [1, 2]}, None),
-    ({"size": 4}, None),
     ({"size": 2049}, None),
-    ({"size": None}, None),
 ]  # fmt: skip
 
 
@@ -338,13 +310,3 @@ def test_what_counts_is_what_is_digested(saved, tmp_path):
     (path / "tokenizer.json").write_text("{}")
     assert content_sha256(path) != before
     assert {f.name for f in model_files(path)} >= {"config.json", "model.safetensors", "tokenizer.json"}
-
-
-def test_without_transformers_the_extra_is_named(saved, monkeypatch):
-    def absent(package: str) -> Any:
-        raise ModuleNotFoundError(package, name=package.split(".")[0])
-
-    monkeypatch.setattr(optional, "import_module", absent)
-    with pytest.raises(FedcacheError, match="hf:vit needs transformers") as caught:
-        lookup(f"hf:{saved['vit']}")
-    assert caught.value.hint == "pip install 'fedcache[hf]'"

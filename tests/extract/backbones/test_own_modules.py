@@ -19,10 +19,9 @@ from tolerance import close
 from torch import nn
 
 import fedcache as fc
-from fedcache.errors import CorruptionError, Exit, FedcacheError, UsageError
-from fedcache.extract.backbones import load, locate, lookup, own_module
+from fedcache.errors import CorruptionError, Exit, UsageError
+from fedcache.extract.backbones import load, lookup, own_module
 from fedcache.extract.backbones.own_module import digest_of_module
-from fedcache.extract.digests import DigestMemory
 from fedcache.store.own_names import note_named
 from fedcache.store.store import Store
 
@@ -65,10 +64,6 @@ def nothing():
 
 def broken():
     raise RuntimeError("no such disk")
-
-
-def leaves():
-    raise SystemExit(3)
 
 
 def leaves_later():
@@ -235,28 +230,6 @@ def test_what_changes_features_changes_the_digest():
         assert digest(changed) != digest(module), name
 
 
-def test_a_class_without_a_file_is_known_by_its_bytecode():
-    def made(line: str) -> str:
-        names: dict[str, Any] = {"nn": nn, "__name__": "cell"}
-        exec(f"class Net(nn.Module):\n    def forward(self, x):\n        return {line}\n", names)
-        return digest_of_module("m", own_module.OwnModule(names["Net"](), None, 8, (0, 0, 0), (1, 1, 1), 2, 2))
-
-    assert made("x.mean((2, 3))") == made("x.mean((2, 3))")
-    assert len({made("x.mean((2, 3))"), made("x.mean((2, 1))"), made("x.amax((2, 3))")}) == 3
-
-
-@pytest.mark.slow
-def test_transforms_are_told_apart():
-    from torchvision import transforms as tv
-
-    def digest(transform: Any) -> str:
-        return digest_of_module("m", own_module.OwnModule(Small(), transform, 8, (0, 0, 0), (1, 1, 1), 2, 2))
-
-    half, quarter = (tv.Compose([tv.ToTensor(), tv.Normalize(v, v)]) for v in ([0.5] * 3, [0.25] * 3))
-    assert digest(half) == digest(tv.Compose([tv.ToTensor(), tv.Normalize([0.5] * 3, [0.5] * 3)]))
-    assert len({digest(t) for t in (half, quarter, tv.ToTensor(), None, hook)}) == 5
-
-
 def test_a_changed_line_or_helper_is_another_array(nets, tmp_path):
     name = f"module:{nets}:build"
     note_named(name)
@@ -303,11 +276,9 @@ def test_one_in_memory_runs_here_whatever_number_of_workers(nets, tmp_path):
     ("spec", "said"),
     [
         ("no_such_package.at_all:f", "ModuleNotFoundError"),
-        ("{nets}:absent", "AttributeError"),
         ("{nets}:NUMBER", "int"),
         ("{nets}:nothing", "nn.Module"),
         ("{nets}:broken", "RuntimeError: no such disk"),
-        ("{nets}:leaves", "SystemExit: 3"),
         ("{nets}:leaves_later", "SystemExit: 3"),
         ("leaving:build", "SystemExit: 3"),
         ("mine", "fc.backbone(module, name='mine')"),
@@ -336,12 +307,9 @@ class Shaped(nn.Module):
     [
         (Shaped(lambda x: {"a": x}), "dict"),
         (Shaped(lambda x: x.mean()), "[]"),
-        (Shaped(lambda x: x.mean((2, 3))[:1]), "[1, 3]"),
         (Shaped(lambda x: x.mean((2, 3)) * float("nan")), "finite"),
-        (Shaped(lambda x: x @ torch.ones(3)), "RuntimeError"),
         (Shaped(lambda x: x.mean((2, 3)), size="big"), "'big'"),
         (Shaped(lambda x: x.mean((2, 3)), mean=(1, 2)), "mean"),
-        (Shaped(lambda x: x.mean((2, 3)), std=(1, 0, 1)), "zero"),
         (Shaped(lambda x: x.mean((2, 3))[:, :0]), "rows of 0 numbers"),
         (Shaped(lambda x: torch.fft.fft(x.mean((2, 3)))), "complex"),
         (Shaped(lambda x: x.mean((2, 3)) - 0.01 * x.mean((0, 2, 3))), "batch"),
@@ -367,6 +335,8 @@ def test_modules_of_texts_that_give_no_features_are_refused(nets):
     refused(lambda: fc.backbone(OfTexts(lambda x: x[:, :0])), "rows of 0 numbers")
     refused(lambda: fc.backbone(OfTexts(torch.fft.fft)), "complex")
     assert fc.backbone(OfTexts(lambda x: x)) == "module:OfTexts"
+    refused(lambda: fc.extract("digits", [Small(), Small(2.0)]), "module:Small")
+    refused(lambda: fc.backbone(Small(), "a,b"))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")
@@ -375,20 +345,3 @@ def test_torchscript_is_refused_also_as_a_part(nets):
     for made in (torch.jit.script(nn.Flatten()), torch.jit.trace(Small(), example),
                  nn.Sequential(torch.jit.script(nn.Flatten()), nn.Identity())):  # fmt: skip
         refused(lambda made=made: fc.backbone(made, "scripted", size=8), "TorchScript", "onnx:FILE")
-
-
-def test_two_of_one_class_need_names_and_names_are_words(nets):
-    refused(lambda: fc.extract("digits", [Small(), Small(2.0)]), "module:Small")
-    for name in ("a,b", "a@b", "a:b", ""):
-        refused(lambda name=name: fc.backbone(Small(), name))
-
-
-@pytest.mark.slow
-def test_the_list_marks_what_is_yours_and_verify_runs_it(nets):
-    assert fedcache("backbones", "list").out.count("yours") == 0
-    assert ok("backbones", "verify", f"module:{nets}:build").data["width"] == 5
-    (entry,) = (e for e in ok("backbones", "list").data["backbones"] if e["yours"])
-    assert (entry["name"], entry["width"], entry["size"]) == (f"module:{nets}:build", 5, 16)
-    assert "yours" in fedcache("backbones", "list").out
-    with pytest.raises(FedcacheError, match="brings its own weights"):
-        locate(lookup(entry["name"]), given={entry["name"]: Path("x")}, home=Path(), memory=DigestMemory(Path("d")))

@@ -128,13 +128,10 @@ HELD: dict[str, Callable[[Any], nn.Module]] = {
     "one with slots": lambda v: Held(Slots(v)),
     "a namespace": lambda v: Held(types.SimpleNamespace(v=v)),
     "a dataclass": lambda v: Held(Config(v)),
-    "an object in a dataclass": lambda v: Held(Config(Plain(v))),
-    "objects in a list": lambda v: Held([Plain(1.0), Plain(v)]),
     "an object that holds itself": lambda v: Held(Mixed(v)),
     "a bound method": lambda v: Held(Plain(v).method),
     "an object in a partial": lambda v: Held(functools.partial(apply, by=Plain(v))),
     "an object in a closure": lambda v: Held((lambda inner: lambda x: inner(x))(Plain(v))),
-    "a bound method of a list": lambda v: Held([v].count),
     "a module in a plain list": lambda v: Held(untracked(v)),
     "a narrow tensor": lambda v: Held(torch.tensor([v], dtype=torch.bfloat16)),
     "its own forward": lambda v: bound(Held(0), v),
@@ -215,26 +212,13 @@ def test_what_cannot_be_told_is_refused():
 
 
 @pytest.mark.slow
-def test_a_compiled_module_is_told_by_the_one_inside():
-    assert digest(torch.compile(Held(Plain(2.0)))) == digest(torch.compile(Held(Plain(2.0))))
-    assert digest(torch.compile(Held(Plain(2.0)))) != digest(torch.compile(Held(Plain(3.0))))
-
-
-@pytest.mark.slow
 def test_functions_in_transforms_are_told():
     from torchvision import transforms as tv
 
     def scaled(v: float) -> Callable[[Any], Any]:
         return lambda image: image * v
 
-    class Said:
-        def __init__(self, v: float) -> None:
-            self.v = v
-
-        def __repr__(self) -> str:
-            return "Said()"
-
-    for made in (lambda v: tv.Lambda(scaled(v)), lambda v: tv.Compose([tv.Lambda(scaled(v))]), Plain, Said, Slots,
+    for made in (lambda v: tv.Normalize([v] * 3, [1.0] * 3), lambda v: tv.Compose([tv.Lambda(scaled(v))]), Plain, Slots,
                  lambda v: functools.partial(apply, by=Plain(v)), lambda v: Plain(v).method):  # fmt: skip
         assert digest(nn.Identity(), made(2.0)) == digest(nn.Identity(), made(2.0))
         assert digest(nn.Identity(), made(2.0)) != digest(nn.Identity(), made(3.0))

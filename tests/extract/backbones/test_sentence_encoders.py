@@ -15,7 +15,6 @@ import torch
 import transformers
 from command import fedcache, ok
 from pictures import folder
-from refusal import refused
 from tolerance import SUMS, close
 
 import fedcache as fc
@@ -155,18 +154,13 @@ def test_models_that_number_positions_behind_the_padding_read_fewer_tokens(model
 def test_a_row_is_of_its_folder_and_refuses_what_is_of_images(model, tmp_path):
     row = lookup(f"hf:{model}")
     assert (row.reads, row.width, row.text_width, row.provider) == ("texts", 16, 16, "text_encoder")
-    with pytest.raises(UsageError, match="Unknown output of hf:tiny 'cls'"):
-        lookup(f"hf:{model}", output="cls")
     encoder = load(row, Weights(model, content_sha256(model), ""), row.recipe)
     with pytest.raises(UsageError, match="hf:tiny reads texts"):
         encoder.image(torch.zeros(1, 8, 8, 3, dtype=torch.uint8))
     assert ok("backbones", "verify", f"hf:{model}").data["width"] == 16
-    path = csv(tmp_path / "t.csv")
-    for words, option in ((("--views", 2), "views"), (("--size", 32), "size"), (("--recipe", "norm=half"), "norm"),
-                          (("--recipe", "resize=squash"), "resize")):  # fmt: skip
-        done = fedcache("extract", "--dataset", f"texts:{path}", "--backbones", f"hf:{model}", *words)
-        assert done.code == Exit.USAGE
-        assert option in done.err
+    words = ("extract", "--dataset", f"texts:{csv(tmp_path / 't.csv')}", "--backbones", f"hf:{model}")
+    for option in (("--views", 2), ("--size", 32), ("--recipe", "norm=half"), ("--recipe", "output=cls")):
+        assert fedcache(*words, *option).code == Exit.USAGE
 
 
 def test_a_backbone_and_a_dataset_of_different_kinds_are_refused_with_the_command(model, tmp_path, encoders):
@@ -183,17 +177,6 @@ def test_a_backbone_and_a_dataset_of_different_kinds_are_refused_with_the_comman
         assert done.code == Exit.USAGE
         assert f"fedcache extract --dataset {dataset} --backbones" in done.err
     assert not list((tmp_path / "home").glob("stores/*"))
-
-
-def test_a_module_that_reads_something_else_says_how(encoders):
-    for factory, said in (
-        ("without_example", "rows"),
-        ("of_smells", "'smells'"),
-        ("flat", "[3]"),
-        ("with_transform", "transform"),
-    ):
-        note_named([f"module:{encoders}:{factory}"])
-        refused(lambda factory=factory: lookup(f"module:{encoders}:{factory}"), said)
 
 
 def test_modules_are_given_texts_and_rows_as_they_are(encoders, tmp_path):
@@ -217,13 +200,6 @@ def test_rows_of_another_shape_are_refused_before_a_chunk_is_written(encoders, t
     assert done.code == Exit.USAGE
     assert "example = torch.zeros((65,), dtype=torch.float32)" in done.err
     assert not list((tmp_path / "home").glob("stores/*"))
-
-
-def test_a_module_that_fails_on_a_text_is_told_in_a_sentence(encoders, tmp_path):
-    csv(tmp_path / "t.csv", ["fine", "boom"], "ab")
-    done = fedcache("extract", "--dataset", "texts:t.csv", "--backbones", f"module:{encoders}:broken")
-    assert done.code == Exit.USAGE
-    assert f"module:{encoders}:broken fails on 2 texts: ValueError: no boom here" in done.err
 
 
 def test_a_module_in_memory_reads_texts(tmp_path, own_home):

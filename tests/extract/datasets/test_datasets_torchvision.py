@@ -8,7 +8,6 @@ import os
 import pickle
 import struct
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from make_images import pixels, png, write_directory
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import open_dataset, peek
 from fedcache.extract.datasets import torchvision as readers
-from fedcache.extract.datasets.listing import info, known
 from fedcache.extract.image_files import BadImage
 
 datasets = pytest.importorskip("torchvision.datasets")
@@ -61,17 +59,17 @@ def test_mnist_has_both_splits_digit_names_and_gray_pixels(tmp_path, memory, mni
 
 def test_it_is_found_by_name_remembered_and_seen_to_change(tmp_path, memory, mnist, monkeypatch):
     root, *_ = mnist
-    spec, roots = "torchvision:MNIST", {"MNIST": root}
-    assert peek(spec, memory=memory, roots=roots) is None
-    data = open_dataset(spec, memory=memory, roots=roots)
+
+    def peeked(**where):
+        return peek("torchvision:MNIST", memory=memory, **(where or {"roots": {"MNIST": root}}))
+
+    assert peeked() is None
+    data = open_dataset("torchvision:MNIST", memory=memory, roots={"MNIST": root})
     monkeypatch.setattr(readers, "_construct", lambda *a, **k: pytest.fail("torchvision was asked"))
-    assert peek(spec, memory=memory, roots=roots) == ("mnist", data.digest)
-    assert peek(spec, memory=memory, data=tmp_path / "data") == ("mnist", data.digest)
     (root / "notes.txt").write_text("beside the dataset, in the root that several share")
-    assert peek(spec, memory=memory, roots=roots) == ("mnist", data.digest)
-    labels = root / "MNIST/raw/t10k-labels-idx1-ubyte"
-    os.utime(labels, ns=(1, 1))
-    assert peek(spec, memory=memory, roots=roots) is None
+    assert peeked() == peeked(data=tmp_path / "data") == ("mnist", data.digest)
+    os.utime(root / "MNIST/raw/t10k-labels-idx1-ubyte", ns=(1, 1))
+    assert peeked() is None
 
 
 def test_dtd_keeps_its_validation_set_and_a_lost_image_keeps_its_row(tmp_path, memory):
@@ -141,8 +139,8 @@ def test_cifar_is_read_when_its_checksums_hold(tmp_path, memory, monkeypatch):
     flat = images.transpose(0, 3, 1, 2).reshape(12, -1)
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     held = {name: {"data": flat[2 * i : 2 * i + 2], "labels": [0, 1]} for i, name in enumerate(names)}
-    held["batches.meta"] = {"label_names": ["plane", "car"]}
     files = {name: pickle.dumps(value) for name, value in held.items()}
+    files["batches.meta"] = pickle.dumps({"label_names": ["plane", "car"]})
     write_directory(folder, files)
     sums = {name: hashlib.md5(raw).hexdigest() for name, raw in files.items()}
     cifar = datasets.CIFAR10
@@ -154,10 +152,9 @@ def test_cifar_is_read_when_its_checksums_hold(tmp_path, memory, monkeypatch):
         return open_dataset("torchvision:CIFAR10", memory=memory, roots={"CIFAR10": tmp_path})
 
     data = opened()
-    assert data.classes == ("plane", "car")
-    assert np.array_equal(data.source.read(data.names.index("train/00005")), images[5])
-    assert np.array_equal(data.source.read(data.names.index("test/00001")), images[11])
-    assert data.mirror
+    assert (data.classes, data.mirror) == (("plane", "car"), True)
+    for name, row in (("train/00005", 5), ("test/00001", 11)):
+        assert np.array_equal(data.source.read(data.names.index(name)), images[row])
     for name in names[:5]:
         (folder / name).unlink()
     assert len(opened()) == 2
@@ -196,12 +193,6 @@ def test_missing_files_say_how_to_get_them(tmp_path, memory, name):
     assert list(tmp_path.glob(f"{name}*")) == []  # torchvision makes folders where it looks
 
 
-def test_without_a_place_to_look_the_message_says_so_and_a_near_miss_is_corrected(memory):
-    for name, said in (("MNIST", "--data"), ("fashion-mnist", "Did you mean 'FashionMNIST'")):
-        with pytest.raises(FedcacheError, match=said):
-            open_dataset(f"torchvision:{name}", memory=memory)
-
-
 def test_every_entry_names_a_class_and_arguments_torchvision_has():
     import inspect
 
@@ -232,17 +223,6 @@ def test_no_classification_dataset_of_torchvision_is_forgotten():
     assert set(datasets.__all__) <= listed | other
 
 
-def test_the_list_says_what_is_ready(tmp_path, mnist):
-    rows = {row["name"]: row for row in known(data=tmp_path / "data")}
-    assert rows["torchvision:MNIST"]["ready"]
-    assert not rows["torchvision:KMNIST"]["ready"]
-    assert all(set(row) == {"name", "about", "needs", "ready"} for row in rows.values())
-    told = info("torchvision:MNIST", data=tmp_path / "data")
-    assert told["looked_in"] == str(tmp_path / "data" / "MNIST" / "MNIST")
-    assert told["splits"] == ["train", "test"]
-    assert info("torchvision:DTD")["splits"] == ["train", "test", "validation"]
-
-
 def test_a_link_out_of_the_folder_is_a_bad_image(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "a").write_bytes(b"out")
@@ -250,28 +230,3 @@ def test_a_link_out_of_the_folder_is_a_bad_image(tmp_path):
     with pytest.raises(BadImage, match=r"^it is a link out of the dataset's folder; --follow-links reads it$"):
         readers._read_file(tmp_path / "data" / "a", tmp_path / "data")
     assert readers._read_file(tmp_path / "data" / "a", None) == b"out"
-
-
-def test_class_names_are_taken_from_whatever_torchvision_calls_them():
-    def named(**attributes):
-        return readers._class_names(type("Part", (), attributes))
-
-    assert named(classes=[("tench", "Tinca tinca"), "cat"]) == ("tench, Tinca tinca", "cat")
-    assert named(classes=[], categories=["a", "b"]) == ("a", "b")
-    assert named(class_to_idx={"b": 0, "a": 1}) == ("b", "a"), "in the order of the labels, not of the letters"
-    assert named(class_to_idx={}) == named() == ()
-
-
-def test_a_label_beyond_the_names_is_a_fault_of_torchvision(tmp_path, memory, mnist, monkeypatch):
-    monkeypatch.setitem(readers.TABLE, "MNIST", replace(readers.TABLE["MNIST"], classes=("zero", "one")))
-    with pytest.raises(FedcacheError) as caught:
-        open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
-    assert caught.value.code == Exit.ENVIRONMENT
-    assert "the label 9" in caught.value.message
-
-
-def test_an_item_that_is_no_image_is_a_bad_one(tmp_path, memory, mnist, monkeypatch):
-    source = open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data").source
-    monkeypatch.setattr(type(source), "item", lambda _self, _row: ([1, 2], 0))
-    with pytest.raises(BadImage, match="list"):
-        source.read(0)

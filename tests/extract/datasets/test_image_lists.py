@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import fedcache, ok
 from hypothesis import given
 from hypothesis import strategies as st
 from make_images import encoded, pixels, png, write_directory, write_tar, write_zip
@@ -90,16 +89,6 @@ def test_the_mapping_of_fedscale_is_a_list(tmp_path: Path, memory: DigestMemory)
     data = open_dataset(f"folder:{root / 'client_data_mapping.csv'}", memory=memory)
     assert data.classes == tuple(WORDS)
     assert data.groups["client_id"].words == ("u0", "u1", "u2", "u3", "u4")
-
-
-def test_a_column_of_paths_or_labels_of_any_name_is_named_by_options(tmp_path: Path) -> None:
-    root = images(tmp_path / "set")
-    (root / "list.csv").write_text(csv_text(("where", "kind_of_animal", "split", "client")))
-    spec = f"folder:{root / 'list.csv'}"
-    assert fedcache("datasets", "info", spec).code == 2
-    said = ok("datasets", "info", spec, "--images-key", "where", "--label-key", "kind_of_animal")
-    assert said.data["classes"] == WORDS
-    assert ok("datasets", "info", f"{spec}?path=where&label=kind_of_animal").data["classes"] == WORDS
 
 
 def test_paths_of_a_drive_are_refused(tmp_path: Path, memory: DigestMemory) -> None:
@@ -192,14 +181,6 @@ def test_a_split_beside_other_names_is_no_class_either() -> None:
     assert set(asked.classes) == {"train", "test"}
 
 
-def test_a_list_among_images_is_named_where_the_folders_say_nothing(tmp_path: Path, memory: DigestMemory) -> None:
-    root = images(tmp_path / "set")
-    (root / "labels.csv").write_text(csv_text(PLAIN))
-    with pytest.raises(UsageError) as refused:
-        open_dataset(f"folder:{root}", memory=memory)
-    assert f"fedcache datasets info folder:{root / 'labels.csv'}" in refused.value.hint
-
-
 # Formats that are not read
 
 
@@ -219,11 +200,3 @@ def test_images_in_other_formats_are_refused_with_lines_that_convert_them(
     script = "\n".join(line.removeprefix(MARK) for line in lines if line.startswith(MARK))
     subprocess.run([sys.executable, "-c", script], check=True)
     assert open_dataset(f"folder:{root}", memory=memory).classes == ("cat", "dog")
-
-
-def test_files_that_are_left_out_are_named_by_their_format(tmp_path: Path, memory: DigestMemory) -> None:
-    kinds = {"heic": "HEIC", "avif": "AVIF", "jxl": "JPEG XL", "dng": "camera raw", "dcm": "DICOM", "csv": "table"}
-    files = {f"{word}/{i}.png": png(i) for word in ("cat", "dog") for i in range(3)}
-    files |= {f"{word}/x.{ending}": b"x" for word in ("cat", "dog") for ending in kinds}
-    data = open_dataset(f"folder:{write_directory(tmp_path / 'photos', files)}", memory=memory)
-    assert all(f"2 {kind}" in data.reading for kind in kinds.values())
