@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer.main
 from arrays import ingested
-from command import ok
+from command import fedcache, ok
 
 from fedcache import cli
 from fedcache.commands.options import RunOptions, SchemeArguments
@@ -51,3 +51,24 @@ def test_older_words_of_execution_mean_the_same(tmp_path: Path) -> None:
     for key in ("execution", "lift"):
         file.write_text(f'[train]\n{key} = "stack"\n')
         assert resolve(TrainConfig, read_file(file)["train"], {}).execution == "batched"
+
+
+@pytest.mark.parametrize("command", ["train", "grid", "extract"])
+def test_every_option_with_a_value_says_its_default_and_stands_in_a_panel(command: str) -> None:
+    for name, param in options_of(command).items():
+        if not name.startswith("-") or param.is_flag or name in ("--config", "--help", "-h"):
+            continue
+        assert param.show_default, name
+        assert param.rich_help_panel, name
+
+
+@pytest.mark.slow
+def test_a_grid_takes_a_device_and_client_stores(tmp_path: Path) -> None:
+    store = ("--store", ingested(tmp_path))
+    name = ok("partition", "--scheme", "iid", "--clients", 3, *store).data["name"]
+    sites = ok("shard", "--partition", name, *store, "--out", tmp_path / "sites").data["path"]
+    common = ("--method", "fedavg", "--rounds", 1, "--participation", "all", "--device", "cpu", "--clients-from", sites)
+    alone = ok("train", *common, "--set", "lr=0.1").data
+    points = ok("grid", *common, "--sweep", "lr=0.1,0.02").data["points"]
+    assert points[0]["accuracy"]["mean"] == pytest.approx(alone["accuracy"]["mean"], abs=1e-6)
+    assert fedcache("grid", *common, "--sweep", "clients=2,3").code == 2

@@ -300,3 +300,14 @@ def test_a_pillow_image_without_pixels_is_bad():
     for size in ((0, 5), (5, 0), (0, 0)):
         with pytest.raises(BadImage, match=f"{size[0]} x {size[1]}"):
             from_pillow(Image.new("RGB", size))
+
+
+def test_a_colour_key_is_white():
+    raw = encoded(flat((9, 9, 9)), "PNG", transparency=(9, 9, 9))
+    assert np.asarray(decode(raw)).min() == 255
+
+
+def test_cmyk_is_converted():
+    got = np.asarray(decode(encoded(flat((0, 255, 255, 0), mode="CMYK"), "TIFF")))  # no cyan, full magenta and yellow
+    assert got[0, 0].tolist() == [255, 0, 0]
+    assert decode(encoded(flat((0, 0, 0, 0), mode="CMYK"), "JPEG")).mode == "RGB"

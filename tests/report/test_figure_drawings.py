@@ -224,3 +224,66 @@ def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn: Drawn) -> Non
     value = {(row[0], row[1]): float(row[2]) for row in made.rows}
     assert value == pytest.approx({("near", "c0"): 1.0, ("near", "c2"): 1.0}, abs=1e-6)
     assert drawn.ticks() == (["c0", "c1", "c2"], ["near", "l"])
+
+
+def source(counts: np.ndarray) -> Any:
+    """Clients with so many rows of each class; row 0 has no label, and everybody holds it."""
+    rows = np.split(1 + np.arange(counts.sum()), np.cumsum(counts.sum(1))[:-1])
+    clients = [SimpleNamespace(name=f"c{i}", train=np.append(rows[i], 0)) for i in range(len(counts))]
+    label = np.concatenate([[-1], *(np.repeat(np.arange(len(of)), of) for of in counts)]).astype(int)
+    columns = SimpleNamespace(classes=tuple(f"k{j}" for j in range(counts.shape[1])), label=label)
+    return SimpleNamespace(partition=SimpleNamespace(clients=clients), columns=columns)
+
+
+def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn: Drawn) -> None:
+    made: Any = data.dots("d", source(np.array([[4, 0], [1, 2]])))
+    # the largest dot is .95 of a cell of .3 inches wide, 21.6 points; one row of 4 is a quarter of its area
+    largest = (0.95 * 72 * 0.3) ** 2
+    assert drawn.dots() == [[(0, 0), (1, 0), (1, 1)]]
+    assert drawn.axes.collections[0].get_sizes().tolist() == pytest.approx([largest, largest / 4, largest / 2])
+    assert drawn.told == [["c0, k0: 4 rows", "c1, k0: 1 rows", "c1, k1: 2 rows"]]
+    assert made.rows == [["c0", "k0", 4], ["c1", "k0", 1], ["c1", "k1", 2]]
+    many: Any = data.dots("d", source(np.ones((61, 62), int)))
+    assert len(many.rows) == 61 * 62
+    assert len(drawn.dots()[0]) == 3600
+    assert data.dots("d", source(np.zeros((2, 2), int))) is None
+
+
+def test_test_rows_are_sampled_evenly_readable_and_labelled() -> None:
+    few = features_of(PLANE, [0, 0, 1, 0, 2, 0, 1, -1, 0, 0], [([], [9, 0, 2]), ([], [0, 7, 8])],
+                      ok=[1, 1, 1, 1, 1, 1, 1, 1, 0, 1])  # fmt: skip
+    assert data.sampled(few, "k").tolist() == [0, 2, 9]
+    for rows, kept in ((600, 600), (601, 301)):
+        place = features_of(np.zeros((rows, 2)), [0] * rows, [([], list(range(rows)))])
+        assert len(data.sampled(place, "k")) == kept
+
+
+def test_of_a_large_array_few_chunks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "MOST_AVERAGED", 30)
+    monkeypatch.setattr(data, "MOST_POINTS", 12)
+    monkeypatch.setattr(data, "READ_BYTES", 3 * 2 * 2 * 4)  # three chunks of two rows of two numbers
+    clients = [([0, 20 + i, 40 + i], list(range(i, 100, 9))) for i in range(9)]
+    place = features_of(np.ones((100, 2)), [0] * 100, clients)
+    rows = data.sampled(place, "k")
+    assert len(rows) == 12
+    assert len(np.flatnonzero(np.diff(rows) > 1)) == 2, "three blocks of neighbours"
+    read: list[int] = []
+    place.features = lambda key, rows: read.extend(rows.tolist()) or np.ones((len(rows), 2), np.float32)
+    _, names, _ = data._prototypes(place, "k")
+    # clients 0 and 1 lie in chunks 0, 10 and 20; the third would add two more
+    assert names == ["ink", "c0: ink", "c1: ink"]
+    assert len({row // 2 for row in read}) <= 3 + 3 * (data.MOST_AVERAGED // 3 // 2 + 1)
+    monkeypatch.setattr(data, "READ_BYTES", 1)
+    assert data._prototypes(place, "k")[1] == ["ink", "c0: ink"], "the first client is shown all the same"
+
+
+def test_mistakes_of_many_classes_are_the_fifteen_most_frequent(drawn: Drawn) -> None:
+    table = np.diag(np.full(31, 9))
+    table[3, 7], table[7, 3], table[0, 30] = 1, 3, 1
+    runs.confusion("c", "run", stored(confusion=table.tolist()))
+    assert [bar.get_width() for bar in drawn.axes.patches] == pytest.approx([25, 10, 10])
+    assert drawn.told == [["7 taken for 3: 3 rows, 25.0 %"], ["0 taken for 30: 1 rows, 10.0 %"],
+                          ["3 taken for 7: 1 rows, 10.0 %"]]  # fmt: skip
+    table[1, :30] = 5
+    runs.confusion("c", "run", stored(confusion=table.tolist()))
+    assert len(drawn.axes.patches) == 15
