@@ -68,6 +68,8 @@ KNOWN = {
     "models/export/predict_features.py  np.load": "a program of an exported folder: features, without objects",
     "models/export/predict_features.py  torch.export.load": "the same: the program beside it, which its user runs",
     "models/export/predict_images.py  torch.export.load": "the same",
+    "testing/dataset_laws.py  pickle": "the module of the line below",
+    "testing/dataset_laws.py workers_read_the_same pickle.loads": "what the line itself has pickled",
     "tables/plain_pickle.py  pickle": "the module of the unpickler below",
     "tables/plain_pickle.py _Unpickler Unpickler": "arrays, lists and words alone; any other name is refused",
 }

@@ -706,3 +706,28 @@ def test_a_column_of_sentences_beside_embeddings_is_no_error(tmp_path: Path) -> 
     for name in ("text", "sentence", "texts", "content"):
         read = through("ingest parquet", tmp_path, {name: TEXTS, "label": column(0, 1, 2)})
         assert (read.unused, read.groups, len(read.classes)) == ({name}, {}, 3)
+
+
+@pytest.mark.parametrize("words", [["1e5", "100000", "7", "8"], ["1.0", "1", "2", "+1"], ["-0", "0", "007", "7"]])
+def test_two_words_are_two_values_through_every_door(tmp_path: Path, words: list[str]) -> None:
+    columns = {"label": [words[row % 4] for row in range(ROWS)], "site": [words[row % 4 - 1] for row in range(ROWS)]}
+    read = all_doors(tmp_path, columns)
+    assert read.classes == tuple(sorted(words))
+    assert read.groups == {"site": columns["site"]}
+
+
+@pytest.mark.parametrize(
+    ("flags", "splits"),
+    [
+        # The rows that no column marks are of the first split without a column, in the order train, test, validation.
+        ({"is_test": [1, 0, 0], "is_train": [0, 1, 0]}, [1, 0, 2]),
+        ({"is_train": [1, 0, 0], "is_val": ["no", "yes", "no"]}, [0, 2, 1]),
+        ({"train": [0, 1, 0], "test": [1, 0, 0], "val": [0, 0, 1]}, [1, 0, 2]),
+    ],
+)
+def test_columns_that_each_mark_a_split_are_combined(
+    tmp_path: Path, flags: dict[str, list[Any]], splits: list[int]
+) -> None:
+    columns: Columns = {name: values * (ROWS // 3) for name, values in flags.items()}
+    read = all_doors(tmp_path, {"label": [row % 2 for row in range(ROWS)], **columns})
+    assert (read.splits, read.groups) == (splits * (ROWS // 3), {})

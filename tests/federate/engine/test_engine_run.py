@@ -164,3 +164,10 @@ def test_classes_are_not_read_from_the_labels():
 def test_personal_models_have_no_global_prediction():
     data, _ = federation()
     refused(lambda: go("solo").predict(data.x))
+
+
+def test_clients_are_sampled_without_replacement_and_anew_each_round():
+    rounds = [r.clients for r in go("fedavg", {"epochs": 0, "bn": False}, rounds=20, participation=4).records]
+    assert all(len(set(r)) == 4 and list(r) == sorted(r) for r in rounds)
+    assert len(set(rounds)) > 10
+    assert set().union(*rounds) == set(range(9))

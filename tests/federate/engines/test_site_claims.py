@@ -350,3 +350,12 @@ def test_a_fact_outside_its_limits_is_refused() -> None:
         with pytest.raises(ValueError, match=r"it |expected") as caught:
             SiteFacts.from_words(words | wrong)
         assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda w: str(w)[:40])
+def test_a_fact_outside_its_limits_is_refused_and_named(wrong: dict[str, Any]) -> None:
+    words = GOOD.to_words()
+    assert SiteFacts.from_words(json.loads(json.dumps(words))) == GOOD
+    with pytest.raises(ValueError, match=r"it |expected") as caught:
+        SiteFacts.from_words(words | wrong)
+    assert len(str(caught.value)) < 200
