@@ -108,7 +108,7 @@ def workers_read_the_same(reading: ReadDataset) -> None:
     """A pickled copy of the source, read by several threads in any order, gives the same contents."""
     found = reading.load()
     rows = _some_rows(found)
-    copy = pickle.loads(pickle.dumps(found.source))
+    copy = pickle.loads(pickle.dumps(found.source))  # nosec B301
     with ThreadPoolExecutor(THREADS) as pool:
         again = list(pool.map(lambda row: _content(copy, int(row)), rows[::-1]))
     require(again[::-1] == contents(found.source, rows), "a pickled copy of the source reads other contents")
