@@ -10,7 +10,7 @@ import typer
 from fedcache.commands.options import command
 from fedcache.commands.output import CommandResult, TextTable
 from fedcache.config import Home
-from fedcache.federate.methods import METHODS, unknown_method
+from fedcache.federate.methods import METHODS, NAMES, unknown_method
 from fedcache.plugins import find, plugins
 from fedcache.report.methods.catalogue import method_entries
 from fedcache.report.methods.sizes import current_sizes
@@ -76,6 +76,9 @@ def methods_info(name: Name) -> CommandResult:
         }
         for h in m.hparams
     ]
+    # A method of another package may be a copy of one of fedcache's, with its page.
+    page = m.page if name in NAMES else None
+    when = "" if page is None else " ".join(page.when.split())
     waits = facts.why_it_waits(m)
     d, sizes = m.defaults, current_sizes(Home.from_environment())
     sends, sides, parts = facts.traffic_of(m, sizes), facts.disagreements(m), facts.leaving(m, sizes)
@@ -85,8 +88,8 @@ def methods_info(name: Name) -> CommandResult:
         "origin": origin or "fedcache",
         "paper": m.paper,
         "summary": m.summary,
-        "when": "" if m.page is None else " ".join(m.page.when.split()),
-        "family": "" if m.page is None else m.page.family,
+        "when": when,
+        "family": "" if page is None else page.family,
         "uneven_rows": m.uneven_rows,
         "objective": facts.objective(m.name),
         "needs": sorted(m.needs),
@@ -112,7 +115,7 @@ def methods_info(name: Name) -> CommandResult:
         f"A client sends {sends['up']:,} scalars ({sends['up_bytes']:,} bytes; the paper counts"
         f" {sends['paper_up']:,}) and receives {sends['down']:,} in a round{first}, at {sizes.source}{among}.",
         "",
-        *(["When to use it: " + " ".join(m.page.when.split()), ""] if m.page is not None else []),
+        *([f"When to use it: {when}", ""] if when else []),
         facts.objective(m.name),
     ]
     # A column for values that were tuned, where some were.

@@ -90,10 +90,10 @@ def is_held(path: Path) -> bool:
     try:
         with FileLock(path, timeout=0):
             return False
-    except Timeout:
+    except OSError as error:  # Timeout is one
+        return error.errno != errno.EROFS or _is_held_elsewhere(path)
+    except NotImplementedError:
         return True
-    except (OSError, NotImplementedError) as error:
-        return not isinstance(error, OSError) or error.errno != errno.EROFS or _is_held_elsewhere(path)
 
 
 def _is_held_elsewhere(path: Path) -> bool:

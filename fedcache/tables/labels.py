@@ -116,8 +116,11 @@ def _one_per_row(where: str, column: Any, count: int, another: str = ANOTHER_COL
     if len(column.shape) == 2 and column.shape[0] == count:
         hint = one_hot
     elif isinstance(column, Unread):
-        hints = {"objects": "labels.astype(str)   makes plain words", "lists": one_hot}
-        hint = hints.get(column.why if column.why == "lists" else column.kind, another)
+        hint = another
+        if column.kind == "objects":
+            hint = "labels.astype(str)   makes plain words"
+        elif column.why == "lists":
+            hint = one_hot
         raise UsageError(f"{where} holds {column.why}, expected {count:,} integers or words.", hint)
     elif column.shape == (count,):
         return column

@@ -128,7 +128,7 @@ def read_roles(
         names: of each row, where no column says them.
         classes: class names, where something else than a column of the file lists them.
         class_count: how many classes text features have, which labels that are integers index.
-        left_out: columns of which it is not known which rows they belong to, and why.
+        left_out: columns whose values cannot be assigned to rows, and why.
 
     Raises UsageError for columns that make no sense.
     """
@@ -307,8 +307,7 @@ def _refuse_lost_labels(where: Path | str, left_out: Mapping[str, Unread], count
         may_be = column.shape in ((count,), (count, 1)) and not has_a_meaning(name)
         if may_be or last_level(name) in LABELS:
             raise UsageError(
-                f"{where}: {name} may be the labels, and has {column.why}: which of its values is of which row is not "
-                "known.",
+                f"{where}: {name} may be the labels, but has {column.why}, so its values cannot be assigned to rows.",
                 f"Name the labels of each split like its rows, {name}_train and {name}_test; or say that there are "
                 "none: --unlabelled",
             )

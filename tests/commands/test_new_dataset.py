@@ -92,6 +92,15 @@ def test_a_file_that_is_missing_is_named(reader: Path) -> None:
     assert fedcache("new", "dataset", "folder").code == Exit.USAGE
 
 
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("line", ["no JSON", '{"picture": "a.png"}', "3"])
+def test_a_line_without_an_image_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "l.jsonl").write_text(f'{{"image": "a.png"}}\n{line}\n')
+    done = fedcache("extract", "--dataset", f"my-format:{tmp_path / 'l.jsonl'}", "--backbones", "pixels")
+    assert done.code == Exit.USAGE
+    assert "line 2" in done.err
+
+
 class Wrong:
     """A reader with one fault."""
 
@@ -134,7 +143,7 @@ class Pixels:
     [
         ("labels", "a_second_reading_is_the_same_dataset"),
         ("content", "a_row_is_known_by_its_content"),
-        ("unreadable", "most_rows_can_be_read"),
+        ("unreadable", "rows_are_of_the_kind_that_it_holds"),
         ("pickle", "workers_read_the_same"),
         ("key", "the_key_is_plain_and_stays"),
     ],

@@ -34,11 +34,18 @@ def test_every_law_of_the_engine_has_a_mutation():
     assert break_laws.general_laws() <= {row.law for row in break_laws.TABLE}
 
 
+def unknown_words(selection: str) -> list[str]:
+    """The words of ``FILE -k WORDS`` that are nowhere in the file, so that they choose no test."""
+    file, _, words = selection.partition(" -k ")
+    text = (ROOT / file).read_text(encoding="utf-8").lower()
+    return [word for word in re.findall(r"\w+", words) if word not in ("and", "or", "not") and word.lower() not in text]
+
+
 def test_a_promise_names_files_that_are_there_and_lines_that_protect():
     for promise in make_trust.PROMISES:
         for selection in promise.tests:
-            assert (ROOT / selection.partition(" -k ")[0]).is_file(), promise.id
+            assert unknown_words(selection) == [], promise.id
         if promise.breakage is not None:
             file, old, _, tests = promise.breakage
             assert (ROOT / "fedcache" / file).read_text(encoding="utf-8").count(old) == 1, promise.id
-            assert (ROOT / tests.partition(" -k ")[0]).is_file(), promise.id
+            assert unknown_words(tests) == [], promise.id

@@ -311,9 +311,8 @@ METHOD = replace(
             validation.
         """,
         when="""
-            The first method to try for one model for everybody. It is ridge regression on all rows together, whoever
-            holds them. It sends a matrix of features by features, so with very wide features look at FedCOF or
-            FedNCM.
+            Try it first if all clients share one model. It equals ridge regression on the rows of all clients together.
+            Each client sends a matrix of features by features, so use FedCOF or FedNCM for very wide features.
         """,
         cite=("fani2024fed3r",),
     ),

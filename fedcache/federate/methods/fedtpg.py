@@ -217,8 +217,7 @@ METHOD = Method(
         """,
         terms="$T$: the encoded names of the classes; $Q$: learned queries. The whole small network is averaged.",
         when="""
-            Where classes at test time are others than in training: the prompt is made from the names of the classes
-            at hand.
+            Use it if the classes at test time differ from those in training: the prompt is made from their names.
         """,
         cite=("qiu2024fedtpg",),
     ),

@@ -225,7 +225,7 @@ METHOD = replace(
             $w_c$, $S$, $\pi_c$: of the client's rows with those of all clients counted by a power; $u^k$: how well a
             text fits client $k$'s rows.
         """,
-        when="One round and a model for each client, between its own rows and everybody's, where texts are at hand.",
+        when="One round and a model for each client, between its own rows and everybody's, where texts are available.",
         cite=("zhang2026tofa",),
     ),
 )  # fmt: skip
