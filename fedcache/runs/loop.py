@@ -33,7 +33,7 @@ from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import Preparation
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels
-from fedcache.runs.running import owning, running
+from fedcache.runs.running import owning
 from fedcache.runs.spec import check_config
 
 CHECKPOINT_EVERY = 2.0
@@ -163,7 +163,7 @@ def train_run(
     # refuses what does not fit, before anything is written
     forecast_run(inputs, spec, kept=run.kept, place=run.directory.path)
     with _training([run], observer, stop):
-        if spec.trust.protects and not fresh:
+        if not fresh:
             run.find_stored()  # its owner may have ended while this process waited
         if run.stored is not None:
             return _return_stored(run, run.stored, observer, position)
@@ -186,9 +186,9 @@ def _return_stored(run: OpenRun, stored: Run, observer: Observer, position: Grid
 
 @contextmanager
 def _training(runs: Sequence[OpenRun], observer: Observer, stop: Stop) -> Iterator[None]:
-    """Mark runs as being trained while the block runs; private runs are trained by one owner at a time."""
+    """Own the directories of runs while the block runs; wait for another process that trains them."""
     folders = [run.directory.path for run in runs]
-    with owning(folders, observer, stop) if runs[0].spec.trust.protects else running(folders):
+    with owning(folders, observer, stop, private=runs[0].spec.trust.protects):
         yield
 
 
@@ -244,9 +244,7 @@ def train_together(
         first = next(iter(opened.values()))
         forecast_run(first.inputs, first.spec, len(opened), kept, runs)
     with _training(list(opened.values()), observer, stop):
-        for number, run in list(opened.items()):
-            if fresh or not run.spec.trust.protects:
-                continue
+        for number, run in [] if fresh else list(opened.items()):
             out = _ended_meanwhile(run)
             if out is None:
                 continue
@@ -264,7 +262,7 @@ def train_together(
 
 
 def _ended_meanwhile(run: OpenRun) -> Run | DamagedRunError | None:
-    """The result of a private run whose owner has ended while this process waited, or that it is damaged."""
+    """The result of a run whose owner has ended while this process waited, or that it is damaged."""
     try:
         run.find_stored()
     except DamagedRunError as error:

@@ -367,7 +367,7 @@ def open_run(
     """Find the directory of a run, and its result if it is there. Raises CorruptionError for a damaged result.
 
     ``fresh`` opens it as if there were no result; ``kept`` says which models are saved, by default all. ``stop`` ends
-    the wait for another process that is replacing the result of a private run.
+    the wait for another process that is replacing the result.
     """
     identity = Identity(
         spec.to_identity(),
@@ -402,10 +402,8 @@ def open_run(
     try:
         opened.find_stored()
     except DamagedRunError:
-        if not spec.trust.protects:
-            raise
-        # The owner of a private run that was asked for again writes files with other bytes: look when it has ended.
-        with owning([directory.path], observer, stop or Stop()):
+        # A process that makes the run again may be replacing its files: look when it has ended.
+        with owning([directory.path], observer, stop or Stop(), private=spec.trust.protects):
             opened.find_stored()
     return opened
 

@@ -15,7 +15,9 @@ from command import Done, apart, fedcache, ok, start
 from failing_command import must_fail
 
 from fedcache.errors import Exit
-from fedcache.runs.running import LOCK, is_running, running
+from fedcache.process import Stop
+from fedcache.progress import Silent
+from fedcache.runs.running import LOCK, is_running, owning
 
 IID = ("--scheme", "iid", "--clients", 3)
 
@@ -153,13 +155,12 @@ def test_the_link_to_a_run_goes_and_the_run_stays(three: dict[str, str], own_hom
 
 def test_a_run_that_is_being_trained_is_not_removed(three: dict[str, str]) -> None:
     folders = [Path(three["plain"]), Path(three["lam"])]
-    with running(folders):
+    with owning(folders, Silent(), Stop()):
         assert [e["state"] for e in ok("runs", "list").data["entries"]] == ["running", "running", "finished"]
         assert fedcache("runs", "rm", *folders, "--yes").code == Exit.USAGE
     assert all((folder / "result.json").is_file() for folder in folders)
-    assert not any((folder / LOCK).exists() for folder in folders)
     (folders[0] / LOCK).touch()  # of a process that was killed
-    assert not is_running(folders[0])
+    assert not any(is_running(folder) for folder in folders)
 
 
 @pytest.mark.slow

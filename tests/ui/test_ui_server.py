@@ -16,8 +16,10 @@ from command import ok
 from pictures import folder
 from ui_client import Client
 
+from fedcache.process import Stop
+from fedcache.progress import Silent
 from fedcache.runs.directory import WRITTEN, read_result, write_result
-from fedcache.runs.running import LOCK, running
+from fedcache.runs.running import LOCK, owning
 from fedcache.store.lock import this_process
 from fedcache.store.sealed import write_sealed
 from fedcache.store.sealed_lines import first_of, read_sealed_lines, write_sealed_lines
@@ -137,7 +139,7 @@ def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(client: Clie
     ended = [r for r in client.changes()["runs"] if r["method"] == "fedprox"]
     mu = {r["name"]: client.ask(f"/api/run/{r['name']}").data["settings"]["mu"] for r in ended}
     source = own_home / "runs" / next(name for name, value in mu.items() if value == other["sweep"]["mu"])
-    with running([in_progress(source, "b" * 16)]):
+    with owning([in_progress(source, "b" * 16)], Silent(), Stop()):
         client.changes()
         grid = client.ask(f"/api/grid/{line['name']}").data
         (line,) = client.changes()["grids"]
@@ -153,7 +155,7 @@ def test_a_run_at_work_is_read_from_its_checkpoint_and_one_that_was_killed_is_st
 ) -> None:
     version = client.changes()["version"]
     left = in_progress(run, "a" * 16)
-    with running([left]):
+    with owning([left], Silent(), Stop()):
         found = client.changes(version)
     (mine,) = found["runs"]
     assert (mine["state"], mine["done"], mine["total"], mine["accuracy"]) == ("running", 2, 6, 0.2)

@@ -25,12 +25,13 @@ from fedcache.federate.engines.flower.site_facts import SiteFacts
 from fedcache.federate.engines.flower.site_names import SiteNames
 from fedcache.federate.engines.flower.site_rows import SiteRows
 from fedcache.federate.engines.flower.sites import Sites, Transport
+from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.events import GridPosition
 from fedcache.runs.forecast import training_run
 from fedcache.runs.open_run import OpenRun, note_paper_choices, open_run, prepare_run
 from fedcache.runs.run import Run
-from fedcache.runs.running import running
+from fedcache.runs.running import owning
 from fedcache.store.files import digest_of
 
 CLAIMED = ("accuracy", "macro_f1", "confusion", "fairness", "classes_owned", "dataset.rows", "dataset.ok")
@@ -65,7 +66,7 @@ def federate(
                   "dtype": plan.train.dtype}  # fmt: skip
         observer.start(f"{points[0].spec.method} over {len(facts)} sites", sum(j.rounds for *_, j in jobs), "rounds")
         try:
-            with running([run.directory.path for run in waiting]):
+            with owning([run.directory.path for run in waiting], observer, Stop()):
                 server.train([job for *_, job in jobs], plan.train.eval_every, common)
         finally:
             observer.stop()

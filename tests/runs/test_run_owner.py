@@ -1,0 +1,80 @@
+"""A run that is started several times at once has one training, and its models are never replaced under a reader."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from heard import Heard
+from homes import Once
+from private_starts import home, ingested
+
+from fedcache.config import Home, TrainConfig
+from fedcache.errors import Exit, FedcacheError
+from fedcache.process import Stop
+from fedcache.runs.events import Round
+from fedcache.runs.loop import train
+from fedcache.runs.run import Run
+
+CONFIG = TrainConfig(method="fedavg", rounds=2, seeds="0,1")
+
+
+class Waiting(Heard):
+    """Sets ``begun`` when it is told that another training of the run is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        if "Waiting for it to end" in text:
+            self.begun.set()
+
+
+class Pause:
+    """A hook that holds a training in its first round until ``go`` is set."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.go = threading.Event()
+
+    def __call__(self, _told: Round) -> None:
+        self.reached.set()
+        assert self.go.wait(60)
+
+
+@pytest.fixture(autouse=True)
+def store(once: Once) -> Path:
+    return once(ingested)
+
+
+def test_the_second_training_of_a_run_waits_and_returns_the_result_of_the_first() -> None:
+    pause = Pause()
+    heard = Waiting()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(train, CONFIG, Home(home()), hooks=[pause])
+        assert pause.reached.wait(60)
+        second = pool.submit(train, CONFIG, Home(home()), observer=heard)
+        waited = heard.begun.wait(20)
+        pause.go.set()
+        runs: list[Run] = [first.result(), second.result()]
+    assert waited, "the second trained the same run beside the first"
+    assert [run.reused for run in runs] == [False, True]
+    assert runs[0].result == runs[1].result
+
+
+def test_a_training_that_waits_can_be_stopped() -> None:
+    pause = Pause()
+    stop = Stop()
+    stop.ask()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(train, CONFIG, Home(home()), hooks=[pause])
+        assert pause.reached.wait(60)
+        with pytest.raises(FedcacheError, match="while waiting for another training of the same run") as stopped:
+            train(CONFIG, Home(home()), stop=stop)
+        pause.go.set()
+        assert not first.result().reused
+    assert stopped.value.code is Exit.INTERRUPTED
